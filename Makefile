@@ -1,0 +1,52 @@
+# Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench constraints clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP_INSTALL := -m pip -qq --disable-pip-version-check --no-input install --progress-bar off
+INSTALLED := .venv/.installed
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: $(INSTALLED) ## create .venv with the pinned versions
+
+# The stamp is gone while an install runs, so one that was cut short is started afresh by the next make.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "setting up .venv (the first time takes a few minutes)"
+	@clear=--clear; if [ -e $@ ]; then clear=; fi; rm -f $@; $(PYTHON) -m venv $$clear .venv
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train a small model on real text and watch its geometry
+	$(BIN)/embedgeo demo
+
+# One torch thread a worker: two workers fill two cores.
+test: $(INSTALLED) ## run the tests and the doctests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(INSTALLED) ## check style, format, types and layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(INSTALLED) ## time what the design promises
+	$(BIN)/python benchmarks/bench.py
+
+# Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
+constraints: ## pin again what a fresh install under constraints.txt gives
+	@$(PYTHON) -m venv --clear .venv-constraints
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
+		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
+	@mv constraints.new constraints.txt
+	@rm -rf .venv-constraints
+
+clean: ## remove .venv, caches and what runs have written
+	rm -rf .venv .venv-constraints .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist runs lightning_logs
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
