@@ -1,0 +1,52 @@
+"""The mathematics: pure functions of tensors, without state, torchmetrics or Lightning."""
+
+from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
+from embedgeo.functional.moments import Moments, VarianceMoments, merge, moment_values, pool, row_moments
+from embedgeo.functional.neighbors import two_nearest_distances
+from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
+from embedgeo.functional.spectrum import (
+    Scatter,
+    anisotropy,
+    anisotropy_null,
+    pool_scatter,
+    row_scatter,
+    spectrum_values,
+    top_eigenvalue,
+)
+from embedgeo.functional.tokens import (
+    TokenTable,
+    token_table,
+    type_regressions,
+    type_values,
+    unbiased_split,
+    variance_split,
+)
+
+__all__ = [
+    "Moments",
+    "Sample",
+    "Scatter",
+    "TokenTable",
+    "VarianceMoments",
+    "anisotropy",
+    "anisotropy_null",
+    "estimated_dimension",
+    "extend_sample",
+    "merge",
+    "merge_duplicates",
+    "merge_samples",
+    "moment_values",
+    "pool",
+    "pool_scatter",
+    "row_moments",
+    "row_scatter",
+    "spectrum_values",
+    "token_table",
+    "top_eigenvalue",
+    "two_nearest_distances",
+    "twonn_dimension",
+    "type_regressions",
+    "type_values",
+    "unbiased_split",
+    "variance_split",
+]

@@ -1,0 +1,76 @@
+"""Intrinsic dimension by TwoNN: exact neighbours, merged duplicates, scikit-dimension's fit.
+
+Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) for its use on embeddings.
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from skdim.id import TwoNN
+from torch import Tensor
+
+from embedgeo.functional.neighbors import two_nearest_distances
+
+
+class GlobalEstimator(Protocol):
+    """A scikit-dimension global estimator, such as ``skdim.id.lPCA()``."""
+
+    dimension_: float
+
+    def fit(self, X: np.ndarray) -> object:
+        """Estimate the dimension of the rows of ``X``."""
+
+
+class DimensionEstimate(NamedTuple):
+    """Intrinsic dimension of some points, and on how many distinct ones it rests."""
+
+    dimension: float
+    num_points: int
+
+
+def merge_duplicates(x: Tensor) -> Tensor:
+    """The distinct rows of ``x``, shape (n, d), each once.
+
+    >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
+    torch.Size([2, 2])
+    """
+    return x.unique(dim=0)
+
+
+def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEstimate:
+    """TwoNN intrinsic dimension of the distinct rows of ``x``.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+        discard_fraction: share of the largest distance ratios that the fit leaves out, in (0, 1).
+
+    Returns:
+        The estimate; NaN where fewer than three distinct rows, or a fit over fewer than two ratios, are left, or
+        where every row is as far from its second neighbour as from its first.
+    """
+    points = merge_duplicates(x)
+    if len(points) < 3 or int(len(points) * (1 - discard_fraction)) < 2:
+        return DimensionEstimate(math.nan, len(points))
+    distances = two_nearest_distances(points).cpu().numpy()
+    if (distances[:, 1] == distances[:, 0]).all():
+        return DimensionEstimate(math.nan, len(points))
+    fit = TwoNN(dist=True, discard_fraction=discard_fraction).fit(distances)
+    return DimensionEstimate(float(fit.dimension_), len(points))
+
+
+def estimated_dimension(x: Tensor, estimator: GlobalEstimator) -> DimensionEstimate:
+    """Intrinsic dimension of the distinct rows of ``x`` by any scikit-dimension global estimator.
+
+    Returns:
+        The estimate; NaN where fewer than three distinct rows are left or the estimator refuses them.
+    """
+    points = merge_duplicates(x)
+    if len(points) < 3:
+        return DimensionEstimate(math.nan, len(points))
+    try:
+        estimator.fit(points.double().cpu().numpy())
+    except ValueError:
+        return DimensionEstimate(math.nan, len(points))
+    return DimensionEstimate(float(estimator.dimension_), len(points))

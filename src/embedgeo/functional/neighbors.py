@@ -1,0 +1,131 @@
+"""Distances to the two nearest neighbours: fast candidates, proved to be the right ones, measured exactly."""
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+
+_CANDIDATES = 6
+_BLOCK_ELEMENTS = 1 << 21
+_NO_PRODUCT = "donot_use_mm_for_euclid_dist"
+
+
+def two_nearest_distances(x: Tensor) -> Tensor:
+    """Euclidean distances of every row to its nearest and second nearest other row.
+
+    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16 and are measured from the difference of
+    the rows in float64. A row whose second distance lies below every other candidate by more than the rounding of
+    those products can have shifted is done; the others are taken again with products in float32, then in float64,
+    and at last by differences alone. Exact duplicates have distance 0.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+
+    Returns:
+        Shape (n, 2), float64, ascending, to 1e-6 relative of a float64 brute force; NaN where there is no
+        such neighbour. Memory beyond ``x`` and one copy of it is bounded at any n.
+
+    >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
+    tensor([[1., 3.],
+            [1., 2.],
+            [2., 3.]], dtype=torch.float64)
+    """
+    n = x.shape[0]
+    wide = accumulator_dtype(x.device)
+    nearest = torch.full((n, 2), torch.nan, dtype=wide, device=x.device)
+    if n < 3:
+        if n == 2:
+            nearest[:, 0] = torch.linalg.vector_norm(x[0].to(wide) - x[1].to(wide))
+        return nearest
+    center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
+    pending = torch.arange(n, device=x.device)
+    for dtype, rounded in ((torch.float32, True), (torch.float32, False), (wide, False)):
+        if len(pending):
+            pending = _screen(x, center, pending, nearest, dtype, rounded=rounded)
+    for block in _blocks(pending, n):
+        nearest[block] = _compare_with_all(x, block)
+    return nearest
+
+
+def _screen(
+    x: Tensor, center: Tensor, pending: Tensor, nearest: Tensor, dtype: torch.dtype, *, rounded: bool
+) -> Tensor:
+    """Fill in ``nearest`` for the pending rows whose candidates are proved right; return the other pending rows.
+
+    The proof needs no bound over all rows: a row j nearer to row i than i's second candidate has a norm of at most
+    ``reach`` = ‖i‖ + that distance, so everything that can have gone wrong between i and j is bounded by the
+    scale of i, and one row of huge norm spoils nothing.
+    """
+    n, dim = x.shape
+    wide = nearest.dtype
+    y = torch.empty(n, dim, dtype=dtype, device=x.device)
+    norm, lost = nearest.new_empty(n), nearest.new_zeros(n)
+    for chunk in row_chunks(x):
+        rows = (x[chunk].to(center.dtype) - center).to(dtype)
+        y[chunk] = rows.bfloat16() if rounded else rows
+        norm[chunk] = torch.linalg.vector_norm(y[chunk].to(wide), dim=1)
+        if rounded:
+            lost[chunk] = torch.linalg.vector_norm(rows - y[chunk], dim=1).to(wide)
+    norm2 = norm.square().to(dtype)
+    rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(dtype).eps
+    eps, tiny, huge = torch.finfo(dtype).eps, torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    products = torch.empty(min(len(pending), _block_rows(n)), n, dtype=dtype, device=x.device)
+    left = []
+    for block in _blocks(pending, n):
+        with matmul_precision(x.device, reduced=rounded):
+            squared = torch.mm(y.index_select(0, block).mul_(-2), y.T, out=products[: len(block)]).add_(norm2)
+        squared[torch.arange(len(block), device=x.device), block] = torch.inf
+        candidates = squared.topk(min(_CANDIDATES, n - 1), largest=False)
+        nearest[block] = _compare_with(x, block, candidates.indices, dtype)
+        second, own = nearest[block, 1], norm[block]
+        reach = (own + second) * (1 + 2 * rounding)
+        moved = lost[block] + rounding * reach + 4 * eps * own
+        slack = eps * (2 * (dim + 4) * own * reach + 4 * reach.square()) + 8 * dim * tiny
+        beyond = candidates.values[:, -1].to(wide) + own.square()
+        proved = (second + moved).square() + slack <= beyond
+        proved &= beyond < huge / 4  # nothing overflowed, and below, for float32: nothing underflowed
+        if dtype != wide:
+            proved &= second.square() > dim * tiny / eps
+        if candidates.indices.shape[1] < n - 1:
+            left.append(block[~proved])
+    return torch.cat(left) if left else pending[:0]
+
+
+def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
+    """The two smallest distances of the rows ``block``, shape (b,), to the rows ``others``, shape (b, k).
+
+    Differences in ``dtype`` (or that of ``x``, if wider) say which two; float64 says how far.
+    """
+    narrow = torch.promote_types(x.dtype, dtype)
+    nearest = []
+    for rows, columns in zip(block.split(32), others.split(32), strict=True):
+        two = _distances(x, rows, columns, narrow).topk(2, largest=False).indices
+        nearest.append(_distances(x, rows, columns.gather(1, two), accumulator_dtype(x.device)))
+    return torch.cat(nearest).sort(dim=1).values
+
+
+def _distances(x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    a = x.index_select(0, rows).to(dtype).unsqueeze(1)
+    b = x.index_select(0, columns.reshape(-1)).to(dtype).view(*columns.shape, -1)
+    return torch.linalg.vector_norm(b - a, dim=2)
+
+
+def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
+    """The two smallest distances of the rows ``block``, shape (b,), to every other row."""
+    wide = accumulator_dtype(x.device)
+    a = x.index_select(0, block).to(wide)
+    distances = torch.cat(
+        [torch.cdist(a, x[chunk].to(wide), compute_mode=_NO_PRODUCT) for chunk in row_chunks(x)], dim=1
+    )
+    distances[torch.arange(len(block), device=x.device), block] = torch.inf
+    return distances.topk(2, largest=False).values
+
+
+def _blocks(rows: Tensor, n: int) -> tuple[Tensor, ...]:
+    return rows.split(_block_rows(n)) if len(rows) else ()
+
+
+def _block_rows(n: int) -> int:
+    """How many rows' distances to all n rows fit into a block."""
+    return max(1, _BLOCK_ELEMENTS // n)

@@ -1,0 +1,178 @@
+"""Token tables (one mean and variance per token type) and the split of the variance within and between them.
+
+Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253): Algorithm 1, and V = V_W + V_B. Its plug-in V_W is biased
+low where tokens occur only a few times; the unbiased estimates are those of one-way analysis of variance.
+"""
+
+import math
+from typing import Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch.nn.functional import embedding_bag
+
+from embedgeo.functional.moments import (
+    AnyMoments,
+    Moments,
+    VarianceMoments,
+    grouped_row_moments,
+    merge,
+    pool_groups,
+    ratio,
+    row_chunks,
+)
+from embedgeo.functional.precision import accumulator_dtype
+
+
+class TokenTable(NamedTuple, Generic[AnyMoments]):
+    """Moments of the embeddings of each token type.
+
+    Attributes:
+        token_ids: the token types, ascending, shape (T,), int64.
+        moments: those of each, shape (T, ...).
+    """
+
+    token_ids: Tensor
+    moments: AnyMoments
+
+    def merge(self, other: "TokenTable[AnyMoments]") -> "TokenTable[AnyMoments]":
+        """The table of the rows of both; only the types that ``other`` has are worked on."""
+        types = torch.cat((self.token_ids, other.token_ids)).unique()
+        whole = self.spread(types).moments
+        place = torch.searchsorted(types, other.token_ids)
+        merged = merge(whole._make(state.index_select(0, place) for state in whole), other.moments)
+        pairs = zip(whole, merged, strict=True)
+        return TokenTable(types, whole._make(state.index_copy_(0, place, new) for state, new in pairs))
+
+    def spread(self, types: Tensor) -> "TokenTable[AnyMoments]":
+        """The same rows in a new table that has a place for all ``types``, ascending, a superset of its own."""
+        place = torch.searchsorted(types, self.token_ids)
+        whole = (state.new_zeros(len(types), *state.shape[1:]) for state in self.moments)
+        pairs = zip(whole, self.moments, strict=True)
+        return TokenTable(types, self.moments._make(new.index_copy_(0, place, state) for new, state in pairs))
+
+    def select(self, keep: Tensor) -> "TokenTable[AnyMoments]":
+        """The token types for which ``keep``, shape (T,), is true."""
+        return TokenTable(self.token_ids[keep], self.moments._make(state[keep] for state in self.moments))
+
+
+def detailed_token_table(x: Tensor, token_ids: Tensor) -> TokenTable[Moments]:
+    """All `Moments` per token type: see `token_table`, which is faster, for the arguments."""
+    types, group = token_ids.unique(return_inverse=True)
+    return TokenTable(types, grouped_row_moments(x, group, len(types)))
+
+
+def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
+    """Moments per token type of the rows of ``x``: the paper's Algorithm 1, batched.
+
+    Rows are taken in the order of their token ids, so that each part worked on stays in the processor's cache and
+    splits no token type but its first and last. Each type is centred twice, on its first row and then on the mean
+    of what is left: float32 rows need no float64 copy, and identical rows give a variance of exactly 0.
+
+    Args:
+        x: shape (n, d), any floating dtype.
+        token_ids: shape (n,), int64.
+
+    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]))
+    >>> table.token_ids.tolist(), table.moments.mean.flatten().tolist(), table.moments.m2.tolist()
+    ([2, 5], [7.0, 2.0], [0.0, 2.0])
+    """
+    order = token_ids.argsort()
+    types, group = token_ids[order].unique_consecutive(return_inverse=True)
+    dtype = accumulator_dtype(x.device)
+    moments = VarianceMoments.zeros(x.shape[1], (len(types),), dtype=dtype, device=x.device)
+    for chunk in row_chunks(x):
+        first = int(group[chunk][0])
+        part = _moments_of_runs(x.index_select(0, order[chunk]), group[chunk] - first)
+        head = merge(*(VarianceMoments._make(state[i] for state in m) for m, i in ((moments, first), (part, 0))))
+        for state, new, merged in zip(moments, part, head, strict=True):
+            state[first : first + len(new)] = new
+            state[first] = merged
+    return TokenTable(types, moments)
+
+
+def _moments_of_runs(rows: Tensor, index: Tensor) -> VarianceMoments:
+    """Moments of each run of equal values in ``index`` (0, 0, 1, 2, 2, ...); ``rows`` is overwritten."""
+    wide = accumulator_dtype(rows.device)
+    if rows.dtype.itemsize < 4:
+        rows = rows.float()
+    count = torch.bincount(index)
+    first = count.cumsum(0) - count
+    place = torch.arange(len(rows), device=rows.device)
+    origin = rows.index_select(0, first)
+    rows.sub_(origin.index_select(0, index))
+    offset = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
+    rows.sub_(offset.index_select(0, index))
+    m2 = torch.zeros(len(count), dtype=wide, device=rows.device)
+    m2.index_add_(0, index, torch.linalg.vector_norm(rows, dim=1).to(wide).square_())
+    return VarianceMoments(count.to(wide), origin.to(wide).add_(offset), m2)
+
+
+def variance_split(types: VarianceMoments) -> dict[str, Tensor]:
+    """Split the variance of all rows into within and between token types, given the moments of each.
+
+    Returns:
+        ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen: the paper's, equations 9-11.
+    """
+    means = pool_groups(types._replace(m2=torch.zeros_like(types.m2)))
+    within, between = ratio(types.m2.sum(), means.n), ratio(means.m2, means.n)
+    return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
+
+
+def unbiased_split(n: Tensor, variance: Tensor, m2_within: Tensor, freedom: Tensor) -> dict[str, Tensor]:
+    """Estimate the split of the variance without the bias of few occurrences (one-way analysis of variance).
+
+    Args:
+        n: number of rows, scalar.
+        variance: V of the rows, scalar.
+        m2_within: squared deviations from the means of the token types, summed, scalar.
+        freedom: their degrees of freedom, rows minus token types, scalar; 0 gives NaN.
+
+    >>> split = unbiased_split(*torch.tensor([4.0, 2.0, 2.0, 2.0]))
+    >>> {key: value.item() for key, value in split.items()}
+    {'V_W_unbiased': 1.0, 'V_B_unbiased': 1.25, 'V_W_over_V_unbiased': 0.4444444477558136}
+    """
+    within = ratio(m2_within, freedom)
+    between = variance - within * ratio(n - 1, n)
+    return {
+        "V_W_unbiased": within,
+        "V_B_unbiased": between,
+        "V_W_over_V_unbiased": ratio(within, within + between),
+    }
+
+
+def type_values(types: VarianceMoments) -> dict[str, Tensor]:
+    """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), given the moments of each."""
+    norm2, variance = types.mean.square().sum(1), ratio(types.m2, types.n)
+    return {"n": types.n, "Q": norm2 + variance, "M": norm2, "V": variance}
+
+
+def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """How Q, M and V of the token types hang together and depend on frequency (the paper's figures 3 and 5).
+
+    Args:
+        values: what `type_values` gives.
+
+    Returns:
+        ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``M_freq_slope``
+        and ``V_freq_slope`` of log10(1 + value) on log10(n). NaN where fewer than two distinct abscissae are left.
+    """
+    slope, r2 = _least_squares(values["M"], values["V"])
+    log_n = values["n"].log10()
+    slopes = {f"{key}_freq_slope": _least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
+    return {"V_on_M_slope": slope, "V_on_M_r2": r2, **slopes}
+
+
+def coefficient_of_variation(x: Tensor) -> Tensor:
+    """Standard deviation over mean of the values of ``x``; NaN where there are none."""
+    return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
+
+
+def _least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and R² of the line through (x, y)."""
+    if x.numel() == 0:
+        return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
+    dx, dy = x - x.mean(), y - y.mean()
+    xx, xy, yy = dx @ dx, dx @ dy, dy @ dy
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)

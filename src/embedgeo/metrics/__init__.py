@@ -1,0 +1,27 @@
+"""Metrics over rows of embeddings: `torchmetrics.Metric` subclasses that keep mergeable states."""
+
+from torchmetrics import Metric
+
+from embedgeo.metrics.anisotropy import Anisotropy
+from embedgeo.metrics.dimension import IntrinsicDimension
+from embedgeo.metrics.moments import EmbeddingMoments
+from embedgeo.metrics.tokens import TokenMoments
+
+__all__ = [
+    "Anisotropy",
+    "EmbeddingMoments",
+    "IntrinsicDimension",
+    "TokenMoments",
+    "default_metrics",
+    "streaming_metrics",
+]
+
+
+def default_metrics(dim: int) -> list[Metric]:
+    """What the monitor measures at each layer unless told otherwise."""
+    return [TokenMoments(dim), Anisotropy(dim), IntrinsicDimension(dim)]
+
+
+def streaming_metrics(dim: int) -> list[Metric]:
+    """The same without a table of token types, so that memory does not grow with the vocabulary."""
+    return [EmbeddingMoments(dim), Anisotropy(dim), IntrinsicDimension(dim)]

@@ -1,0 +1,121 @@
+"""What the metrics share: how rows come in, how states are kept, cast, merged and synchronised."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.metrics.ranks import Ranks
+
+Part = TypeVar("Part", bound=NamedTuple)
+
+
+class GeometryMetric(Metric):
+    """Base of the metrics over rows of embeddings.
+
+    A subclass declares its states with `add_states`, extends them by the rows of a batch in `observe`, and says in
+    `merge` and `pool_ranks` how two sets of them, and those of all ranks, become one. States keep their dtype
+    through every cast and follow the embeddings to their device.
+
+    torchmetrics synchronises by gathering every rank's whole state; this overrides its ``_sync_dist`` and
+    ``_reduce_states`` (private, hence the upper bound on its version) to all-reduce instead.
+
+    Args:
+        dim: d, the last dimension of the embeddings.
+        kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off unless asked for: a value cached on one
+            rank and not on another makes ``compute`` hang.
+
+    Raises:
+        ValueError: ``dim`` is not a positive integer.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = None
+
+    num_nonfinite: Tensor
+
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be a positive integer, the width of the embeddings; got {dim!r}.")
+        super().__init__(**{"compute_with_cache": False, **kwargs})
+        self.dim = dim
+        self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+        """Count the rows of a batch.
+
+        Args:
+            embeddings: shape (..., d), any floating dtype and device.
+            token_ids: shape (...), integer.
+            mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
+                and counted in ``n_nonfinite``.
+
+        Raises:
+            TypeError: embeddings are not floating point, or token ids not integers.
+            ValueError: a shape that does not match, or a mask with other values than 0 and 1.
+        """
+        rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
+        if rows.embeddings.device != self.device:
+            self.to(rows.embeddings.device)
+        self.observe(rows)
+        self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
+
+    def observe(self, rows: Rows) -> None:
+        """Extend the states by rows that are finite and count."""
+        raise NotImplementedError
+
+    def merge(self, before: Mapping[str, Tensor]) -> None:
+        """Merge into the states held those of the rows seen before, by name."""
+        raise NotImplementedError
+
+    def pool_ranks(self, ranks: Ranks) -> None:
+        """Replace the states by those of the rows of all ranks."""
+        raise NotImplementedError
+
+    def declare(self, part: NamedTuple, prefix: str = "") -> None:
+        """Add a state for each field of ``part``, which holds their values for no rows."""
+        for field, value in part._asdict().items():
+            self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
+
+    def load(self, kind: type[Part], prefix: str = "", states: Mapping[str, Tensor] | None = None) -> Part:
+        """The states that were declared as a ``kind``; taken from ``states`` instead of here, if given."""
+        held = self.__dict__ if states is None else states
+        return kind._make(held[prefix + field] for field in kind._fields)
+
+    def store(self, part: NamedTuple, prefix: str = "") -> None:
+        """Replace the states that were declared as such a part."""
+        for field, value in part._asdict().items():
+            setattr(self, prefix + field, value)
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Merge the state of a metric of the same class and ``dim`` that has seen other rows.
+
+        Raises:
+            ValueError: another class or ``dim``.
+        """
+        if isinstance(incoming_state, GeometryMetric) and incoming_state.dim != self.dim:
+            raise ValueError(f"can only merge a metric with dim={self.dim}; got dim={incoming_state.dim}.")
+        super().merge_state(incoming_state)
+        self._computed = None
+        self._update_count += 1
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        self.merge({name: incoming_state[name].to(self.device) for name in self._defaults})
+        self.num_nonfinite = self.num_nonfinite + incoming_state["num_nonfinite"].to(self.device)
+
+    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        ranks = Ranks(process_group or self.process_group)
+        self.pool_ranks(ranks)
+        self.num_nonfinite = ranks.total(self.num_nonfinite)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
+        def move(tensor: Tensor) -> Tensor:
+            device = fn(torch.empty(0, device=tensor.device)).device
+            return tensor.to(device, accumulator_dtype(device) if tensor.dtype == torch.float64 else tensor.dtype)
+
+        return super()._apply(move, exclude_state)

@@ -1,0 +1,51 @@
+"""Reductions over the ranks of a process group."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """All-reduce and gather over a process group; arguments are left as they are.
+
+    Args:
+        group: the process group; None for the world.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def total_of(self, terms: Sequence[Tensor]) -> Tensor:
+        """Sum over the terms held here and over ranks."""
+        return self.total(sum(terms[1:], terms[0]))
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """Maximum over ranks."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def concatenate(self, tensor: Tensor) -> Tensor:
+        """All ranks' one-dimensional tensors, of whatever lengths, one after the other."""
+        lengths = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(lengths, lengths[0].new_tensor([len(tensor)]), group=self.group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.cat((tensor, tensor.new_zeros(longest - len(tensor))))
+        gathered = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(gathered, padded, group=self.group)
+        return torch.cat([part[: int(length)] for part, length in zip(gathered, lengths, strict=True)])
+
+    def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(reduced, op=op, group=self.group)
+        return reduced
+
+
+def current_rank() -> int:
+    """Rank of this process in the world; 0 outside of distributed runs."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
