@@ -7,7 +7,6 @@ import math
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from skdim.id import TwoNN
 from torch import Tensor
 

@@ -141,7 +141,12 @@ def pool_groups(moments: AnyMoments) -> AnyMoments:
 
 def merge(a: AnyMoments, b: AnyMoments) -> AnyMoments:
     """The moments of both sets of rows, group by group."""
-    return pool_groups(a._make(torch.stack(pair) for pair in zip(a, b, strict=True)))
+    return pool_groups(per_state(lambda *pair: torch.stack(pair), a, b))
+
+
+def per_state(function: Callable[..., Tensor], first: AnyMoments, *others: AnyMoments) -> AnyMoments:
+    """The moments whose every tensor is ``function`` of the corresponding ones."""
+    return type(first)(*map(function, first, *others))
 
 
 def row_moments(x: Tensor) -> Moments:
@@ -240,9 +245,7 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
         "V": variance,
         "M_over_V": ratio(mean_norm2, variance),
         "M_over_Q": ratio(mean_norm2, mean_norm2 + variance),
-        "mean_cosine": ratio(
-            moments.direction_sum.square().sum() - directions, directions * (directions - 1)
-        ),
+        "mean_cosine": ratio(moments.direction_sum.square().sum() - directions, directions * (directions - 1)),
         "norm_mean": norm_mean,
         "norm_cv": ratio(ratio(moments.norm_m2, n).sqrt(), norm_mean),
         "norm_max": moments.norm_max * some,

@@ -23,7 +23,7 @@ def matmul_precision(device: torch.device, *, reduced: bool = False) -> Iterator
         reduced: allow bfloat16 (CPU) or TF32 (CUDA) multiplication. Operands that are representable in
             bfloat16 are still multiplied exactly; only the order of the float32 sums differs.
     """
-    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     wanted = ("bf16", "tf32") if reduced else ("ieee", "ieee")
     try:

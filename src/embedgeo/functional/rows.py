@@ -22,9 +22,7 @@ class Rows(NamedTuple):
     num_nonfinite: int
 
 
-def select_rows(
-    embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None, *, dim: int
-) -> Rows:
+def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None, *, dim: int) -> Rows:
     """Flatten a batch to rows, and leave out masked rows and rows with a NaN or Inf.
 
     Args:

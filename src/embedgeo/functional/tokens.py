@@ -5,11 +5,12 @@ low where tokens occur only a few times; the unbiased estimates are those of one
 """
 
 import math
-from typing import Generic, NamedTuple
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Generic
 
 import torch
 from torch import Tensor
-
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.moments import (
@@ -18,6 +19,7 @@ from embedgeo.functional.moments import (
     VarianceMoments,
     grouped_row_moments,
     merge,
+    per_state,
     pool_groups,
     ratio,
     row_chunks,
@@ -25,7 +27,8 @@ from embedgeo.functional.moments import (
 from embedgeo.functional.precision import accumulator_dtype
 
 
-class TokenTable(NamedTuple, Generic[AnyMoments]):
+@dataclass(frozen=True)
+class TokenTable(Generic[AnyMoments]):
     """Moments of the embeddings of each token type.
 
     Attributes:
@@ -39,22 +42,23 @@ class TokenTable(NamedTuple, Generic[AnyMoments]):
     def merge(self, other: "TokenTable[AnyMoments]") -> "TokenTable[AnyMoments]":
         """The table of the rows of both; only the types that ``other`` has are worked on."""
         types = torch.cat((self.token_ids, other.token_ids)).unique()
-        whole = self.spread(types).moments
         place = torch.searchsorted(types, other.token_ids)
-        merged = merge(whole._make(state.index_select(0, place) for state in whole), other.moments)
-        pairs = zip(whole, merged, strict=True)
-        return TokenTable(types, whole._make(state.index_copy_(0, place, new) for state, new in pairs))
+        whole = self.spread(types).moments
+        merged = merge(per_state(lambda state: state.index_select(0, place), whole), other.moments)
+        return TokenTable(types, per_state(lambda state, new: state.index_copy_(0, place, new), whole, merged))
 
     def spread(self, types: Tensor) -> "TokenTable[AnyMoments]":
         """The same rows in a new table that has a place for all ``types``, ascending, a superset of its own."""
         place = torch.searchsorted(types, self.token_ids)
-        whole = (state.new_zeros(len(types), *state.shape[1:]) for state in self.moments)
-        pairs = zip(whole, self.moments, strict=True)
-        return TokenTable(types, self.moments._make(new.index_copy_(0, place, state) for new, state in pairs))
+
+        def spread(state: Tensor) -> Tensor:
+            return state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
+
+        return TokenTable(types, per_state(spread, self.moments))
 
     def select(self, keep: Tensor) -> "TokenTable[AnyMoments]":
         """The token types for which ``keep``, shape (T,), is true."""
-        return TokenTable(self.token_ids[keep], self.moments._make(state[keep] for state in self.moments))
+        return TokenTable(self.token_ids[keep], per_state(lambda state: state[keep], self.moments))
 
 
 def detailed_token_table(x: Tensor, token_ids: Tensor) -> TokenTable[Moments]:
@@ -85,7 +89,7 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     for chunk in row_chunks(x):
         first = int(group[chunk][0])
         part = _moments_of_runs(x.index_select(0, order[chunk]), group[chunk] - first)
-        head = merge(*(VarianceMoments._make(state[i] for state in m) for m, i in ((moments, first), (part, 0))))
+        head = merge(per_state(itemgetter(first), moments), per_state(itemgetter(0), part))
         for state, new, merged in zip(moments, part, head, strict=True):
             state[first : first + len(new)] = new
             state[first] = merged

@@ -102,5 +102,5 @@ class Anisotropy(GeometryMetric):
 
     def _merge_batches(self, batches: Spread) -> None:
         held = self.load(Spread, _BATCH)
-        pairs = (torch.stack(pair) for pair in zip(held, batches, strict=True))
-        self.store(Spread(*pool(*pairs, lambda t: t.sum(0))), _BATCH)
+        n, mean, m2 = (torch.stack(pair) for pair in zip(held, batches, strict=True))
+        self.store(Spread(*pool(n, mean, m2, lambda t: t.sum(0))), _BATCH)

@@ -32,7 +32,9 @@ class Ranks:
 
     def concatenate(self, tensor: Tensor) -> Tensor:
         """All ranks' one-dimensional tensors, of whatever lengths, one after the other."""
-        lengths = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(dist.get_world_size(self.group))]
+        lengths = [
+            torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(dist.get_world_size(self.group))
+        ]
         dist.all_gather(lengths, lengths[0].new_tensor([len(tensor)]), group=self.group)
         longest = max(int(length) for length in lengths)
         padded = torch.cat((tensor, tensor.new_zeros(longest - len(tensor))))
