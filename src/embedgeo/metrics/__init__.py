@@ -17,11 +17,11 @@ __all__ = [
 ]
 
 
-def default_metrics(dim: int) -> list[Metric]:
-    """What the monitor measures at each layer unless told otherwise."""
-    return [TokenMoments(dim), Anisotropy(dim), IntrinsicDimension(dim)]
+def default_metrics(dim: int, seed: int = 0) -> list[Metric]:
+    """What the monitor measures at each layer unless told otherwise; ``seed`` is that of the sampled rows."""
+    return [TokenMoments(dim), Anisotropy(dim), IntrinsicDimension(dim, seed=seed)]
 
 
-def streaming_metrics(dim: int) -> list[Metric]:
+def streaming_metrics(dim: int, seed: int = 0) -> list[Metric]:
     """The same without a table of token types, so that memory does not grow with the vocabulary."""
-    return [EmbeddingMoments(dim), Anisotropy(dim), IntrinsicDimension(dim)]
+    return [EmbeddingMoments(dim), Anisotropy(dim), IntrinsicDimension(dim, seed=seed)]

@@ -59,7 +59,7 @@ class Anisotropy(GeometryMetric):
         self.spectrum = spectrum
         self.batch_size = batch_size
         zero = torch.zeros((), dtype=torch.float64)
-        self.declare(Scatter(zero, zero.new_zeros(dim), zero.new_zeros(dim, dim)))
+        self.declare(Scatter(zero, zero.new_zeros(dim), zero.new_zeros(1, 1)))  # broadcast to (dim, dim) when rows come
         if batch_size is not None:
             self.declare(Spread(zero, zero, zero), _BATCH)
             self.add_state("batch_pending", torch.zeros(0, dim), dist_reduce_fx=None)
@@ -82,7 +82,8 @@ class Anisotropy(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""
-        values = spectrum_values(self.load(Scatter), full=self.spectrum)
+        n, mean, scatter = self.load(Scatter)
+        values = spectrum_values(Scatter(n, mean, scatter.expand(self.dim, self.dim)), full=self.spectrum)
         if self.batch_size is not None:
             batches = self.load(Spread, _BATCH)
             values["anisotropy_batch_mean"] = torch.where(batches.n > 0, batches.mean, torch.nan)

@@ -1,0 +1,191 @@
+"""Metrics at the layers of a model: the engine that the monitor, the sweep and notebooks share."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from embedgeo.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.metrics import default_metrics
+from embedgeo.probe import Probe
+
+MetricFactory = Callable[[int], list[Metric]]
+"""Makes the metrics of one layer, given its width."""
+
+
+class Geometry:
+    """One set of metrics for each layer of a model, updated by the forward passes that run while attached.
+
+    Args:
+        model: any module.
+        layers: see `embedgeo.layers.resolve_layers`.
+        metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
+        skip_first_positions: leave out this many real positions at the start of every sequence.
+        ignore_token_ids: leave out these token ids.
+        on_error: takes what goes wrong in a hook, with the layer's name; None raises it in the forward pass.
+
+    Raises:
+        TypeError: an argument of the wrong type, or metrics that are none.
+        ValueError: layers that are not found, two metrics with the same key, or a negative number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: LayerSpec = "blocks",
+        metrics: MetricFactory | None = None,
+        skip_first_positions: int = 0,
+        ignore_token_ids: Sequence[int] = (),
+        *,
+        on_error: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self.layers = resolve_layers(model, layers)
+        self.probe = Probe(
+            model,
+            self.layers,
+            self._update,
+            on_error=on_error,
+            skip_first_positions=skip_first_positions,
+            ignore_token_ids=ignore_token_ids,
+        )
+        self._make_metrics = default_metrics if metrics is None else metrics
+        self._require_distinct_keys()
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._metrics: dict[str, list[Metric]] = {}
+        self._widths: dict[str, int] = {}
+
+    def compute(self) -> dict[str, dict[str, float]]:
+        """The values at each layer, over the rows of all ranks; every rank must call this.
+
+        A layer that no forward pass has reached, on any rank, is left out.
+        """
+        self._match_ranks()
+        values: dict[tuple[str, str], Tensor] = {}
+        failures: list[Exception] = []
+        for layer in self.layers:
+            for metric in self._metrics.get(layer.name, []):
+                metric.sync()  # the collectives; whatever fails after them leaves the other ranks in step
+                try:
+                    values.update({(layer.name, key): value for key, value in metric.compute().items()})
+                except Exception as error:
+                    failures.append(_at_layer(layer.name, error))
+                finally:
+                    if metric._is_synced:
+                        metric.unsync()
+        if failures:
+            raise failures[0]
+        numbers = torch.stack([v.to(self._device, torch.float64) for v in values.values()]).tolist() if values else []
+        table: dict[str, dict[str, float]] = {}
+        for (layer_name, key), number in zip(values, numbers, strict=True):
+            table.setdefault(layer_name, {})[key] = number
+        return table
+
+    def to_frame(self) -> pd.DataFrame:
+        """The values as a table with the columns layer, layer_index, metric and value."""
+        index = {layer.name: i for i, layer in enumerate(self.layers)}
+        rows = [(name, index[name], key, v) for name, values in self.compute().items() for key, v in values.items()]
+        return pd.DataFrame(rows, columns=["layer", "layer_index", "metric", "value"])
+
+    def reset(self) -> None:
+        """Forget the rows seen so far, and free the memory they took."""
+        self._metrics.clear()
+        self._widths.clear()
+        self.probe.num_fired = dict.fromkeys(self.probe.num_fired, 0)
+
+    def silent_layers(self) -> list[str]:
+        """Names of the layers that no forward pass has reached in this process."""
+        return [name for name, count in self.probe.num_fired.items() if not count]
+
+    def _update(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
+        metrics = self._metrics.get(layer.name)
+        if metrics is None:
+            metrics = self._add_metrics(layer.name, hidden.shape[-1])
+        if mask is not None:
+            mask = mask.to(hidden.device)
+            token_ids = None if token_ids is None else token_ids.to(hidden.device)[mask]
+            hidden = hidden[mask]
+        for metric in metrics:
+            metric.update(hidden, token_ids=token_ids)
+
+    def _add_metrics(self, layer_name: str, dim: int) -> list[Metric]:
+        metrics = [metric.to(self._device) for metric in self._make_metrics(dim)]
+        for metric in metrics:
+            metric._to_sync = False  # `compute` here does that
+        self._metrics[layer_name], self._widths[layer_name] = metrics, dim
+        return metrics
+
+    def _match_ranks(self) -> None:
+        """Give this rank the metrics of layers that only other ranks have reached, without rows."""
+        widths = [self._widths.get(layer.name, 0) for layer in self.layers]
+        if dist.is_available() and dist.is_initialized():
+            known = torch.tensor(widths, device=self._device)
+            dist.all_reduce(known, op=dist.ReduceOp.MAX)
+            widths = known.tolist()
+        for layer, dim in zip(self.layers, widths, strict=True):
+            if dim and layer.name not in self._metrics:
+                for metric in self._add_metrics(layer.name, dim):
+                    metric.update(torch.zeros(0, dim, device=self._device))
+
+    def _require_distinct_keys(self) -> None:
+        owners: dict[str, str] = {}
+        for metric in self._make_metrics(2):
+            if not isinstance(metric, Metric):
+                raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
+            metric.update(torch.zeros(0, 2), token_ids=torch.zeros(0, dtype=torch.int64))
+            metric._to_sync = False
+            name = type(metric).__name__
+            for key in metric.compute():
+                if key in owners:
+                    raise ValueError(
+                        f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
+                    )
+                owners[key] = name
+
+
+def _at_layer(layer_name: str, error: Exception) -> Exception:
+    error.add_note(f"at layer {layer_name!r}")
+    return error
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    layers: LayerSpec = "blocks",
+    metrics: MetricFactory | None = None,
+    skip_first_positions: int = 0,
+    ignore_token_ids: Sequence[int] = (),
+) -> Iterator[Geometry]:
+    """Measure the geometry of the hidden states of the forward passes that run inside.
+
+    Args:
+        model: any module.
+        layers: ``"blocks"``, patterns of module names, a list of these or a callable on the model: see
+            `embedgeo.layers.resolve_layers`.
+        metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
+        skip_first_positions: leave out this many real positions at the start of every sequence.
+        ignore_token_ids: leave out these token ids.
+
+    Yields:
+        A `Geometry`: ``compute()`` gives ``{layer: {metric: float}}``, ``to_frame()`` a table.
+
+    >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    >>> with observe(model, layers="1") as geometry:
+    ...     _ = model(torch.tensor([[1, 2, 3, 1]]))
+    >>> geometry.compute()["01"]["n"]
+    4.0
+    """
+    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids)
+    with geometry.probe:
+        yield geometry
+    silent = geometry.silent_layers()
+    if silent:
+        warnings.warn(
+            f"No forward pass reached {', '.join(silent)}: nothing was measured there. Run the model inside the "
+            "with statement, by calling the modules rather than their forward().",
+            stacklevel=3,
+        )
