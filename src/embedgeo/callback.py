@@ -189,9 +189,9 @@ class GeometryMonitor(Callback):
 
     def _measure_probe(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         assert self.probe is not None
-        batches = islice(self.probe, trainer.global_rank, None, trainer.world_size)
         with isolate_rng(), self._guarded():
             try:
+                batches = islice(self.probe, trainer.global_rank, None, trainer.world_size)
                 with _eval_mode(pl_module), torch.no_grad(), trainer.precision_plugin.forward_context():
                     for batch in batches:
                         moved = trainer.strategy.batch_to_device(batch)

@@ -32,6 +32,7 @@ class DimensionEstimate(NamedTuple):
 def merge_duplicates(x: Tensor) -> Tensor:
     """The distinct rows of ``x``, shape (n, d), each once.
 
+    >>> import torch
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
@@ -47,13 +48,14 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
 
     Returns:
         The estimate; NaN where fewer than three distinct rows, or a fit over fewer than two ratios, are left, or
-        where every row is as far from its second neighbour as from its first.
+        where all ratios that the fit uses are 1 (rows on a grid).
     """
     points = merge_duplicates(x)
-    if len(points) < 3 or int(len(points) * (1 - discard_fraction)) < 2:
+    num_fitted = int(len(points) * (1 - discard_fraction))
+    if len(points) < 3 or num_fitted < 2:
         return DimensionEstimate(math.nan, len(points))
     distances = two_nearest_distances(points).cpu().numpy()
-    if (distances[:, 1] == distances[:, 0]).all():
+    if (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
         return DimensionEstimate(math.nan, len(points))
     fit = TwoNN(dist=True, discard_fraction=discard_fraction).fit(distances)
     return DimensionEstimate(float(fit.dimension_), len(points))

@@ -124,9 +124,10 @@ class VarianceMoments(NamedTuple):
 
 
 def variance_moments(moments: "Moments | VarianceMoments") -> VarianceMoments:
-    """The part that the variance needs."""
+    """The part that the variance needs, exactly 0 where equal rows left no more than rounding."""
     m2 = moments.m2.sum(-1) if isinstance(moments, Moments) else moments.m2
-    return VarianceMoments(moments.n, moments.mean, m2)
+    norm = torch.linalg.vector_norm(moments.mean, dim=-1)
+    return VarianceMoments(moments.n, moments.mean, without_rounding(m2, moments.n, norm))
 
 
 AnyMoments = TypeVar("AnyMoments", Moments, VarianceMoments)
@@ -214,6 +215,15 @@ def _reciprocal(norm: Tensor) -> Tensor:
     return torch.where(norm > 0, 1 / norm, 0)
 
 
+def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
+    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean can account for them.
+
+    Values that are all equal differ from their mean in the last digit; no more is known of their variance.
+    """
+    rounding = n * (64 * torch.finfo(mean.dtype).eps * mean).square()
+    return torch.where(m2 <= rounding, 0, m2)
+
+
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, NaN where that is undefined (a denominator of zero)."""
     return torch.where(denominator != 0, numerator / denominator, torch.nan)
@@ -232,11 +242,13 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     >>> [values[key].item() for key in ("Q", "M", "V")]
     [5.0, 4.0, 1.0]
     """
-    n, m2 = moments.n, moments.m2.sum()
+    n, m2_by_dim = moments.n, without_rounding(moments.m2, moments.n, moments.mean)
+    m2 = m2_by_dim.sum()
     some = ratio(n, n)  # 1, or NaN where there are no rows
     variance = ratio(m2, n)
     mean_norm2 = moments.mean.square().sum() * some
     norm_mean = moments.norm_mean * some
+    norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
     directions = moments.direction_n
     return {
         "n": n,
@@ -247,7 +259,7 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
         "M_over_Q": ratio(mean_norm2, mean_norm2 + variance),
         "mean_cosine": ratio(moments.direction_sum.square().sum() - directions, directions * (directions - 1)),
         "norm_mean": norm_mean,
-        "norm_cv": ratio(ratio(moments.norm_m2, n).sqrt(), norm_mean),
+        "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
         "norm_max": moments.norm_max * some,
-        "top_dim_share": ratio(moments.m2.max(), m2),
+        "top_dim_share": ratio(m2_by_dim.max(), m2),
     }

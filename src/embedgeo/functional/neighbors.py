@@ -38,6 +38,8 @@ def two_nearest_distances(x: Tensor) -> Tensor:
         if n == 2:
             nearest[:, 0] = torch.linalg.vector_norm(x[0].to(wide) - x[1].to(wide))
         return nearest
+    if n <= _CANDIDATES + 1:
+        return _compare_with_all(x, torch.arange(n, device=x.device))
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     pending = torch.arange(n, device=x.device)
     for dtype, rounded in ((torch.float32, True), (torch.float32, False), (wide, False)):
@@ -76,7 +78,7 @@ def _screen(
         with matmul_precision(x.device, reduced=rounded):
             squared = torch.mm(y.index_select(0, block).mul_(-2), y.T, out=products[: len(block)]).add_(norm2)
         squared[torch.arange(len(block), device=x.device), block] = torch.inf
-        candidates = squared.topk(min(_CANDIDATES, n - 1), largest=False)
+        candidates = squared.topk(_CANDIDATES, largest=False)
         nearest[block] = _compare_with(x, block, candidates.indices, dtype)
         second, own = nearest[block, 1], norm[block]
         reach = (own + second) * (1 + 2 * rounding)
@@ -87,9 +89,8 @@ def _screen(
         proved &= beyond < huge / 4  # nothing overflowed, and below, for float32: nothing underflowed
         if dtype != wide:
             proved &= second.square() > dim * tiny / eps
-        if candidates.indices.shape[1] < n - 1:
-            left.append(block[~proved])
-    return torch.cat(left) if left else pending[:0]
+        left.append(block[~proved])
+    return torch.cat(left)
 
 
 def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:

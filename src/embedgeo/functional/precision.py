@@ -1,14 +1,22 @@
 """Arithmetic that does not depend on autocast or on the process's matmul-precision setting."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """Dtype in which sums are kept on ``device``: float64, or float32 where the device has no float64 (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def in_range(squares: Tensor) -> bool:
+    """Whether the largest of some sums of squares has neither overflowed nor lost digits to underflow."""
+    finfo = torch.finfo(squares.dtype)
+    return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
 
 @contextmanager

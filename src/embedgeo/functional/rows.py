@@ -47,6 +47,8 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
             f"Build the metric with dim= the last dimension of the embeddings."
         )
     rows = embeddings.detach().reshape(-1, dim)
+    if rows.dtype.itemsize == 1:  # float8 has no arithmetic
+        rows = rows.float()
     ids = None
     if token_ids is not None:
         _require_shape("token_ids", token_ids, embeddings)
@@ -64,6 +66,8 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
 
 
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(tensor).__name__}.")
     if tensor.shape != embeddings.shape[:-1]:
         raise ValueError(
             f"{name} must have the shape of embeddings without the last dimension, "
@@ -79,8 +83,6 @@ def _as_bool(mask: Tensor) -> Tensor:
 
 def _finite(rows: Tensor) -> Tensor | None:
     """Which rows are finite, or None where all are: one matrix-vector product in the usual case."""
-    if rows.dtype.itemsize == 1:  # float8 has no matrix-vector product
-        rows = rows.float()
     with matmul_precision(rows.device):
         total = rows @ rows.new_ones(rows.shape[1])
     if bool(torch.isfinite(total).all()):

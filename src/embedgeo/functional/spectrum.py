@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import ratio, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.moments import ratio, row_chunks, without_rounding
+from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
 _TRACY_WIDOM_MEAN = -1.2065335745820
@@ -67,7 +67,8 @@ def row_scatter(x: Tensor) -> Scatter:
     with matmul_precision(x.device):
         for chunk in row_chunks(x, _PRODUCT_ELEMENTS):
             rows = x[chunk].to(narrow) - center
-            scatter += rows.T @ rows
+            product = rows.T @ rows
+            scatter += product if in_range(product.diagonal()) else rows.to(wide).T @ rows.to(wide)
     rounding = mean - center
     return Scatter(n, mean, scatter.addr_(n * rounding, rounding, alpha=-1))
 
@@ -81,12 +82,14 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     the full decomposition is taken instead.
 
     Args:
-        s: shape (d, d), float64 (float32: the tolerance is widened to what that can show).
+        s: shape (d, d), float64 (float32: the tolerance is widened to what that can show); NaN if it is not finite.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
     """
     dim = s.shape[0]
+    if not bool(s.isfinite().all()):
+        return s.new_tensor(torch.nan)
     if dim <= 2 * _LANCZOS_STEPS:
         return torch.linalg.eigvalsh(s)[-1]
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
@@ -124,8 +127,8 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
     The top eigenvalue of a Wishart matrix in the Tracy-Widom approximation (Johnstone 2001, centred as in Ma 2012)
     over its expected trace; the two ratios' expectations agree because ratio and trace are independent.
 
-    >>> anisotropy_null(torch.tensor(4096.0, dtype=torch.float64), 768).item()
-    0.0026...
+    >>> round(anisotropy_null(torch.tensor(4096.0, dtype=torch.float64), 768).item(), 5)
+    0.00266
     """
     freedom = n - 1
     a, b = (freedom - 0.5).clamp(min=0.5).sqrt(), math.sqrt(dim - 0.5)
@@ -148,8 +151,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         ``isoscore``; ``top5_share`` of λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All are NaN where
         the rows do not vary.
     """
-    s = scatter.scatter
-    variance = s.diagonal().clamp(min=0)
+    s = _scatter_matrix(scatter)
+    variance = s.diagonal()
     trace = variance.sum()
     scale = torch.where(variance > 0, variance.rsqrt(), 0)
     values = {
@@ -159,8 +162,16 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     }
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
-    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0)
+    finite = bool(s.isfinite().all())
+    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) if finite else variance * torch.nan
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **_full_spectrum_values(eigenvalues)}
+
+
+def _scatter_matrix(scatter: Scatter) -> Tensor:
+    """The scatter, shape (d, d), exactly 0 in the coordinates that do not vary."""
+    variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
+    varies = (variance != 0).to(variance.dtype)
+    return scatter.scatter * varies[:, None] * varies
 
 
 def _full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
@@ -185,5 +196,5 @@ def anisotropy(x: Tensor) -> Tensor:
     >>> anisotropy(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]])).item()
     0.8
     """
-    scatter = row_scatter(x).scatter
-    return ratio(top_eigenvalue(scatter), scatter.trace())
+    s = _scatter_matrix(row_scatter(x))
+    return ratio(top_eigenvalue(s), s.trace())

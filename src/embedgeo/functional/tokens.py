@@ -23,8 +23,9 @@ from embedgeo.functional.moments import (
     pool_groups,
     ratio,
     row_chunks,
+    without_rounding,
 )
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import accumulator_dtype, in_range
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,11 @@ def _moments_of_runs(rows: Tensor, index: Tensor) -> VarianceMoments:
     rows.sub_(origin.index_select(0, index))
     offset = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
     rows.sub_(offset.index_select(0, index))
+    norm = torch.linalg.vector_norm(rows, dim=1)
+    if not in_range(norm.square()):
+        norm = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
     m2 = torch.zeros(len(count), dtype=wide, device=rows.device)
-    m2.index_add_(0, index, torch.linalg.vector_norm(rows, dim=1).to(wide).square_())
+    m2.index_add_(0, index, norm.to(wide).square())
     return VarianceMoments(count.to(wide), origin.to(wide).add_(offset), m2)
 
 
@@ -120,7 +124,8 @@ def variance_split(types: VarianceMoments) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen: the paper's, equations 9-11.
     """
     means = pool_groups(types._replace(m2=torch.zeros_like(types.m2)))
-    within, between = ratio(types.m2.sum(), means.n), ratio(means.m2, means.n)
+    between_m2 = without_rounding(means.m2, means.n, torch.linalg.vector_norm(means.mean))
+    within, between = ratio(types.m2.sum(), means.n), ratio(between_m2, means.n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 

@@ -99,7 +99,7 @@ class Anisotropy(GeometryMetric):
                 value = anisotropy(batch)
                 self._merge_batches(Spread(torch.ones_like(value), value, torch.zeros_like(value)))
         rest = batches[-1]
-        self.batch_pending = rest[:0] if len(rest) == self.batch_size else rest.clone()
+        self.batch_pending = (rest[:0] if len(rest) == self.batch_size else rest).clone()
 
     def _merge_batches(self, batches: Spread) -> None:
         held = self.load(Spread, _BATCH)

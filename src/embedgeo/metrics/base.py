@@ -17,12 +17,12 @@ Part = TypeVar("Part", bound=NamedTuple)
 class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
-    A subclass declares its states with `add_states`, extends them by the rows of a batch in `observe`, and says in
+    A subclass declares its states with `declare`, extends them by the rows of a batch in `observe`, and says in
     `merge` and `pool_ranks` how two sets of them, and those of all ranks, become one. States keep their dtype
     through every cast and follow the embeddings to their device.
 
-    torchmetrics synchronises by gathering every rank's whole state; this overrides its ``_sync_dist`` and
-    ``_reduce_states`` (private, hence the upper bound on its version) to all-reduce instead.
+    torchmetrics synchronises by gathering every rank's whole state; this overrides its ``_sync_dist`` (private,
+    hence the upper bound on its version) to all-reduce instead.
 
     Args:
         dim: d, the last dimension of the embeddings.
@@ -33,7 +33,7 @@ class GeometryMetric(Metric):
         ValueError: ``dim`` is not a positive integer.
     """
 
-    full_state_update = False
+    full_state_update = True  # `forward` must not draw or batch rows as if its batch were the first
     is_differentiable = False
     higher_is_better = None
 
@@ -93,20 +93,24 @@ class GeometryMetric(Metric):
             setattr(self, prefix + field, value)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Merge the state of a metric of the same class and ``dim`` that has seen other rows.
+        """Merge the state of a metric of the same class and arguments that has seen other rows.
 
         Raises:
-            ValueError: another class or ``dim``.
+            ValueError: another class or ``dim``, or arguments that make it keep other states.
         """
-        if isinstance(incoming_state, GeometryMetric) and incoming_state.dim != self.dim:
-            raise ValueError(f"can only merge a metric with dim={self.dim}; got dim={incoming_state.dim}.")
-        super().merge_state(incoming_state)
+        if isinstance(incoming_state, Metric):
+            if not isinstance(incoming_state, type(self)) or incoming_state.dim != self.dim:
+                got = f"{type(incoming_state).__name__} with dim={getattr(incoming_state, 'dim', None)}"
+                raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
+        states: dict[str, Any] = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
+        if states.keys() != self._defaults.keys():
+            different = sorted(states.keys() ^ self._defaults.keys())
+            raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
+        states = {name: state.to(self.device) for name, state in states.items()}
+        self.merge(states)
+        self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
         self._computed = None
         self._update_count += 1
-
-    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        self.merge({name: incoming_state[name].to(self.device) for name in self._defaults})
-        self.num_nonfinite = self.num_nonfinite + incoming_state["num_nonfinite"].to(self.device)
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         ranks = Ranks(process_group or self.process_group)

@@ -59,7 +59,7 @@ class IntrinsicDimension(GeometryMetric):
             )
         if not 0 < discard_fraction < 1:
             raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}.")
-        if estimator != "twonn" and not hasattr(estimator, "fit"):
+        if estimator != "twonn" and (isinstance(estimator, type) or not hasattr(estimator, "fit")):
             raise ValueError(f'estimator must be "twonn" or a scikit-dimension estimator object; got {estimator!r}.')
         self.batch_size = batch_size
         self.num_batches = num_batches
