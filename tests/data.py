@@ -1,0 +1,47 @@
+"""Rows, token ids and comparisons that several tests use."""
+
+import torch
+from torch import Tensor
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(n: int, dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, dim, generator=generator(seed), dtype=torch.float64).to(dtype)
+
+
+def spectral(n: int, variances, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows whose covariance has, in expectation, these eigenvalues along rotated axes."""
+    scale = torch.as_tensor(variances, dtype=torch.float64).sqrt()
+    axes, _ = torch.linalg.qr(gaussian(len(scale), len(scale), seed=seed + 1))
+    return (gaussian(n, len(scale), seed=seed) * scale @ axes.T).to(dtype)
+
+
+def zipf_ids(n: int, *, vocabulary: int = 60, seed: int = 0) -> Tensor:
+    weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
+    return torch.multinomial(weights, n, replacement=True, generator=generator(seed))
+
+
+def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows with a mean of their own, and a spread of their own, for each token type; their ids."""
+    ids = zipf_ids(n, seed=seed)
+    centers = gaussian(60, dim, seed=seed + 1)
+    spread = gaussian(60, 1, seed=seed + 2).abs() + 0.5
+    return mean + centers[ids] + spread[ids] * gaussian(n, dim, seed=seed + 3), ids * 1000 + 7
+
+
+def floats(values) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items()}
+
+
+def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
+    """Every expected key is there, a float64 scalar, and within the tolerance; NaN equals NaN."""
+    assert expected.keys() <= values.keys()
+    for key, want in expected.items():
+        got = torch.as_tensor(values[key], dtype=torch.float64)
+        want = torch.as_tensor(want, dtype=torch.float64)
+        torch.testing.assert_close(
+            got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}"
+        )
