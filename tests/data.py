@@ -1,5 +1,7 @@
 """Rows, token ids and comparisons that several tests use."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,9 +41,12 @@ def floats(values) -> dict[str, float]:
 def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
     """Every expected key is there, a float64 scalar, and within the tolerance; NaN equals NaN."""
     assert expected.keys() <= values.keys()
-    for key, want in expected.items():
-        got = torch.as_tensor(values[key], dtype=torch.float64)
-        want = torch.as_tensor(want, dtype=torch.float64)
+    for key, value in expected.items():
+        got, want = (torch.as_tensor(v, dtype=torch.float64) for v in (values[key], value))
         torch.testing.assert_close(
             got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}"
         )
+
+
+def all_nan(values) -> bool:
+    return all(math.isnan(value) for value in values.values())
