@@ -4,6 +4,9 @@ import math
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -50,3 +53,25 @@ def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
 
 def all_nan(values) -> bool:
     return all(math.isnan(value) for value in values.values())
+
+
+def metrics(dim: int, **kwargs) -> dict[str, Metric]:
+    """One metric of each kind and with each optional part."""
+    return {
+        "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
+        "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
+        "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
+        "Anisotropy": Anisotropy(dim, **kwargs),
+        "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
+        "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
+    }
+
+
+KINDS = list(metrics(1))
+
+
+def updated(metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(slice(None),)) -> Metric:
+    """The metric after an update by each part of the rows."""
+    for part in parts:
+        metric.update(x[part], token_ids=None if token_ids is None else token_ids[part])
+    return metric

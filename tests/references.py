@@ -80,6 +80,8 @@ def unbiased_values(v, n, within_squares, freedom):
 
 def line(x, y):
     """Slope and R² of the least-squares line."""
+    if len(set(x)) < 2:
+        return np.nan, np.nan
     slope, intercept = np.polyfit(x, y, 1)
     residual = y - (slope * x + intercept)
     return slope, 1 - (residual**2).sum() / ((y - y.mean()) ** 2).sum()
