@@ -125,7 +125,7 @@ def test_duplicates_at_the_embedding_of_a_rotary_model_are_merged_without_a_warn
     assert values["embed"]["duplicate_fraction"] == pytest.approx(1 - distinct / 768)
     assert values["embed"]["intrinsic_dimension"] > 2
     assert values["embed"]["V_W"] == 0
-    assert values["block.02"]["duplicate_fraction"] == 0
+    assert 0 < values["block.02"]["duplicate_fraction"] < 0.1  # first tokens see only themselves
 
 
 def test_recomputed_forward_passes_are_not_counted():
@@ -228,16 +228,16 @@ def test_what_needs_token_ids_says_so():
         model(**embedded)
     with pytest.raises(ValueError, match="skip_first_positions needs"), observe(model, skip_first_positions=1):
         model(**embedded)
-    with pytest.raises(ValueError, match=r"layer 'gpt_neox.rotary_emb' must have a row for each token"):
-        with observe(model, "*.rotary_emb"):
-            model(**batch)
+    message = r"layer 'gpt_neox.rotary_emb' must have a row for each token"
+    with pytest.raises(ValueError, match=message), observe(model, "*.rotary_emb"):
+        model(**batch)
 
 
 def test_layers_that_never_fire_are_named_in_one_warning():
     model = gpt_neox()
-    with pytest.warns(UserWarning, match="No forward pass reached embed, block.00, block.01, block.02, final_norm"):
-        with observe(model) as geometry:
-            pass
+    message = "No forward pass reached embed, block.00, block.01, block.02, final_norm"
+    with pytest.warns(UserWarning, match=message), observe(model) as geometry:
+        pass
     assert geometry.compute() == {}
 
 
