@@ -80,6 +80,7 @@ def test_no_hook_is_on_the_model_between_measured_steps(tmp_path):
     assert [step for step, count in spy.hooks.items() if count] == [0, 4, 8]
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_steps_are_optimizer_steps_also_under_accumulation_and_after_a_resume(tmp_path, accumulate):
     options = {"accumulate_grad_batches": accumulate}
@@ -92,8 +93,8 @@ def test_steps_are_optimizer_steps_also_under_accumulation_and_after_a_resume(tm
     assert run.global_step == 5
     second = GeometryMonitor(every_n_steps=3, extra_steps=(1,), metrics=moments, on_error="raise")
     (saved,) = (tmp_path / "saved").glob("*step=4.ckpt")
-    resumed = {"ckpt_path": saved, "enable_checkpointing": True, **options}
-    fit(tmp_path / "resumed", second, ModelCheckpoint(every_n_train_steps=4), max_steps=8, data=data, **resumed)
+    again = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4, save_top_k=-1)
+    fit(tmp_path, second, again, max_steps=8, ckpt_path=saved, data=data, enable_checkpointing=True, **options)
     assert steps(whole) == [0, 1, 3, 6]
     assert steps(first) == [0, 1, 3]
     assert steps(second) == [6]
