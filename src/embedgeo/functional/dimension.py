@@ -48,14 +48,15 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
 
     Returns:
         The estimate; NaN where fewer than three distinct rows, or a fit over fewer than two ratios, are left, or
-        where all ratios that the fit uses are 1 (rows on a grid).
+        where all ratios that the fit uses are 1 (rows on a grid) or a squared distance overflows or vanishes.
     """
     points = merge_duplicates(x)
     num_fitted = int(len(points) * (1 - discard_fraction))
     if len(points) < 3 or num_fitted < 2:
         return DimensionEstimate(math.nan, len(points))
     distances = two_nearest_distances(points).cpu().numpy()
-    if (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
+    in_range = np.isfinite(distances).all() and (distances > 0).all()
+    if not in_range or (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
         return DimensionEstimate(math.nan, len(points))
     fit = TwoNN(dist=True, discard_fraction=discard_fraction).fit(distances)
     return DimensionEstimate(float(fit.dimension_), len(points))
