@@ -124,7 +124,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "all at the same distance"])
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
-    x = torch.cat([x + 1e6 * i for i in range(math.ceil(1500 / len(x)))])
+    x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
     block = 4 * len(x)
     monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block)
     with LargestTensor() as largest:

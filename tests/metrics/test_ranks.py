@@ -30,7 +30,7 @@ OTHER_COLLECTIVES = [
     "all_to_all",
     "broadcast",
 ]
-SAMPLES = 300
+SAMPLES = 150
 
 
 def rows():
