@@ -24,7 +24,7 @@ def demo(
     hidden_size: PositiveInt = 128,
     vocab_size: PositiveInt = 2048,
     seq_len: PositiveInt = 256,
-    batch_size: PositiveInt = 4,
+    batch_size: PositiveInt = 8,
     learning_rate: PositiveFloat = 3e-3,
     seed: NonNegativeInt = 0,
 ) -> None:
