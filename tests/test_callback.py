@@ -198,7 +198,7 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     assert events.Scalars("geometry.V/mean")[-1].value == pytest.approx(sum(blocks) / 3)
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[4] == pytest.approx(sum(blocks) / 3)
-    assert float(run.callback_metrics["geometry.V/mean"]) == pytest.approx(sum(blocks) / 3)
+    assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 4, "block.01", "V")
     assert set(monitor.history[0]) == {"step", "layer", "layer_index", "metric", "value"}
 
 
@@ -313,6 +313,11 @@ def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, error):
 def test_bad_arguments_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         GeometryMonitor(**options)
+
+
+def test_a_probe_that_is_gone_after_one_pass_is_refused():
+    with pytest.raises(TypeError, match="got an iterator"):
+        GeometryMonitor(probe=iter([]))
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,14 @@ _HOMES = {"GeometryMonitor": "callback", "log_spaced_steps": "schedule", "Geomet
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
+    from importlib.util import find_spec
 
-    return getattr(import_module(f"embedgeo.{_HOMES.get(name, 'metrics')}"), name)
+    if name in __all__:
+        return getattr(import_module(f"embedgeo.{_HOMES.get(name, 'metrics')}"), name)
+    if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"embedgeo.{name}")
 
 
 def __dir__() -> list[str]:

@@ -53,6 +53,7 @@ class GeometryMonitor(Callback):
         seed: of the rows that the default metrics sample.
 
     Raises:
+        TypeError: a probe that can be gone through only once.
         ValueError: an argument outside its range, here; layers that are not found or metrics that share a key, when
             training starts.
     """
@@ -79,6 +80,8 @@ class GeometryMonitor(Callback):
             raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
+        if isinstance(probe, Iterator):
+            raise TypeError("probe must give its batches again and again, as a DataLoader does; got an iterator.")
         if window > 1 and probe is not None:
             raise ValueError(f"window pools training batches and must be 1 when a probe is given; got {window}.")
         self.layers = layers
@@ -86,7 +89,7 @@ class GeometryMonitor(Callback):
         self.probe = probe
         self.probe_forward = probe_forward
         self.skip_first_positions = skip_first_positions
-        self.ignore_token_ids = tuple(ignore_token_ids)
+        self.ignore_token_ids = ignore_token_ids
         self.token_ids = token_ids
         self.mask = mask
         self.prefix = prefix
@@ -196,8 +199,9 @@ class GeometryMonitor(Callback):
             self._geometry = None
             return
         with isolate_rng(), self._guarded():
-            silent = geometry.silent_layers()
-            self._log(trainer, step, geometry.compute())
+            values = geometry.compute()
+            silent = [layer.name for layer in geometry.layers if layer.name not in values]
+            self._log(trainer, step, values)
             geometry.reset()
             if silent and not self._described:
                 warnings.warn(f"GeometryMonitor: no forward pass reached {', '.join(silent)}.", stacklevel=2)
@@ -213,7 +217,9 @@ class GeometryMonitor(Callback):
         ]
         self.history += records
         scalars = tagged_scalars(values, self.prefix)
-        trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in scalars.items()})
+        trainer.callback_metrics.update(
+            {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
+        )
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and not self._described:
                 layout = custom_scalars_layout(dict.fromkeys(r["metric"] for r in records), self.prefix)

@@ -1,5 +1,6 @@
 """What is measured, as records and as TensorBoard sees it."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
@@ -38,4 +39,4 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
     """TensorBoard's custom-scalars page: a chart per metric, holding all layers; what to look at first comes first."""
     metrics = list(metrics)
     ordered = dict.fromkeys([*(first for first in _FIRST_CHARTS if first in metrics), *metrics])
-    return {prefix: {metric: ["Multiline", [rf"^{prefix}\.{metric}\/"]] for metric in ordered}}
+    return {prefix: {metric: ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]] for metric in ordered}}
