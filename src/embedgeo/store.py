@@ -33,6 +33,7 @@ SCHEMA = pa.schema(
 PREFIX = "geometry"
 """Of the TensorBoard tags; the monitor's."""
 
+_EVENTS = "events.out.tfevents."
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
 
@@ -63,7 +64,7 @@ class SweepFolder:
 
         Raises:
             ValueError: the folder was made with other settings, or is none of a sweep.
-            PermissionError: it cannot be written.
+            OSError: it cannot be written.
         """
         self.require_same(asked)
         try:
@@ -72,8 +73,8 @@ class SweepFolder:
             manifest = {"asked": dict(asked), **about}
             with _replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        except (PermissionError, FileExistsError, NotADirectoryError) as error:
-            raise PermissionError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
+        except OSError as error:
+            raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
         self.require_same(asked)  # another process may have made it meanwhile
 
     def require_same(self, asked: Mapping[str, Any]) -> None:
@@ -82,17 +83,24 @@ class SweepFolder:
         Raises:
             ValueError: it was made with others, or holds something else.
         """
-        manifest = self.path / "manifest.json"
-        if not manifest.exists():
-            if self.path.is_dir() and any(not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()):
+        manifest = self.manifest()
+        if not manifest:
+            if self.path.is_dir() and any(
+                not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()
+            ):
                 raise ValueError(f"out must be a new folder or that of a sweep; {self.path} holds something else.")
             return
-        before = json.loads(manifest.read_text()).get("asked", {})
+        before = manifest.get("asked", {})
         now = json.loads(json.dumps(dict(asked)))
         different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if different:
             listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in different)
             raise ValueError(f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another out.")
+
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says; empty where there is none yet."""
+        path = self.path / "manifest.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def done(self) -> set[str]:
         """Names of the checkpoints that are done."""
@@ -134,19 +142,19 @@ class SweepFolder:
 
     def _write_scalars(self, tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> None:
         """An event file a checkpoint: done and written stay in step however often a sweep is killed."""
-        runs = sorted({series.get(name, "") for name in tables})
-        wanted: dict[Path, tuple[str, pd.DataFrame]] = {}
+        is_one_run = len(set(series.values())) < 2
+        wanted: dict[str, Path] = {}
         for name, records in tables.items():
-            run = quote(series.get(name, ""), safe=" =+,@") if len(runs) > 1 else ""
-            file = f"events.out.tfevents.{records['step'].iloc[0]:012d}.{name}"
-            wanted[self.tensorboard / run / file] = name, records
-        for path, (name, records) in wanted.items():
-            parquet = self.checkpoints / f"{name}.parquet"
-            if not path.exists() or path.stat().st_mtime < parquet.stat().st_mtime:
+            run = "" if is_one_run else quote(series.get(name, "other"), safe=" =+,@") or "other"
+            path = self.tensorboard / run / f"{_EVENTS}{records['step'].iloc[0]:012d}.{name}"
+            wanted[name] = path
+            changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
+            if not path.exists() or path.stat().st_mtime_ns < changed:
                 with _replacing(path) as temporary:
                     _write_events(temporary, records)
-        for path in self.tensorboard.rglob("events.out.tfevents.*"):
-            if path not in wanted and path.name.rpartition(".")[2] not in self.done():
+        for path in self.tensorboard.rglob(f"{_EVENTS}*"):
+            name = path.name.removeprefix(_EVENTS).partition(".")[2]
+            if wanted.get(name, path) != path or name not in self.done():
                 path.unlink(missing_ok=True)
 
     def _failure(self, name: str) -> Path:
@@ -155,7 +163,8 @@ class SweepFolder:
 
 def scalars(records: pd.DataFrame) -> dict[str, float]:
     """TensorBoard tags and values of a checkpoint: each layer's, and means over blocks."""
-    values = {f"{PREFIX}.{r.metric}/{r.layer}": float(r.value) for r in records.itertuples()}
+    columns = (records[column] for column in ("metric", "layer", "value"))
+    values = {f"{PREFIX}.{metric}/{layer}": float(value) for metric, layer, value in zip(*columns, strict=True)}
     blocks = records[records["layer"].str.startswith("block.")]
     for metric, at_blocks in blocks.groupby("metric", sort=False)["value"]:
         values[f"{PREFIX}.{metric}/mean"] = sum(at_blocks) / len(at_blocks)
@@ -164,7 +173,8 @@ def scalars(records: pd.DataFrame) -> dict[str, float]:
 
 def _write_events(path: Path, records: pd.DataFrame) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.custom_scalar import layout_pb2, summary as layouts
+    from tensorboard.plugins.custom_scalar import layout_pb2
+    from tensorboard.plugins.custom_scalar import summary as layouts
     from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import scalar
 
@@ -175,7 +185,10 @@ def _write_events(path: Path, records: pd.DataFrame) -> None:
         for metric in metrics
     ]
     layout = layout_pb2.Layout(category=[layout_pb2.Category(title=PREFIX, chart=charts)])
-    summaries = [layouts.pb(layout), *(scalar(tag, value, double_precision=True) for tag, value in scalars(records).items())]
+    summaries = [
+        layouts.pb(layout),
+        *(scalar(tag, value) for tag, value in scalars(records).items()),
+    ]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)
@@ -205,8 +218,12 @@ def _replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
         if not keep:
             temporary.replace(path)
         else:
-            with suppress(FileExistsError):
+            try:
                 os.link(temporary, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -76,6 +76,11 @@ def hash_documents(documents: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def hash_ids(token_ids: Tensor) -> str:
+    """The sha256 of token ids and their shape."""
+    return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
+
+
 def tokenize_sequences(
     documents: Iterable[str], tokenizer: Tokenizer, *, seq_len: int, num_tokens: int, for_encoder: bool = False
 ) -> Tensor:

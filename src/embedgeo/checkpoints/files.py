@@ -14,10 +14,16 @@ _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"pytorch_model\.bin"),
     re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
 )
-TOKENIZER_FILES = frozenset(
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt "
-    "tokenizer.model spiece.model sentencepiece.bpe.model".split()
+VOCABULARIES = frozenset(
+    {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"}
 )
+"""Files of which a tokenizer has at least one."""
+TOKENIZER_FILES = VOCABULARIES | {
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+}
 _MOST_BYTES = 256 * 2**20
 """The largest file, other than of weights, that is worth fetching."""
 
@@ -58,9 +64,9 @@ class Contents:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @property
-    def identity(self) -> tuple[str, str]:
-        """Equal for checkpoints that give the same results: the same weights under the same ``config.json``."""
-        return self.sha256, next((file.digest for file in self.others if file.name == "config.json"), "")
+    def config_digest(self) -> str:
+        """Of ``config.json``: the same weights give other results under another one."""
+        return next((file.digest for file in self.others if file.name == "config.json"), "")
 
     @property
     def size(self) -> int:

@@ -95,9 +95,16 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
     return ""
 
 
-def fetch_tokenizer(repository: str, commit: str, names: Sequence[str]) -> Path:
-    """Download the files of a tokenizer, and ``config.json``; returns their folder."""
-    return Path(retried(lambda: snapshot_download(repository, revision=commit, allow_patterns=list(names))))
+def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
+    """Download some small files into a cache of their own; returns the folder that holds them."""
+    return Path(
+        retried(lambda: snapshot_download(repository, revision=commit, allow_patterns=list(names), cache_dir=cache))
+    )
+
+
+def snapshot_folder(repository: str, commit: str) -> Path:
+    """Where the cache holds the files of a commit."""
+    return _repository_folder(repository) / "snapshots" / commit
 
 
 def retried(attempt: Callable[[], T]) -> T:
@@ -139,7 +146,7 @@ class Downloads:
         path = self._path(name)
         if path.exists():
             return
-        snapshot = _repository_folder(repository) / "snapshots" / commit
+        snapshot = snapshot_folder(repository, commit)
         ours = [file for file in contents.names if not (snapshot / file).exists()]
         blobs = [file.digest.removeprefix("git:") for file in contents.weights]
         note = {"repository": repository, "commit": commit, "files": ours, "blobs": blobs}
@@ -155,7 +162,7 @@ class Downloads:
             return
         note = json.loads(path.read_text())
         folder = _repository_folder(note["repository"])
-        snapshot = folder / "snapshots" / note["commit"]
+        snapshot = snapshot_folder(note["repository"], note["commit"])
         if snapshot.exists():
             cache = scan_cache_dir(constants.HF_HUB_CACHE)
             cached = (

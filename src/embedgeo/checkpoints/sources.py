@@ -56,6 +56,12 @@ class Checkpoint:
             others=tuple(hashed_file(self.path / file.name) for file in needed.others),
         )
 
+    def config_digest(self) -> str:
+        """What `Contents.config_digest` gives, without reading the weights."""
+        if self.path is None:
+            return self.contents().config_digest
+        return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[Checkpoint]:
     """List the checkpoints of a source, by series and step.
@@ -82,7 +88,7 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[C
     if twice:
         names = [c.name for c in found if (c.position.series, c.step) == twice[0]]
         raise ValueError(
-            f"a step must be named once; step {twice[0][1]} is named by {_joined(names)}. Choose by revisions=, or rename."
+            f"a step must be named once; {_joined(names)} all name step {twice[0][1]}. Choose by revisions=, or rename."
         )
     return found
 
@@ -96,7 +102,7 @@ def _list(model: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
     if is_local(model):
         if revisions != "*":
             raise ValueError(
-                f"revisions chooses branches and tags on the Hub; {model} is local. Leave it out: steps= chooses folders."
+                f"revisions chooses branches and tags on the Hub; {model} is local. Leave it out; steps chooses folders."
             )
         yield from _list_folder(model, is_only)
     elif not _REPOSITORY.fullmatch(model):
