@@ -259,16 +259,15 @@ class GeometryMonitor(Callback):
         try:
             yield
         except Exception as error:
-            notes = [note.removeprefix("at ") for note in getattr(error, "__notes__", [])]
-            self._fail(notes[0] if notes else "", error)
+            self._fail(error)
 
-    def _fail(self, where: str, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Turn monitoring off on this rank; the others follow at the next measurement."""
         if self.on_error == "raise":
             raise error
         if not self._failed:
             self._failed = True
-            self._warn(f"{f'{where}: ' if where else ''}{type(error).__name__}: {error}")
+            self._warn(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
 
     def _warn(self, cause: str) -> None:
         warnings.warn(f"GeometryMonitor is off for the rest of this run, training goes on: {cause}", stacklevel=2)

@@ -27,7 +27,7 @@ class Geometry:
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        on_error: takes what goes wrong in a hook, with the layer's name; None raises it in the forward pass.
+        on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
 
     Raises:
         TypeError: an argument of the wrong type, or metrics that are none.
@@ -42,7 +42,7 @@ class Geometry:
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         *,
-        on_error: Callable[[str, Exception], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.layers = resolve_layers(model, layers)
         self.probe = Probe(
@@ -73,7 +73,8 @@ class Geometry:
                 try:
                     values.update({(layer.name, key): value for key, value in metric.compute().items()})
                 except Exception as error:
-                    failures.append(_at_layer(layer.name, error))
+                    error.add_note(f"at layer {layer.name!r}")
+                    failures.append(error)
                 finally:
                     if metric._is_synced:
                         metric.unsync()
@@ -145,11 +146,6 @@ class Geometry:
                         f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                     )
                 owners[key] = name
-
-
-def _at_layer(layer_name: str, error: Exception) -> Exception:
-    error.add_note(f"at layer {layer_name!r}")
-    return error
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
     ]
     if not matching:
         everything = [layer.name for layer in candidates]
-        close = difflib.get_close_matches(pattern, everything, cutoff=0.3) or everything
+        parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
+        close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
         raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {_some(close)}.")
     yield from matching
 

@@ -39,7 +39,7 @@ class Probe:
         model: any module; layers are looked up in it already.
         layers: what to read.
         sink: takes the hidden states, in the forward pass, without gradients and autocast.
-        on_error: takes what goes wrong in a hook, with the layer's name; None raises it in the forward pass.
+        on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
 
@@ -53,7 +53,7 @@ class Probe:
         layers: Sequence[Layer],
         sink: Sink,
         *,
-        on_error: Callable[[str, Exception], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
     ) -> None:
@@ -158,9 +158,10 @@ class Probe:
                     self.num_fired[layer.name] += 1
                     self._sink(layer, whole, *self._rows_of(layer, whole))
         except Exception as error:
+            error.add_note(f"at layer {layer.name!r}")
             if self._on_error is None:
                 raise
-            self._on_error(layer.name, error)
+            self._on_error(error)
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's modules once the last of them has fired, None before."""

@@ -41,7 +41,8 @@ def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torc
     True
     """
     z = torch.arange(start, start + count, dtype=torch.int64, device=device) + (stream << _STREAM_BITS)
-    z = _mix(z) + _mix(torch.tensor(seed, device=device))  # two rounds, so that seeds do not shift one sequence
+    # Row and seed are mixed differently: seeds must neither shift one sequence nor trade places with a row's number.
+    z = _mix(z) + _mix(_mix(torch.tensor(seed, device=device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
 

@@ -92,6 +92,10 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         return s.new_tensor(torch.nan)
     if dim <= 2 * _LANCZOS_STEPS:
         return torch.linalg.eigvalsh(s)[-1]
+    scale = s.diagonal().max()
+    if not bool(scale > 0):
+        return torch.zeros_like(scale)
+    s = s / scale  # so that no product overflows
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(dim, generator=generator, dtype=s.dtype).to(s.device)
@@ -110,8 +114,8 @@ def top_eigenvalue(s: Tensor) -> Tensor:
             if step % _LANCZOS_STEPS == 0:
                 before, lower = lower, torch.linalg.eigvalsh(tridiagonal[:step, :step])[-1]
                 if bool(lower - before <= rtol * lower) and _bounded_by(s, lower * (1 + rtol)):
-                    return lower
-    return torch.linalg.eigvalsh(s)[-1]
+                    return lower * scale
+    return torch.linalg.eigvalsh(s)[-1] * scale
 
 
 def _bounded_by(s: Tensor, bound: Tensor) -> bool:

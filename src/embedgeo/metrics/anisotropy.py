@@ -87,7 +87,7 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             batches = self.load(Spread, _BATCH)
             values["anisotropy_batch_mean"] = torch.where(batches.n > 0, batches.mean, torch.nan)
-            values["anisotropy_batch_std"] = (batches.m2 / (batches.n - 1)).sqrt()
+            values["anisotropy_batch_std"] = torch.where(batches.n > 1, batches.m2 / (batches.n - 1), torch.nan).sqrt()
         return values
 
     def _fill_batches(self, pending: Tensor, x: Tensor) -> None:

@@ -1,0 +1,77 @@
+"""Rows, token ids and comparisons that several tests use."""
+
+import math
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gaussian(n: int, dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, dim, generator=generator(seed), dtype=torch.float64).to(dtype)
+
+
+def spectral(n: int, variances, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows whose covariance has, in expectation, these eigenvalues along rotated axes."""
+    scale = torch.as_tensor(variances, dtype=torch.float64).sqrt()
+    axes, _ = torch.linalg.qr(gaussian(len(scale), len(scale), seed=seed + 1))
+    return (gaussian(n, len(scale), seed=seed) * scale @ axes.T).to(dtype)
+
+
+def zipf_ids(n: int, *, vocabulary: int = 60, seed: int = 0) -> Tensor:
+    weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
+    return torch.multinomial(weights, n, replacement=True, generator=generator(seed))
+
+
+def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows with a mean of their own, and a spread of their own, for each token type; their ids."""
+    ids = zipf_ids(n, seed=seed)
+    centers = gaussian(60, dim, seed=seed + 1)
+    spread = gaussian(60, 1, seed=seed + 2).abs() + 0.5
+    return mean + centers[ids] + spread[ids] * gaussian(n, dim, seed=seed + 3), ids * 1000 + 7
+
+
+def floats(values) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items()}
+
+
+def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
+    """Every expected key is there, a float64 scalar, and within the tolerance; NaN equals NaN."""
+    assert expected.keys() <= values.keys()
+    for key, value in expected.items():
+        got, want = (torch.as_tensor(v, dtype=torch.float64) for v in (values[key], value))
+        torch.testing.assert_close(
+            got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}"
+        )
+
+
+def all_nan(values) -> bool:
+    return all(math.isnan(value) for value in values.values())
+
+
+def metrics(dim: int, **kwargs) -> dict[str, Metric]:
+    """One metric of each kind and with each optional part."""
+    return {
+        "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
+        "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
+        "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
+        "Anisotropy": Anisotropy(dim, **kwargs),
+        "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
+        "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
+    }
+
+
+KINDS = list(metrics(1))
+
+
+def updated(metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(slice(None),)) -> Metric:
+    """The metric after an update by each part of the rows."""
+    for part in parts:
+        metric.update(x[part], token_ids=None if token_ids is None else token_ids[part])
+    return metric

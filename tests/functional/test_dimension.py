@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import skdim.id
+import torch
+
+from embedgeo.functional import estimated_dimension, merge_duplicates, twonn_dimension
+from tests.data import gaussian, generator
+
+
+def embedded(intrinsic, dim=40, n=2000):
+    """Uniform rows of a linear subspace, rotated into ``dim`` dimensions."""
+    axes = torch.linalg.qr(gaussian(dim, intrinsic, seed=1))[0]
+    return torch.rand(n, intrinsic, generator=generator(), dtype=torch.float64) @ axes.T
+
+
+@pytest.mark.parametrize("discard_fraction", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
+    x = (mean + embedded(5, dim=30, n=700)).to(torch.float32 if mean else dtype)
+    estimate = twonn_dimension(x, discard_fraction=discard_fraction)
+    expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(merge_duplicates(x).double().numpy())
+    assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
+    assert estimate.num_points == len(merge_duplicates(x))
+
+
+@pytest.mark.parametrize("intrinsic", [1, 2, 5])
+def test_twonn_finds_the_dimension_of_a_known_manifold(intrinsic):
+    assert twonn_dimension(embedded(intrinsic)).dimension == pytest.approx(intrinsic, rel=0.1)
+
+
+def test_duplicates_are_merged_without_a_warning():
+    points = embedded(4, n=900)
+    copies = torch.cat([points[: 900 // k] for k in range(1, 40)])
+    assert 1 - len(points) / len(copies) > 0.7
+    assert twonn_dimension(copies) == twonn_dimension(merge_duplicates(points))
+
+
+def test_zeros_of_either_sign_are_one_row():
+    assert len(merge_duplicates(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_fewer_than_three_rows_have_no_dimension(n):
+    for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):
+        assert math.isnan(estimate.dimension)
+        assert estimate.num_points == n
+
+
+def grid(side=10):
+    return torch.cartesian_prod(torch.arange(float(side)), torch.arange(float(side)))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(50, 4), torch.eye(20), grid(), torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]])))],
+    ids=["equal", "simplex", "grid", "grid and two others"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_rows_without_a_distance_ratio_have_no_dimension(x, dtype):
+    assert math.isnan(twonn_dimension(x.to(dtype)).dimension)
+
+
+def test_a_fit_of_fewer_than_two_ratios_is_undefined():
+    assert math.isnan(twonn_dimension(gaussian(9, 3), discard_fraction=0.8).dimension)
+    assert twonn_dimension(gaussian(11, 3), discard_fraction=0.8).dimension > 0
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-170])
+def test_float64_rows_whose_squares_overflow_or_vanish_do_not_fail(scale):
+    twonn_dimension(scale * torch.cat((gaussian(50, 3), 1e-10 * gaussian(50, 3, seed=1))))
+
+
+@pytest.mark.parametrize("estimator", [skdim.id.lPCA(), skdim.id.CorrInt(), skdim.id.TwoNN(), skdim.id.MLE()])
+def test_other_estimators_are_asked_as_they_are(estimator):
+    x = embedded(3, n=300)
+    estimate = estimated_dimension(torch.cat((x, x[:100])), estimator)
+    expected = type(estimator)(**estimator.get_params()).fit(merge_duplicates(x).numpy()).dimension_
+    assert estimate == (pytest.approx(expected), 300)
+
+
+def test_rows_that_an_estimator_refuses_are_undefined():
+    assert math.isnan(estimated_dimension(gaussian(4, 3), skdim.id.DANCo()).dimension)

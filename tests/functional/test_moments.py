@@ -1,0 +1,75 @@
+import pytest
+import torch
+from hypothesis import given, settings
+
+from embedgeo.functional import Moments, merge, moment_values, row_moments
+from embedgeo.functional.moments import grouped_row_moments, pool_groups, row_chunks, without_rounding
+from tests import references
+from tests.data import all_nan, assert_values, floats, gaussian
+from tests.strategies import splits
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("dim", [1, 3, 40])
+def test_values_equal_the_naive_ones(mean, dim):
+    x = mean + gaussian(150, dim)
+    assert_values(moment_values(row_moments(x)), references.row_values(x), rtol=1e-9)
+
+
+def test_rows_are_merged_over_chunks(monkeypatch):
+    x = 1000 + gaussian(50, 4)
+    monkeypatch.setattr("embedgeo.functional.moments.row_chunks", lambda x: row_chunks(x, elements=4 * 7))
+    assert_values(moment_values(row_moments(x)), references.row_values(x), rtol=1e-9)
+
+
+@settings(max_examples=30)
+@given(splits(40))
+def test_merging_parts_gives_the_moments_of_the_whole(parts):
+    x = 1000 + gaussian(40, 3)
+    whole = Moments.zeros(3)
+    for part in parts:
+        whole = merge(whole, row_moments(x[part]))
+    assert_values(moment_values(whole), references.row_values(x), rtol=1e-9)
+
+
+def test_a_mean_that_moves_between_parts_counts_in_the_variance():
+    x = torch.cat((gaussian(20, 3), 100 + gaussian(5, 3, seed=1)))
+    parts = merge(row_moments(x[:20]), row_moments(x[20:]))
+    assert_values(moment_values(parts), references.row_values(x), rtol=1e-12)
+
+
+def test_groups_have_the_moments_of_their_rows():
+    x, group = 1000 + gaussian(60, 3), torch.arange(60) % 4
+    moments = grouped_row_moments(x, group, num_groups=5)
+    for g in range(4):
+        values = moment_values(moments._make(state[g] for state in moments))
+        assert_values(values, references.row_values(x[group == g]), rtol=1e-9)
+    assert moments.n[4] == 0
+    assert_values(moment_values(pool_groups(moments)), references.row_values(x), rtol=1e-9)
+
+
+def test_no_rows_have_no_values():
+    values = floats(moment_values(row_moments(torch.zeros(0, 3))))
+    assert values.pop("n") == 0
+    assert all_nan(values)
+
+
+def test_a_row_of_zeros_has_no_direction():
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8], [-3.0, -4.0]])
+    assert_values(moment_values(row_moments(x)), {"mean_cosine": -1 / 3, "norm_max": 5.0}, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [0.1, 0.0, 1234.567])
+def test_equal_rows_do_not_vary(dtype, value):
+    values = floats(moment_values(row_moments(torch.full((7, 3), value, dtype=dtype))))
+    assert values["V"] == 0
+    assert values["Q"] == values["M"]
+    assert all_nan({key: values[key] for key in ("M_over_V", "top_dim_share")})
+
+
+def test_rounding_is_told_from_a_small_variance():
+    n, mean = torch.tensor(10.0).double(), torch.tensor(1.0).double()
+    m2 = n * torch.tensor([1e-15, 1e-12]).double() ** 2
+    assert without_rounding(m2, n, mean).tolist() == [0.0, m2[1].item()]
+    assert without_rounding(m2 * torch.nan, n, mean).isnan().all()

@@ -1,0 +1,133 @@
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from embedgeo.functional import neighbors, two_nearest_distances
+from tests import references
+from tests.data import gaussian
+
+
+def manifold(n=300, dim=768, intrinsic=12):
+    return torch.tanh(gaussian(n, intrinsic) @ gaussian(intrinsic, dim, seed=1) / 4)
+
+
+def clusters(n=320, dim=32):
+    """Groups of eight rows at 1e-4 of the distance between groups."""
+    return gaussian(n // 8, dim).repeat_interleave(8, 0) + 1e-4 * gaussian(n, dim, seed=1)
+
+
+def outlier(n=300, dim=16):
+    x = gaussian(n, dim)
+    x[7] *= 1e4
+    return x
+
+
+def duplicates(n=300, dim=16):
+    return gaussian(n, dim)[torch.randint(0, 100, (n,), generator=torch.Generator().manual_seed(0))]
+
+
+CLOUDS = {
+    "gaussian": gaussian(500, 24),
+    "one dimension": gaussian(300, 1),
+    "manifold": manifold(),
+    "mean 1000 x std": 1000 + gaussian(300, 48),
+    "manifold at mean 1000 x std": 1000 + manifold(200),
+    "clusters": clusters(),
+    "tight clusters": 1000 + 1e-3 * clusters(),
+    "huge": 1e25 * gaussian(300, 16),
+    "tiny": 1e-22 * gaussian(300, 16),
+    "tiny beside ordinary": torch.cat((1e-22 * gaussian(150, 16), gaussian(150, 16, seed=1))),
+    "outlier": outlier(),
+    "duplicates": duplicates(),
+    "many copies of one row": torch.cat((gaussian(1, 8).expand(40, 8), gaussian(100, 8, seed=1))),
+    "grid": torch.cartesian_prod(torch.arange(15.0), torch.arange(15.0)).double(),
+    "all at the same distance": torch.eye(64).double(),
+}
+CLOUD = pytest.mark.parametrize("x", CLOUDS.values(), ids=CLOUDS.keys())
+
+
+def assert_exact(x):
+    got = two_nearest_distances(x)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(
+        got, torch.from_numpy(references.two_nearest(x.double())), rtol=1e-6, atol=0, equal_nan=True
+    )
+
+
+@CLOUD
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_distances_equal_brute_force(x, dtype):
+    assert_exact(x.to(dtype))
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 64, 299, 300])
+@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
+def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, monkeypatch):
+    x = CLOUDS[cloud][:300].float()
+    monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block_rows * len(x))
+    assert_exact(x)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 7, 8, 9])
+@pytest.mark.parametrize("scale", [1.0, 1e25, 1e-22, 1e-40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_few_rows(n, scale, dtype):
+    x = (scale * gaussian(n, 4)).to(dtype)
+    assert two_nearest_distances(x).isnan().sum().item() == {0: 0, 1: 2, 2: 2}.get(n, 0)
+    assert_exact(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
+    """Rounded to bfloat16, the rows around each centre are equally far: the candidates are a lottery."""
+    x = 100 * gaussian(8, 64).repeat_interleave(40, 0) + 1e-2 * gaussian(320, 64, seed=1)
+    assert_exact(x.to(dtype))
+
+
+@pytest.mark.parametrize("precision", ["medium", "highest"])
+def test_distances_do_not_depend_on_the_process_settings(precision):
+    x = 10 + gaussian(300, 64).float()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_exact(x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records how many elements the largest new storage has that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
+        return out
+
+
+@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "all at the same distance"])
+def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
+    x = CLOUDS[cloud].float()
+    x = torch.cat([x + 1e6 * i for i in range(math.ceil(1500 / len(x)))])
+    block = 4 * len(x)
+    monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block)
+    with LargestTensor() as largest:
+        two_nearest_distances(x)
+    assert block <= largest.elements <= max(x.numel(), block, 32 * neighbors._CANDIDATES * x.shape[1])
+    assert largest.elements < len(x) ** 2 / 10
+
+
+def test_rows_are_left_as_they_were():
+    x = 1000 + gaussian(100, 8).float()
+    before = x.clone()
+    two_nearest_distances(x)
+    assert x.equal(before)

@@ -1,0 +1,214 @@
+import pytest
+import torch
+
+from embedgeo.functional import anisotropy, anisotropy_null, row_scatter, spectrum_values, top_eigenvalue
+from embedgeo.functional.spectrum import pool_scatter
+from tests import references
+from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
+
+SPECTRA = {
+    "well separated": [100.0, 10.0] + [1.0] * 62,
+    "nearly equal at the top": [10.0, 10.0 * (1 - 1e-9), 9.999] + [1.0] * 61,
+    "flat": [1.0] * 64,
+    "decaying": [0.8**i for i in range(64)],
+    "narrow": [5.0, 1.0, 0.1],
+    "low rank": [3.0, 2.0] + [0.0] * 62,
+}
+SPECTRUM = pytest.mark.parametrize("variances", SPECTRA.values(), ids=SPECTRA.keys())
+DTYPE = pytest.mark.parametrize(
+    ("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)], ids=str
+)
+
+
+def exact(x):
+    """σ₁²/Σσ² by torch's own singular values in float64."""
+    x = x.double()
+    squares = torch.linalg.svdvals(x - x.mean(0)).square()
+    return (squares[0] / squares.sum()).item()
+
+
+@SPECTRUM
+@DTYPE
+@pytest.mark.parametrize("n", [1000, 20])
+def test_anisotropy_equals_that_of_the_singular_values(variances, dtype, rtol, n):
+    x = spectral(n, variances, dtype=dtype)
+    assert anisotropy(x).item() == pytest.approx(exact(x), rel=rtol)
+
+
+@DTYPE
+@pytest.mark.parametrize("gap", [1e-2, 1e-6, 1e-12])
+def test_anisotropy_where_the_top_eigenvalues_of_the_sample_are_nearly_equal(dtype, rtol, gap):
+    rows = torch.linalg.qr(gaussian(300, 64))[0]
+    rows -= rows.mean(0)
+    u, s, v = torch.linalg.svd(rows, full_matrices=False)
+    s = 1 + torch.arange(64).double().neg() / 100
+    s[1] = s[0] * (1 - gap)
+    x = (u * s @ v).to(dtype)
+    assert anisotropy(x).item() == pytest.approx(exact(x), rel=rtol)
+
+
+@SPECTRUM
+@DTYPE
+@pytest.mark.parametrize("mean", [10.0, 1000.0])
+def test_anisotropy_far_from_the_origin(variances, dtype, rtol, mean):
+    x = (10 * spectral(500, variances) + mean).to(dtype)
+    assert anisotropy(x).item() == pytest.approx(exact(x), rel=rtol)
+
+
+@DTYPE
+@pytest.mark.parametrize("precision", ["medium", "highest"])
+def test_anisotropy_does_not_depend_on_the_process_settings(dtype, rtol, precision):
+    x = spectral(2000, SPECTRA["decaying"], dtype=dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = anisotropy(x).item()
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert value == pytest.approx(exact(x), rel=rtol)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-22, 1e-30])
+def test_the_scale_of_float32_rows_does_not_matter(scale):
+    x = (spectral(300, SPECTRA["decaying"]) * scale).float()
+    assert anisotropy(x).item() == pytest.approx(exact(x.double() / scale), rel=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "dim"), [(1e200, 3), (1e200, 64), (1e-200, 3), (1e-200, 64)])
+def test_rows_whose_squares_overflow_or_vanish_are_undefined(scale, dim):
+    scatter = row_scatter(gaussian(100, dim) * scale)
+    values = floats(spectrum_values(scatter, full=True))
+    del values["anisotropy_null"]
+    assert all_nan(values)
+
+
+def matrices():
+    flat = torch.eye(200) + 1e-7 * spectral(200, [1.0] * 200).T.cov()
+    yield "zero", torch.zeros(50, 50)
+    yield "one by one", torch.tensor([[3.0]])
+    yield "rank one", torch.outer(v := gaussian(49, 1).flatten(), v)
+    yield "rank one, at a coordinate axis", torch.diag(torch.eye(64)[5])
+    yield "ties", torch.diag(torch.tensor([7.0] * 30 + [1.0] * 19))
+    yield "identity", torch.eye(200)
+    yield "flat", flat
+    yield "sample covariance", gaussian(300, 200).T.cov()
+    yield "huge", gaussian(300, 64).T.cov() * 1e200
+    yield "tiny", gaussian(300, 64).T.cov() * 1e-200
+    yield "wide spectrum", torch.diag(10.0 ** -torch.arange(64.0))
+    yield "top hidden from the start vector", top_orthogonal_to_start(100)
+
+
+def top_orthogonal_to_start(dim):
+    """The eigenvector of the largest eigenvalue is orthogonal to the first Lanczos vector."""
+    start = torch.randn(dim, generator=generator(0), dtype=torch.float64)
+    start /= start.norm()
+    top = gaussian(dim, 1, seed=5).flatten()
+    top -= (top @ start) * start
+    top /= top.norm()
+    rest = gaussian(200, dim).T.cov()
+    away = torch.eye(dim).double() - torch.outer(top, top)
+    return away @ rest @ away + 50 * torch.outer(top, top)
+
+
+@pytest.mark.parametrize(("name", "s"), list(matrices()), ids=[name for name, _ in matrices()])
+def test_top_eigenvalue_of_nasty_matrices(name, s):
+    s = s.double()
+    expected = torch.linalg.eigvalsh(s)[-1].item()
+    assert top_eigenvalue(s).item() == pytest.approx(expected, rel=2e-10, abs=1e-300)
+
+
+@pytest.mark.parametrize("dim", [3, 64])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_top_eigenvalue_of_a_matrix_that_is_not_finite(dim, bad):
+    assert top_eigenvalue(torch.full((dim, dim), bad, dtype=torch.float64)).isnan()
+
+
+@pytest.mark.parametrize(("n", "dim"), [(2, 5), (10, 1), (20, 20), (100, 5), (40, 200), (500, 50)])
+def test_null_is_what_gaussian_rows_give(n, dim):
+    repeats = 400
+    x = torch.randn(repeats, n, dim, generator=generator(), dtype=torch.float64)
+    x -= x.mean(1, keepdim=True)
+    squares = torch.linalg.svdvals(x).square()
+    simulated = (squares[:, 0] / squares.sum(1)).mean().item()
+    assert anisotropy_null(torch.tensor(float(n)).double(), dim).item() == pytest.approx(simulated, rel=0.02)
+
+
+@pytest.mark.parametrize("n", [0.0, 1.0])
+def test_null_needs_two_rows(n):
+    assert anisotropy_null(torch.tensor(n).double(), 5).isnan()
+
+
+@SPECTRUM
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_spectrum_values_equal_the_naive_ones(variances, mean):
+    x = spectral(300, variances) + mean * (mean and gaussian(1, len(variances), seed=9))
+    expected = references.spectrum(x) if len(variances) > 5 else narrow_spectrum(x)
+    low_rank = min(variances) == 0
+    for key, rtol in {"effective_rank": 1e-4 if low_rank else 1e-9}.items():
+        assert_values(spectrum_values(row_scatter(x), full=True), {key: expected.pop(key)}, rtol=rtol)
+    if low_rank:
+        del expected["anisotropy_without_top5"]  # rounding over rounding
+    assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-9)
+
+
+def narrow_spectrum(x):
+    """Fewer than six dimensions leave nothing without the top five."""
+    padded = references.spectrum(torch.cat((x, gaussian(len(x), 6)), dim=1))
+    values = references.variances(x)
+    standardized = references.variances((x - x.mean(0)) / x.std(0, correction=0))
+    singular = values**0.5 / (values**0.5).sum()
+    return {key: torch.nan for key in padded if key == "anisotropy_without_top5"} | {
+        "anisotropy": values[0] / values.sum(),
+        "anisotropy_standardized": standardized[0] / standardized.sum(),
+        "participation_ratio": values.sum() ** 2 / (values**2).sum(),
+        "effective_rank": float(torch.special.entr(torch.from_numpy(singular)).sum().exp()),
+        "isoscore": references.isoscore(x),
+        "top5_share": 1.0,
+    }
+
+
+def test_isoscore_of_the_extremes():
+    equal = torch.cat((torch.eye(8), -torch.eye(8))).double()
+    line = torch.outer(gaussian(20, 1).flatten(), torch.ones(8).double())
+    assert spectrum_values(row_scatter(equal), full=True)["isoscore"].item() == pytest.approx(1)
+    assert spectrum_values(row_scatter(line), full=True)["isoscore"].item() == pytest.approx(0, abs=1e-9)
+    assert spectrum_values(row_scatter(gaussian(20, 1)), full=True)["isoscore"].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1234.567])
+def test_constant_coordinates_are_left_out_of_the_standardized_rows(dtype, constant):
+    x = torch.exp(gaussian(97, 6)).to(dtype) * torch.tensor([1.0, 100.0, 1.0, 0.01, 1.0, 5.0], dtype=dtype)
+    x[:, 2] = x[:, 4] = constant
+    expected = references.spectrum(x[:, [0, 1, 3, 5]].double().repeat(1, 2))["anisotropy_standardized"]
+    rtol = 1e-9 if dtype == torch.float64 else 1e-5
+    assert_values(spectrum_values(row_scatter(x)), {"anisotropy_standardized": expected}, rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [0, 1, 7])
+@pytest.mark.parametrize("dim", [1, 3, 40])
+def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
+    x = torch.full((n, dim), 0.1, dtype=dtype)
+    values = floats(spectrum_values(row_scatter(x), full=True))
+    values.pop("anisotropy_null")
+    values["alone"] = anisotropy(x).item()
+    assert all_nan(values)
+
+
+def test_scatter_of_parts_merges_to_that_of_the_whole():
+    x = torch.cat((gaussian(30, 5), 100 + gaussian(20, 5, seed=1), gaussian(0, 5)))
+    parts = pool_scatter([row_scatter(x[:30]), row_scatter(x[30:]), row_scatter(x[:0])])
+    for got, expected in zip(parts, row_scatter(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(parts.scatter, x.T.cov() * 49, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_scatter_is_summed_over_chunks(dtype, monkeypatch):
+    x = (1000 + gaussian(50, 4)).to(dtype)
+    monkeypatch.setattr("embedgeo.functional.spectrum._PRODUCT_ELEMENTS", 4 * 7)
+    expected = x.double().T.cov() * 49
+    torch.testing.assert_close(row_scatter(x).scatter, expected, rtol=1e-6, atol=1e-6)

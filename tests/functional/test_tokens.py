@@ -1,0 +1,103 @@
+import pytest
+import torch
+from hypothesis import given, settings
+
+from embedgeo.functional import token_table, type_regressions, type_values, unbiased_split, variance_split
+from embedgeo.functional.moments import row_chunks, variance_moments
+from embedgeo.functional.tokens import coefficient_of_variation, detailed_token_table
+from tests import references
+from tests.data import all_nan, assert_values, floats, token_rows, zipf_ids
+from tests.strategies import splits
+
+TABULATE = pytest.mark.parametrize("tabulate", [token_table, detailed_token_table])
+
+
+def assert_table(table, x, ids, *, rtol):
+    expected = references.token_loop(x, ids)
+    assert table.token_ids.tolist() == list(expected)
+    types = variance_moments(table.moments)
+    for i, (n, mean, variance) in enumerate(expected.values()):
+        assert types.n[i] == n
+        torch.testing.assert_close(types.mean[i], torch.from_numpy(mean), rtol=rtol, atol=rtol)
+        assert types.m2[i].item() == pytest.approx(n * variance, rel=rtol, abs=0)
+
+
+@TABULATE
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_table_equals_the_loop(tabulate, dtype, mean):
+    x, ids = token_rows(400, 8, mean=mean)
+    x = x.to(dtype)
+    assert_table(tabulate(x, ids), x.double(), ids, rtol=1e-9 if dtype == torch.float64 else 1e-6)
+
+
+@TABULATE
+def test_token_types_are_merged_over_chunks(tabulate, monkeypatch):
+    x, ids = token_rows(300, 4, mean=1000.0)
+    for module in ("moments", "tokens"):
+        monkeypatch.setattr(f"embedgeo.functional.{module}.row_chunks", lambda x: row_chunks(x, elements=4 * 7))
+    assert_table(tabulate(x, ids), x, ids, rtol=1e-9)
+
+
+@TABULATE
+@settings(max_examples=20)
+@given(parts=splits(200))
+def test_tables_of_parts_merge_to_that_of_the_whole(tabulate, parts):
+    x, ids = token_rows(200, 4, mean=1000.0)
+    table = tabulate(x[:0], ids[:0])
+    for part in parts:
+        table = table.merge(tabulate(x[part], ids[part]))
+    assert_table(table, x, ids, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_identical_rows_per_token_have_no_variance_within(dtype):
+    x, ids = token_rows(60, 8, mean=3.0)
+    ids = zipf_ids(5000)
+    table = token_table(x.to(dtype)[ids], ids)
+    assert table.moments.m2.tolist() == [0.0] * len(table.token_ids)
+    assert variance_split(table.moments)["V_W"] == 0
+
+
+def test_many_float32_rows_of_few_types_keep_their_digits():
+    x, ids = token_rows(300_000, 2)
+    x, ids = x.float(), ids // 1000 % 5
+    types = variance_moments(token_table(x, ids).moments)
+    expected = references.token_values(x, ids, regression_count_range=(1, 10**6))
+    split, lines = variance_split(types), type_regressions(type_values(types))
+    assert_values(split, {key: expected[key] for key in split}, rtol=1e-6)
+    assert_values(lines, {key: expected[key] for key in lines}, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-22, 1e-30])
+def test_the_scale_of_float32_rows_does_not_matter(scale):
+    x, ids = token_rows(200, 8)
+    x = (x * scale).float()
+    split = variance_split(token_table(x, ids).moments)
+    expected = references.token_values(x.double() / scale, ids)
+    assert split["V_W_over_V"].item() == pytest.approx(expected["V_W_over_V"], rel=1e-6)
+    assert split["V_W"].item() == pytest.approx(expected["V_W"] * scale**2, rel=1e-6)
+
+
+def test_selecting_types_keeps_their_moments():
+    x, ids = token_rows(100, 3)
+    table = token_table(x, ids)
+    some = table.select(table.moments.n > 5)
+    kept = torch.isin(ids, some.token_ids)
+    assert_table(some, x[kept], ids[kept], rtol=1e-9)
+
+
+def test_unbiased_split_without_degrees_of_freedom_is_undefined():
+    split = floats(unbiased_split(*torch.tensor([4.0, 2.0, 0.0, 0.0])))
+    assert all_nan(split)
+
+
+@pytest.mark.parametrize("num_types", [0, 1])
+def test_regressions_need_two_types(num_types):
+    values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)).moments)
+    assert all_nan(floats(type_regressions(values)))
+
+
+def test_coefficient_of_variation():
+    assert coefficient_of_variation(torch.tensor([1.0, 3.0])) == 0.5
+    assert coefficient_of_variation(torch.zeros(0)).isnan()

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from embedgeo.functional import anisotropy
+from embedgeo.metrics import Anisotropy
+from tests import references
+from tests.data import all_nan, assert_values, floats, gaussian, spectral, updated
+
+DECAYING = [0.8**i for i in range(40)]
+BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
+FULL = BASE | {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("spectrum", [False, True])
+def test_values_equal_the_naive_ones(mean, dtype, spectrum):
+    x = (mean + 3 * spectral(300, DECAYING)).to(dtype)
+    values = updated(Anisotropy(40, spectrum=spectrum), x, None, [slice(0, 100), slice(100, 300)]).compute()
+    assert values.keys() == (FULL if spectrum else BASE)
+    expected = references.spectrum(x.double())
+    expected = {key: expected[key] for key in values if key != "anisotropy_null"}
+    assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
+
+
+def test_batch_values_are_over_consecutive_batches_of_whole_size():
+    x = spectral(107, DECAYING)
+    values = updated(Anisotropy(40, batch_size=20), x, None, [slice(0, 33), slice(33, 34), slice(34, 107)]).compute()
+    batches = torch.stack([anisotropy(batch) for batch in x[:100].split(20)])
+    expected = {"anisotropy_batch_mean": batches.mean(), "anisotropy_batch_std": batches.std()}
+    assert values.keys() == BASE | expected.keys()
+    assert_values(values, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "mean_defined", "std_defined"), [(0, False, False), (5, True, False), (10, True, True)])
+def test_batch_values_need_one_and_two_batches(n, mean_defined, std_defined):
+    values = updated(Anisotropy(3, batch_size=5), gaussian(n, 3)).compute()
+    assert values["anisotropy_batch_mean"].isnan() != mean_defined
+    assert values["anisotropy_batch_std"].isnan() != std_defined
+
+
+@pytest.mark.parametrize("batch_size", [1, 0, -3])
+def test_wrong_batch_size_is_refused(batch_size):
+    with pytest.raises(ValueError, match="batch_size must be at least 2 rows"):
+        Anisotropy(3, batch_size=batch_size)
+
+
+def test_before_any_update_everything_is_undefined():
+    assert all_nan(floats(updated(Anisotropy(3, spectrum=True, batch_size=2), gaussian(0, 3)).compute()))
+
+
+def test_a_full_batch_keeps_no_rows_alive():
+    metric = updated(Anisotropy(3, batch_size=10), gaussian(1000, 3))
+    assert metric.batch_pending.untyped_storage().nbytes() == 0

@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import skdim.id
+import torch
+
+from embedgeo.functional import merge_duplicates
+from embedgeo.metrics import IntrinsicDimension
+from tests.data import all_nan, assert_values, floats, gaussian, updated
+
+KEYS = {"intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
+    x = gaussian(400, 10).to(dtype)
+    x = torch.cat((x, x[:100]))
+    values = updated(IntrinsicDimension(10), x).compute()
+    points = merge_duplicates(x).double()
+    assert values.keys() == KEYS
+    expected = {
+        "intrinsic_dimension": skdim.id.TwoNN().fit(points.numpy()).dimension_,
+        "intrinsic_dimension_std": math.nan,
+        "duplicate_fraction": 0.2,
+        "n_points": 400.0,
+    }
+    assert_values(values, expected, rtol=1e-6)
+
+
+def test_four_in_five_rows_duplicated_warn_of_nothing():
+    """The rows of a rotary model at layer 0: one for each token type."""
+    x = gaussian(180, 8)
+    ids = torch.cat((torch.arange(180), torch.randint(0, 180, (820,), generator=torch.Generator().manual_seed(0))))
+    values, alone = (updated(IntrinsicDimension(8), rows).compute() for rows in (x[ids], x))
+    expected = {"intrinsic_dimension": alone["intrinsic_dimension"], "duplicate_fraction": 0.82, "n_points": 180.0}
+    assert_values(values, expected, rtol=1e-9)
+
+
+def test_mean_and_spread_over_batches():
+    metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
+    batches = metric.rows[metric.keys.argsort()].split(100)
+    dimensions = torch.tensor([float(skdim.id.TwoNN().fit(batch.numpy()).dimension_) for batch in batches]).double()
+    expected = {
+        "intrinsic_dimension": dimensions.mean(),
+        "intrinsic_dimension_std": dimensions.std(),
+        "n_points": 300.0,
+    }
+    assert_values(metric.compute(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seen", [10, 99, 100, 101, 250])
+def test_no_more_rows_are_kept_than_wanted_and_all_where_there_are_fewer(seen):
+    metric = updated(
+        IntrinsicDimension(4, batch_size=50, num_batches=2), gaussian(seen, 4), None, [slice(0, 7), slice(7, seen)]
+    )
+    assert len(metric.rows) == min(seen, 100)
+    assert metric.seen == seen
+    assert metric.compute()["n_points"] == {10: 10, 99: 50}.get(seen, 100)
+
+
+def test_discard_fraction_is_passed_on():
+    x = gaussian(300, 5)
+    values = updated(IntrinsicDimension(5, discard_fraction=0.8), x).compute()
+    expected = skdim.id.TwoNN(discard_fraction=0.8).fit(x.numpy()).dimension_
+    assert_values(values, {"intrinsic_dimension": expected}, rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", [skdim.id.lPCA(), skdim.id.MLE()])
+def test_any_estimator_object(estimator):
+    x = torch.cat((gaussian(300, 3), gaussian(300, 3)[:50]))
+    values = updated(IntrinsicDimension(3, estimator=estimator), x).compute()
+    expected = float(type(estimator)().fit(merge_duplicates(x).numpy()).dimension_)
+    assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-9)
+
+
+def test_seeds_draw_other_rows():
+    x = gaussian(500, 4)
+    samples = [updated(IntrinsicDimension(4, batch_size=50, seed=seed), x).rows.sum().item() for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7])
+def test_rows_that_do_not_vary_have_no_dimension(n):
+    values = floats(updated(IntrinsicDimension(4), torch.full((n, 4), 0.1)).compute())
+    assert values.pop("n_points") == min(n, 1)
+    assert math.isnan(values.pop("duplicate_fraction")) if n == 0 else values.pop("duplicate_fraction") == 1 - 1 / n
+    assert all_nan(values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 2}, "batch_size must be at least 3 rows"),
+        ({"num_batches": 0}, "num_batches at least 1"),
+        ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
+        ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1"),
+        ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
+        ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
+        ({"estimator": None}, "estimator must be .* got None"),
+        ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        IntrinsicDimension(4, **arguments)

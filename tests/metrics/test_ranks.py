@@ -1,0 +1,203 @@
+"""The metrics on two gloo ranks. One pair of processes does everything; the tests look at what came back."""
+
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from filelock import FileLock
+
+from embedgeo.functional import Sample, anisotropy, extend_sample, merge_samples
+from embedgeo.metrics import EmbeddingMoments, IntrinsicDimension, TokenMoments
+from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, token_rows, updated
+from tests.ranks import on_two_ranks
+
+DIM, N, FIRST = 4, 160, 50
+SHARES = {
+    "both ranks": ([slice(0, 20), slice(20, FIRST)], [slice(FIRST, N)]),
+    "no rows on rank 1": ([slice(0, 20), slice(20, N)], [slice(0, 0)]),
+    "no update on rank 1": ([slice(0, N)], []),
+    "no rows on rank 0": ([slice(0, 0)], [slice(0, N)]),
+    "no update on rank 0": ([], [slice(0, 20), slice(20, N)]),
+    "no rows at all": ([slice(0, 0)], []),
+}
+OTHER_COLLECTIVES = [
+    "all_gather_object",
+    "all_gather_into_tensor",
+    "gather",
+    "gather_object",
+    "all_to_all",
+    "broadcast",
+]
+SAMPLES = 300
+
+
+def rows():
+    return token_rows(N, DIM, mean=100.0)
+
+
+def values_on(rank):
+    """Of every kind and every way to share the rows out; computed twice, with an update of one row in between."""
+    warnings.filterwarnings("ignore", "The ``compute`` method of metric")  # no update on this rank
+    x, ids = rows()
+    values = {}
+    for kind in KINDS:
+        for share, parts in SHARES.items():
+            metric = updated(metrics(DIM)[kind], x, ids, parts[rank])
+            values[kind, share] = [metric.compute()]
+            updated(metric, x[rank : rank + 1], ids[rank : rank + 1])
+            values[kind, share].append(metric.compute())
+    return values
+
+
+def only_rank_0_has_token_ids(rank):
+    x, ids = rows()
+    return [
+        updated(metric, x[rank::2], ids[rank::2] if rank == 0 else None).compute()
+        for metric in (EmbeddingMoments(DIM), TokenMoments(DIM))
+    ]
+
+
+def table_on(rank):
+    x, ids = rows()
+    metric = updated(TokenMoments(DIM), x[rank::2], ids[rank::2])
+    local = metric.table()
+    with metric.sync_context():
+        pooled = metric.table()
+    return {"before": local, "synced": pooled, "after": metric.table()}
+
+
+def samples_on(rank):
+    """Rows of each of many samples: FIRST of them on rank 0, the others on rank 1."""
+    x = torch.arange(float(N))[:, None]
+    samples = []
+    for seed in range(SAMPLES):
+        metric = IntrinsicDimension(1, batch_size=40, seed=seed)
+        metric.update(x[:FIRST] if rank == 0 else x[FIRST:])
+        with metric.sync_context():
+            samples.append((metric.rows.flatten(), metric.keys, metric.seen))
+    return [torch.stack(column) for column in zip(*samples, strict=True)]
+
+
+def traffic_on(rank, dim=48):
+    """Elements of the state and elements sent, per kind, where both ranks have seen every token type."""
+    x, ids = gaussian(3000, dim, seed=rank), torch.arange(3000) % 300
+    traffic = {}
+    for kind, metric in metrics(dim).items():
+        updated(metric, x, ids)
+        state = sum(value.numel() for value in metric.metric_state.values())
+        reduced, gathered = [], []
+        with (
+            mock.patch.multiple(dist, **dict.fromkeys(OTHER_COLLECTIVES, mock.Mock(side_effect=AssertionError))),
+            mock.patch.object(dist, "all_reduce", recording(dist.all_reduce, reduced)),
+            mock.patch.object(dist, "all_gather", recording(dist.all_gather, gathered)),
+        ):
+            metric.compute()
+        traffic[kind] = {"state": state, "reduced": reduced, "gathered": gathered}
+    return traffic
+
+
+def recording(collective, shapes):
+    def call(*args, **kwargs):
+        shapes.append(tuple(args[-1].shape))
+        return collective(*args, **kwargs)
+
+    return call
+
+
+def everything_on(rank):
+    return {job.__name__: job(rank) for job in (values_on, only_rank_0_has_token_ids, table_on, samples_on, traffic_on)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, worker_id):
+    """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers ask for it."""
+    if worker_id == "master":
+        return on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks"))
+    shared = tmp_path_factory.getbasetemp().parent / "ranks.pt"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            torch.save(on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks")), shared)
+    return torch.load(shared)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_one_process(ranks, kind, share):
+    x, ids = rows()
+    one = metrics(DIM)[kind]
+    per_rank = [result["values_on"][kind, share] for result in ranks]
+    parts = [part for parts in SHARES[share] for part in parts]
+    for step, more in enumerate((parts, [slice(0, 1), slice(1, 2)])):
+        expected = updated(one, x, ids, more).compute()
+        if kind == "IntrinsicDimension":  # of another sample
+            del expected["intrinsic_dimension"], expected["intrinsic_dimension_std"], expected["duplicate_fraction"]
+        if kind == "Anisotropy with all parts":
+            expected.update(batch_values(x, share, step))
+        for values in per_rank:
+            assert_values(values[step], expected, rtol=1e-9)
+        assert_values(per_rank[0][step], per_rank[1][step], rtol=0)
+
+
+def batch_values(x, share, step):
+    """Batches of seven consecutive rows of one rank."""
+    batches = []
+    for rank, parts in enumerate(SHARES[share]):
+        own = torch.cat([x[:0], *(x[part] for part in parts), x[rank : rank + step]])
+        batches += [anisotropy(batch) for batch in own.split(7) if len(batch) == 7]
+    values = torch.tensor(batches, dtype=torch.float64)
+    spread = values.std() if len(values) > 1 else torch.nan
+    return {"anisotropy_batch_mean": values.mean(), "anisotropy_batch_std": spread}
+
+
+def test_what_needs_token_ids_is_undefined_where_one_rank_has_none(ranks):
+    for result in ranks:
+        for values in map(floats, result["only_rank_0_has_token_ids"]):
+            assert values["n"] == N
+            assert all_nan({key: value for key, value in values.items() if key.startswith(("V_", "token_"))})
+            assert "V_W_over_V_unbiased" in values
+
+
+def test_table_is_that_of_all_ranks_within_sync_context(ranks):
+    x, ids = rows()
+    whole = updated(TokenMoments(DIM), x, ids).table()
+    for rank, result in enumerate(ranks):
+        local = updated(TokenMoments(DIM), x[rank::2], ids[rank::2]).table()
+        for name, expected in {"before": local, "synced": whole, "after": local}.items():
+            for key, column in expected.items():
+                torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ranks):
+    x = torch.arange(float(N))[:, None]
+    (drawn, keys, seen), other = (result["samples_on"] for result in ranks)
+    for mine, others in zip((drawn, keys, seen), other, strict=True):
+        assert mine.equal(others)
+    assert (seen == N).all()
+    for seed in range(0, SAMPLES, 10):
+        streams = [
+            extend_sample(Sample.empty(1), part, 40, seed=seed, stream=rank)
+            for rank, part in enumerate((x[:FIRST], x[FIRST:]))
+        ]
+        merged = merge_samples(*streams, 40)
+        assert drawn[seed].sort().values.equal(merged.rows.flatten().sort().values)
+
+
+def test_every_row_of_every_rank_is_drawn_as_often(ranks):
+    drawn = ranks[0]["samples_on"][0]
+    assert all(sample.unique().numel() == 40 for sample in drawn)
+    counts = torch.bincount(drawn.flatten().long(), minlength=N)
+    share = 40 / N
+    chi_square = (counts - SAMPLES * share).square().sum() / (SAMPLES * share * (1 - share))
+    assert chi_square < 220  # the 0.999 quantile for 159 degrees of freedom
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_synchronising_reduces_about_one_state_and_gathers_only_ids_and_keys(ranks, kind):
+    for result in ranks:
+        traffic = result["traffic_on"][kind]
+        reduced = sum(torch.Size(shape).numel() for shape in traffic["reduced"])
+        assert 0 < reduced <= 2.2 * traffic["state"]
+        assert all(len(shape) == 1 and shape[0] <= 300 for shape in traffic["gathered"])
+        assert bool(traffic["gathered"]) == (kind.startswith("Token") or kind == "IntrinsicDimension")

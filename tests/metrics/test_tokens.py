@@ -1,0 +1,131 @@
+import pytest
+import torch
+
+from embedgeo.metrics import TokenMoments
+from tests import references
+from tests.data import all_nan, assert_values, floats, gaussian, generator, token_rows, updated
+
+REGRESSIONS = {"V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"}
+
+
+def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
+    expected = references.row_values(x) | references.token_values(x, ids)
+    if regressed is not None:
+        expected.update({key: regressed[key] for key in REGRESSIONS})
+    lines = {key: expected.pop(key) for key in REGRESSIONS}
+    assert values.keys() == expected.keys() | REGRESSIONS | {"n_nonfinite"}
+    assert all(value.dtype == torch.float64 and value.shape == () for value in values.values())
+    assert_values(values, expected, rtol=rtol)
+    assert_values(values, lines, rtol=regression_rtol)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=["64", "32", "bf16", "fp16"]
+)
+def test_values_equal_the_loop(mean, dtype):
+    x, ids = token_rows(2000, 6, mean=mean)
+    x = x.to(dtype)
+    metric = updated(TokenMoments(6), x, ids, [slice(0, 900), slice(900, 2000)])
+    exact = dtype == torch.float64
+    tolerances = {"rtol": 1e-9, "regression_rtol": 1e-7} if exact else {"rtol": 1e-6, "regression_rtol": 1e-4}
+    assert_equals_loop(metric.compute(), x.double(), ids, **tolerances)
+
+
+@pytest.mark.parametrize("count_range", [(1, 10**6), (10, 100), (30, 31)])
+def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range):
+    x, ids = token_rows(2000, 4, mean=1000.0)
+    metric = updated(TokenMoments(4, count_range=count_range), x, ids, [slice(0, 3), slice(3, 2000)])
+    kept = torch.from_numpy(references.in_count_range(ids, count_range))
+    assert 0 < kept.sum() <= len(x)
+    assert_equals_loop(
+        metric.compute(), x[kept], ids[kept], rtol=1e-9, regression_rtol=1e-7, regressed=references.token_values(x, ids)
+    )
+    assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
+
+
+def test_count_range_that_nothing_meets():
+    values = floats(updated(TokenMoments(3, count_range=(1000, 2000)), *token_rows(50, 3)).compute())
+    assert (values.pop("n"), values.pop("token_types"), values.pop("n_nonfinite")) == (0, 0, 0)
+    assert all_nan(values)
+
+
+def test_regression_count_range():
+    x, ids = token_rows(500, 4)
+    values = updated(TokenMoments(4, regression_count_range=(5, 20)), x, ids).compute()
+    expected = references.token_values(x, ids, regression_count_range=(5, 20))
+    assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_table_has_the_moments_of_each_type(dtype):
+    x, ids = token_rows(500, 4, mean=1000.0)
+    x = x.to(dtype)
+    table = updated(TokenMoments(4), x, ids, [slice(0, 77), slice(77, 500)]).table()
+    loop = references.token_loop(x.double(), ids)
+    assert list(table) == ["token_id", "n", "Q", "M", "V"]
+    assert table["token_id"].tolist() == list(loop)
+    m = torch.tensor([(mean**2).sum() for _, mean, _ in loop.values()], dtype=torch.float64)
+    v = torch.tensor([variance for _, _, variance in loop.values()], dtype=torch.float64)
+    n = torch.tensor([float(n) for n, _, _ in loop.values()], dtype=torch.float64)
+    rtol = 1e-9 if dtype == torch.float64 else 1e-6
+    for key, expected in {"n": n, "Q": m + v, "M": m, "V": v}.items():
+        torch.testing.assert_close(table[key], expected, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count_range", [None, (1, 1000)])
+def test_rows_identical_per_token_have_no_variance_within(dtype, count_range):
+    vectors, ids = gaussian(60, 5).to(dtype), token_rows(700, 1)[1] // 1000
+    metric = updated(TokenMoments(5, count_range=count_range), vectors[ids], ids, [slice(0, 300), slice(300, 700)])
+    values = floats(metric.compute())
+    assert values["V_W"] == values["V_W_over_V"] == values["V_W_unbiased"] == 0
+    assert values["V_B"] == pytest.approx(values["V"], rel=1e-12)
+
+
+def test_one_token_type_has_no_variance_between():
+    values = floats(updated(TokenMoments(3), 1000 + gaussian(30, 3), torch.zeros(30).long()).compute())
+    assert values["V_B"] == 0
+    assert values["V_W"] == values["V"] > 0
+    assert all_nan({key: values[key] for key in REGRESSIONS})
+
+
+def zipf_split(n, seed, dim=8, vocabulary=50_000):
+    """Plug-in and unbiased fraction on simulated tokens whose true one is 0.6."""
+    weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
+    ids = torch.multinomial(weights, n, replacement=True, generator=generator(seed))
+    x = 0.4**0.5 * gaussian(vocabulary, dim, seed=1000 + seed)[ids] + 0.6**0.5 * gaussian(n, dim, seed=2000 + seed)
+    values = updated(TokenMoments(dim), x, ids).compute()
+    return values["V_W_over_V"].item(), values["V_W_over_V_unbiased"].item()
+
+
+@pytest.mark.parametrize("n", [2_000, 8_000, 32_000])
+def test_the_unbiased_fraction_is_right_where_the_plug_in_is_far_off(n):
+    plug_in, unbiased = torch.tensor([zipf_split(n, seed) for seed in range(20)]).mean(0).tolist()
+    assert unbiased == pytest.approx(0.6, abs=0.02)
+    assert plug_in < 0.6 - 0.1
+
+
+def test_token_ids_must_come_with_every_update_or_with_none():
+    x, ids = token_rows(10, 3)
+    for first, second in ((ids, None), (None, ids)):
+        metric = updated(TokenMoments(3), x, first)
+        with pytest.raises(ValueError, match="token_ids must come with every update or with none"):
+            metric.update(x, second)
+        assert metric.compute()["n"] == 10
+        metric.reset()
+        metric.update(x, second)
+    with pytest.raises(ValueError, match="count_range needs token_ids"):
+        TokenMoments(3, count_range=(1, 2)).update(x)
+
+
+def test_without_token_ids_there_are_the_values_of_the_rows_alone():
+    x, _ = token_rows(10, 3)
+    assert updated(TokenMoments(3), x).compute().keys() == references.row_values(x).keys() | {"n_nonfinite"}
+
+
+@pytest.mark.parametrize("name", ["count_range", "regression_count_range"])
+@pytest.mark.parametrize("bounds", [(0, 5), (5, 4), (-1, 3)])
+def test_wrong_ranges_are_refused(name, bounds):
+    with pytest.raises(ValueError, match=rf"{name} must be \(lo, hi\) with 1 <= lo <= hi"):
+        TokenMoments(3, **{name: bounds})

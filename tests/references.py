@@ -1,0 +1,143 @@
+"""What the metrics must give, written naively in float64 numpy: loops, full matrices, no batching, no merging."""
+
+import numpy as np
+
+
+def row_values(x):
+    """Keys of the moments of all rows of ``x``, shape (n, d)."""
+    x = np.asarray(x, dtype=np.float64)
+    mean = x.mean(0)
+    variance_of_dim = ((x - mean) ** 2).mean(0)
+    norms = np.array([np.sqrt((row**2).sum()) for row in x])
+    units = [row / norm for row, norm in zip(x, norms, strict=True) if norm > 0]
+    gram = np.array(units) @ np.array(units).T
+    pairs = len(units) * (len(units) - 1)
+    m, v = (mean**2).sum(), variance_of_dim.sum()
+    return {
+        "n": float(len(x)),
+        "Q": np.mean([(row**2).sum() for row in x]),
+        "M": m,
+        "V": v,
+        "M_over_V": m / v,
+        "M_over_Q": m / (m + v),
+        "mean_cosine": (gram.sum() - np.trace(gram)) / pairs,
+        "norm_mean": norms.mean(),
+        "norm_cv": norms.std() / norms.mean(),
+        "norm_max": norms.max(),
+        "top_dim_share": variance_of_dim.max() / v,
+    }
+
+
+def token_loop(x, token_ids):
+    """The paper's Algorithm 1: n, mean and V of every token type, one type after the other."""
+    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    table = {}
+    for token_id in sorted(set(token_ids.tolist())):
+        rows = x[token_ids == token_id]
+        mean = rows.mean(0)
+        table[token_id] = (len(rows), mean, ((rows - mean) ** 2).sum(1).mean())
+    return table
+
+
+def token_values(x, token_ids, regression_count_range=(10, 100_000)):
+    """Keys that need token ids, over all rows given."""
+    x = np.asarray(x, dtype=np.float64)
+    table = token_loop(x, token_ids)
+    n, mean = len(x), x.mean(0)
+    v = ((x - mean) ** 2).sum(1).mean()
+    within = sum(count / n * variance for count, _, variance in table.values())
+    between = sum(count / n * ((center - mean) ** 2).sum() for count, center, _ in table.values())
+    q = np.array([(center**2).sum() + variance for _, center, variance in table.values()])
+    values = {
+        "token_types": float(len(table)),
+        "V_W": within,
+        "V_B": between,
+        "V_W_over_V": within / v,
+        **unbiased_values(v, n, sum(count * variance for count, _, variance in table.values()), n - len(table)),
+        "Q_t_cv": q.std() / q.mean(),
+    }
+    lo, hi = regression_count_range
+    used = [row for row in table.values() if lo <= row[0] <= hi]
+    count = np.array([row[0] for row in used], dtype=np.float64)
+    m = np.array([(row[1] ** 2).sum() for row in used])
+    v_t = np.array([row[2] for row in used])
+    values["V_on_M_slope"], values["V_on_M_r2"] = line(m, v_t)
+    for key, value in (("Q", m + v_t), ("M", m), ("V", v_t)):
+        values[f"{key}_freq_slope"], _ = line(np.log10(count), np.log10(1 + value))
+    return values
+
+
+def unbiased_values(v, n, within_squares, freedom):
+    """The analysis of variance: MS_W, what is left of V, and the fraction."""
+    within = within_squares / freedom
+    between = v - within * (n - 1) / n
+    return {
+        "V_W_unbiased": within,
+        "V_B_unbiased": between,
+        "V_W_over_V_unbiased": within / (within + between),
+    }
+
+
+def line(x, y):
+    """Slope and R² of the least-squares line."""
+    if len(set(x)) < 2:
+        return np.nan, np.nan
+    slope, intercept = np.polyfit(x, y, 1)
+    residual = y - (slope * x + intercept)
+    return slope, 1 - (residual**2).sum() / ((y - y.mean()) ** 2).sum()
+
+
+def in_count_range(token_ids, count_range):
+    """Which rows belong to token types that occur lo to hi times."""
+    token_ids = np.asarray(token_ids)
+    counts = np.array([(token_ids == token_id).sum() for token_id in token_ids])
+    return (counts >= count_range[0]) & (counts <= count_range[1])
+
+
+def variances(x):
+    """Eigenvalues of the covariance, descending, from the singular values of the centred rows."""
+    x = np.asarray(x, dtype=np.float64)
+    singular = np.linalg.svd(x - x.mean(0), compute_uv=False)
+    return np.pad(singular**2, (0, max(0, x.shape[1] - len(singular)))) / len(x)
+
+
+def spectrum(x):
+    """Keys of the covariance spectrum of the rows of ``x``, apart from the null."""
+    x = np.asarray(x, dtype=np.float64)
+    values = variances(x)
+    singular = np.sqrt(values)
+    share = singular / singular.sum()
+    varying = x[:, x.std(0) > 1e-12 * np.abs(x).max()]
+    standardized = variances((varying - varying.mean(0)) / varying.std(0))
+    return {
+        "anisotropy": values[0] / values.sum(),
+        "participation_ratio": values.sum() ** 2 / (values**2).sum(),
+        "anisotropy_standardized": standardized[0] / standardized.sum(),
+        "effective_rank": np.exp(-sum(p * np.log(p) for p in share if p > 0)),
+        "isoscore": isoscore(x),
+        "top5_share": values[:5].sum() / values.sum(),
+        "anisotropy_without_top5": values[5] / values[5:].sum(),
+    }
+
+
+def isoscore(x):
+    """Rudman et al. 2022, Algorithm 1, step by step (their n is the dimension)."""
+    x = np.asarray(x, dtype=np.float64)
+    n = x.shape[1]
+    _, axes = np.linalg.eigh(np.cov(x.T))
+    reoriented = (x - x.mean(0)) @ axes
+    diagonal = np.diag(np.cov(reoriented.T))
+    normalised = np.sqrt(n) * diagonal / np.linalg.norm(diagonal)
+    defect = np.linalg.norm(normalised - np.ones(n)) / np.sqrt(2 * (n - np.sqrt(n)))
+    fraction_used = (n - defect**2 * (n - np.sqrt(n))) ** 2 / n**2
+    return (n * fraction_used - 1) / (n - 1)
+
+
+def two_nearest(x):
+    """Distances to the two nearest other rows, from all differences."""
+    x = np.asarray(x, dtype=np.float64)
+    nearest = np.full((len(x), 2), np.nan)
+    for i, row in enumerate(x):
+        distances = np.sort(np.sqrt(((np.delete(x, i, axis=0) - row) ** 2).sum(1)))[:2]
+        nearest[i, : len(distances)] = distances
+    return nearest

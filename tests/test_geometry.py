@@ -1,0 +1,292 @@
+import warnings
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torchmetrics import Metric
+
+import embedgeo
+from embedgeo import EmbeddingMoments, TokenMoments, observe
+from tests.models import FAMILIES, PAD, gpt_neox, llama, token_batch
+from tests.ranks import on_two_ranks
+
+
+class Rows(Metric):
+    """Keeps every row it is shown."""
+
+    full_state_update = False
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+        self.add_state("rows", [], dist_reduce_fx="cat")
+        self.add_state("ids", [], dist_reduce_fx="cat")
+
+    def update(self, embeddings, token_ids=None, mask=None):
+        assert mask is None or mask.all()
+        self.rows.append(embeddings.reshape(-1, self.dim).clone())
+        if token_ids is not None:
+            self.ids.append(token_ids.reshape(-1).clone())
+
+    def compute(self):
+        return {"count": torch.tensor(float(sum(map(len, self.rows))))}
+
+
+def rows_seen(geometry, layer):
+    (metric,) = geometry._metrics[layer]
+    return torch.cat(metric.rows), torch.cat(metric.ids) if metric.ids else None
+
+
+def observed(model, batch, layers="blocks", **options):
+    with observe(model, layers, lambda dim: [Rows(dim)], **options) as geometry, torch.no_grad():
+        model(**batch)
+    return geometry
+
+
+def hidden_states(model, batch):
+    """The embedding output and every block's output, before the final norm."""
+    last = {}
+    norm = [m for n, m in model.named_modules() if n.endswith(("final_layer_norm", "ln_f", "model.norm"))]
+    norm = [m for m in norm if "layers." not in next(n for n, x in model.named_modules() if x is m)]
+    handle = norm[0].register_forward_pre_hook(lambda m, args: last.update(x=args[0])) if norm else None
+    with torch.no_grad():
+        states = list(model(**batch, output_hidden_states=True).hidden_states)
+    if handle is not None:
+        handle.remove()
+        states[-1] = last["x"]
+    return states
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_are_the_models_own_hidden_states(family, padding):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    batch = token_batch(padding=padding)
+    geometry = observed(model, batch)
+    keep = batch["attention_mask"].bool()
+    for name, state in zip(["embed", "block.00", "block.01", "block.02"], hidden_states(model, batch), strict=True):
+        rows, ids = rows_seen(geometry, name)
+        assert torch.equal(rows, state[keep]), name
+        assert torch.equal(ids, batch["input_ids"][keep]), name
+
+
+def test_final_norm_is_the_last_hidden_state():
+    model, batch = gpt_neox().eval(), token_batch()
+    rows, _ = rows_seen(observed(model, batch), "final_norm")
+    with torch.no_grad():
+        assert torch.equal(rows, model(**batch, output_hidden_states=True).hidden_states[-1].flatten(0, 1))
+
+
+def test_mean_of_the_last_blocks():
+    model, batch = gpt_neox().eval(), token_batch()
+    states = hidden_states(model, batch)
+    rows, _ = rows_seen(observed(model, batch, "mean(last2)"), "mean(last2)")
+    torch.testing.assert_close(rows, (states[-1] + states[-2]).div(2).flatten(0, 1))
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_positions_and_token_ids_left_out(padding):
+    model, batch = gpt_neox().eval(), token_batch(padding=padding)
+    ids, real = batch["input_ids"], batch["attention_mask"].bool()
+    ignored = ids[0, -1].item()
+    geometry = observed(model, batch, skip_first_positions=2, ignore_token_ids=[ignored])
+    expected = []
+    for sequence, mask in zip(ids, real, strict=True):
+        expected += [token for token in sequence[mask][2:].tolist() if token != ignored]
+    assert rows_seen(geometry, "block.01")[1].tolist() == expected
+
+
+def test_compute_gives_floats_and_a_frame():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model) as geometry, torch.no_grad():
+        model(**batch)
+    values = geometry.compute()
+    assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    assert all(type(value) is float for value in values["embed"].values())
+    frame = geometry.to_frame()
+    assert list(frame.columns) == ["layer", "layer_index", "metric", "value"]
+    assert frame.set_index(["layer", "metric"]).loc[("block.01", "V"), "value"] == values["block.01"]["V"]
+    assert frame.groupby("layer").layer_index.first().to_dict() == {name: i for i, name in enumerate(values)}
+    assert isinstance(frame, pd.DataFrame)
+
+
+def test_duplicates_at_the_embedding_of_a_rotary_model_are_merged_without_a_warning():
+    model = gpt_neox().eval()
+    batch = token_batch(rows=64, length=12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with observe(model) as geometry, torch.no_grad():
+            model(**batch)
+        values = geometry.compute()
+    distinct = len(batch["input_ids"].unique())
+    assert values["embed"]["n_points"] == distinct
+    assert values["embed"]["duplicate_fraction"] == pytest.approx(1 - distinct / 768)
+    assert values["embed"]["intrinsic_dimension"] > 2
+    assert values["embed"]["V_W"] == 0
+    assert 0 < values["block.02"]["duplicate_fraction"] < 0.1  # first tokens see only themselves
+
+
+def test_recomputed_forward_passes_are_not_counted():
+    model = gpt_neox(use_cache=False).train()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    batch = token_batch()
+    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry:
+        model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert {name: len(rows_seen(geometry, name)[0]) for name in geometry.compute()} == dict.fromkeys(
+        geometry.compute(), 48
+    )
+
+
+def test_a_compiled_model_is_measured():
+    inner = gpt_neox().eval()
+    model, batch = torch.compile(inner, backend="eager"), token_batch()
+    with torch.no_grad():
+        model(**batch)
+        with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry:
+            for _ in range(2):
+                model(**batch)
+    assert geometry.probe.num_fired == dict.fromkeys(geometry.probe.num_fired, 2)
+    assert torch.equal(rows_seen(geometry, "block.00")[0][:48], hidden_states(inner, batch)[1].flatten(0, 1))
+    assert torch._C._dynamo is not None
+    from torch._dynamo.eval_frame import _stance
+
+    assert _stance.stance == "default"
+
+
+def test_no_hook_is_left_behind_also_after_an_error():
+    model, batch = gpt_neox(), token_batch()
+
+    class Raising(EmbeddingMoments):
+        def update(self, embeddings, token_ids=None, mask=None):
+            if len(embeddings):
+                raise RuntimeError("broken metric")
+            super().update(embeddings, token_ids, mask)
+
+    with pytest.raises(RuntimeError, match="broken metric"), observe(model, metrics=lambda dim: [Raising(dim)]):
+        model(**batch)
+    assert hooks(model) == 0
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hidden_states_in_bfloat16_and_under_autocast_are_counted_in_float64():
+    batch = token_batch()
+    model = llama().eval()
+    with observe(model) as geometry, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(**batch)
+    mixed = geometry.compute()["block.02"]
+    model = model.bfloat16()
+    with observe(model) as geometry, torch.no_grad():
+        model(**batch)
+    assert geometry.compute()["block.02"]["V"] == pytest.approx(mixed["V"], rel=0.05)
+    assert geometry.compute()["block.02"]["Q"] == pytest.approx(
+        geometry.compute()["block.02"]["M"] + geometry.compute()["block.02"]["V"], rel=1e-9
+    )
+
+
+def test_a_model_without_token_ids_gives_what_needs_none():
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(2))})
+    model.forward = lambda x: model["layers"][1](model["layers"][0](x))
+    with observe(model) as geometry:
+        model.forward(torch.randn(5, 3, 4))
+    values = geometry.compute()["block.01"]
+    assert values["n"] == 15
+    assert "V_W" not in values
+    assert "token_types" not in values
+
+
+def test_two_metrics_with_one_key_are_refused():
+    with pytest.raises(ValueError, match=r"TokenMoments and EmbeddingMoments both give 'n'"):
+        observe(gpt_neox(), metrics=lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]).__enter__()
+
+
+def test_metrics_must_be_metrics():
+    with pytest.raises(TypeError, match="got str"):
+        observe(gpt_neox(), metrics=lambda dim: ["V"]).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip_first_positions": -1}, "must not be negative; got -1"),
+        ({"layers": "nothing.*"}, "matches no layer"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_forward_pass(options, message):
+    with pytest.raises(ValueError, match=message):
+        observe(gpt_neox(), **options).__enter__()
+
+
+def test_what_needs_token_ids_says_so():
+    model, batch = gpt_neox(), token_batch()
+    embedded = {"inputs_embeds": torch.randn(2, 5, 16)}
+    with pytest.raises(ValueError, match="ignore_token_ids needs token ids"), observe(model, ignore_token_ids=[PAD]):
+        model(**embedded)
+    with pytest.raises(ValueError, match="skip_first_positions needs"), observe(model, skip_first_positions=1):
+        model(**embedded)
+    message = r"layer 'gpt_neox.rotary_emb' must have a row for each token"
+    with pytest.raises(ValueError, match=message), observe(model, "*.rotary_emb"):
+        model(**batch)
+
+
+def test_layers_that_never_fire_are_named_in_one_warning():
+    model = gpt_neox()
+    message = "No forward pass reached embed, block.00, block.01, block.02, final_norm"
+    with pytest.warns(UserWarning, match=message), observe(model) as geometry:
+        pass
+    assert geometry.compute() == {}
+
+
+def test_streaming_metrics_keep_no_table():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model, metrics=embedgeo.streaming_metrics) as geometry, torch.no_grad():
+        model(**batch)
+    values = geometry.compute()["block.00"]
+    assert "token_types" not in values
+    assert values["V_W_over_V_unbiased"] > 0
+
+
+def test_two_ranks_equal_one_process(tmp_path):
+    first, second = on_two_ranks(values_on_rank, tmp_path)
+    model = seeded_model()
+    with observe(model) as geometry, torch.no_grad():
+        for seed in (0, 1, 2):
+            model(**token_batch(seed=seed, padding="left"))
+    expected = geometry.compute()
+    assert list(first) == list(second) == list(expected)
+    for layer, values in expected.items():
+        assert first[layer] == pytest.approx(values, rel=1e-9, nan_ok=True), layer
+        assert second[layer] == pytest.approx(first[layer], rel=0, nan_ok=True), layer
+
+
+def test_a_rank_that_measures_nothing_does_not_hang_the_other(tmp_path):
+    first, second = on_two_ranks(values_with_an_idle_rank, tmp_path)
+    for layer, values in first.items():
+        assert second[layer] == pytest.approx(values, rel=0, nan_ok=True), layer
+    assert first["block.00"]["n"] == 48
+
+
+def seeded_model():
+    torch.manual_seed(0)
+    return gpt_neox().eval()
+
+
+def values_on_rank(rank):
+    model = seeded_model()
+    with observe(model) as geometry, torch.no_grad():
+        for seed in ((0, 1), (2,))[rank]:
+            model(**token_batch(seed=seed, padding="left"))
+    return geometry.compute()
+
+
+def values_with_an_idle_rank(rank):
+    model = seeded_model()
+    geometry = embedgeo.Geometry(model)
+    if rank == 0:
+        with geometry.probe, torch.no_grad():
+            model(**token_batch())
+    return geometry.compute()

@@ -1,0 +1,35 @@
+import time
+
+import pytest
+import torch
+
+from tests.ranks import on_two_ranks
+
+
+def total(rank):
+    number = torch.tensor(rank + 1)
+    torch.distributed.all_reduce(number)
+    return number.item()
+
+
+def fail_on_rank_1(rank):
+    if rank == 1:
+        raise ZeroDivisionError("on rank 1")
+
+
+def hang(rank):
+    time.sleep(600)
+
+
+def test_results_come_from_both_ranks(tmp_path):
+    assert on_two_ranks(total, tmp_path) == [3, 3]
+
+
+def test_a_failure_on_one_rank_is_raised(tmp_path):
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="on rank 1"):
+        on_two_ranks(fail_on_rank_1, tmp_path)
+
+
+def test_ranks_that_hang_fail(tmp_path):
+    with pytest.raises(pytest.fail.Exception, match="the ranks have hung"):
+        on_two_ranks(hang, tmp_path, seconds=1)
