@@ -1,12 +1,12 @@
 """The command line: ``embedgeo COMMAND``."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from embedgeo.sweep import check, sweep
 
-_COMMANDS: dict[str, Callable[..., Any]] = {"sweep": sweep, "check": check}
+_COMMANDS: Any = {"sweep": sweep, "check": check}
 _LISTS = {"--text"}
 """Options that take several values, as in ``--text a.txt b.txt``."""
 

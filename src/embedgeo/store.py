@@ -173,22 +173,12 @@ def scalars(records: pd.DataFrame) -> dict[str, float]:
 
 def _write_events(path: Path, records: pd.DataFrame) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.custom_scalar import layout_pb2
-    from tensorboard.plugins.custom_scalar import summary as layouts
     from tensorboard.summary.writer.record_writer import RecordWriter
-    from torch.utils.tensorboard.summary import scalar
+    from torch.utils.tensorboard.summary import custom_scalars, scalar
 
     step = int(records["step"].iloc[0])
-    metrics = dict.fromkeys(records["metric"])
-    charts = [
-        layout_pb2.Chart(title=metric, multiline=layout_pb2.MultilineChartContent(tag=[rf"^{PREFIX}\.{metric}\/"]))
-        for metric in metrics
-    ]
-    layout = layout_pb2.Layout(category=[layout_pb2.Category(title=PREFIX, chart=charts)])
-    summaries = [
-        layouts.pb(layout),
-        *(scalar(tag, value) for tag, value in scalars(records).items()),
-    ]
+    charts = {metric: ["Multiline", [rf"^{PREFIX}\.{metric}\/"]] for metric in dict.fromkeys(records["metric"])}
+    summaries = [custom_scalars({PREFIX: charts}), *(scalar(tag, value) for tag, value in scalars(records).items())]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)

@@ -63,7 +63,9 @@ def _read(path: Path) -> Iterator[str]:
         except (ValueError, KeyError, TypeError):
             document = None
         if not isinstance(document, str):
-            raise ValueError(f"each line of a .jsonl must be an object with a string text; {path}:{number} is not.")
+            raise ValueError(  # noqa: TRY004 - a line of a file, not an argument
+                f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
+            )
         yield document
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,13 +71,10 @@ def fetch(repository: str, commit: str, contents: Contents) -> Path:
     """
     wrong = ""
     for force in (False, True):
-        folder = Path(
-            retried(
-                lambda force=force: snapshot_download(
-                    repository, revision=commit, allow_patterns=contents.names, force_download=force
-                )
-            )
+        download = partial(
+            snapshot_download, repository, revision=commit, allow_patterns=contents.names, force_download=force
         )
+        folder = Path(retried(download))
         wrong = _first_wrong(folder, contents)
         if not wrong:
             return folder
@@ -108,15 +106,22 @@ def snapshot_folder(repository: str, commit: str) -> Path:
 
 
 def retried(attempt: Callable[[], T]) -> T:
-    """What ``attempt`` returns, after further attempts where the cause may pass."""
-    for wait in _WAITS:
+    """What ``attempt`` returns, after further attempts where the cause may pass.
+
+    Raises:
+        OSError: it has not passed, or is none that may; ValueError where the attempt raises that.
+    """
+    for wait in (*_WAITS, None):
         try:
             return attempt()
-        except Exception as error:
-            if not _may_pass(error):
+        except (OSError, ValueError) as error:
+            if wait is None or not _may_pass(error):
                 raise
+        except Exception as error:
+            if wait is None or not _may_pass(error):
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
         time.sleep(wait)
-    return attempt()
+    raise AssertionError
 
 
 def _may_pass(error: BaseException | None) -> bool:

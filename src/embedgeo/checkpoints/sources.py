@@ -102,7 +102,7 @@ def _list(model: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
     if is_local(model):
         if revisions != "*":
             raise ValueError(
-                f"revisions chooses branches and tags on the Hub; {model} is local. Leave it out; steps chooses folders."
+                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
             )
         yield from _list_folder(model, is_only)
     elif not _REPOSITORY.fullmatch(model):

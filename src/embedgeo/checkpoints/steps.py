@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 _STEP = re.compile(
@@ -79,7 +80,7 @@ def select_steps(listed: Iterable[int], steps: Steps) -> set[int]:
     wanted = _numbers(steps)
     unknown = sorted(wanted - set(available))
     if unknown:
-        near = sorted({min(available, key=lambda step, u=u: abs(step - u)) for u in unknown}) if available else []
+        near = sorted({_nearest(available, wanted_step) for wanted_step in unknown}) if available else []
         raise ValueError(
             f"steps must name steps of which there is a checkpoint; got {_some(unknown)}. "
             f"{f'The nearest are {_some(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
@@ -103,8 +104,16 @@ def _log_spaced(available: Sequence[int]) -> set[int]:
     if not positive:
         return set(available)
     powers = [2**k for k in range(positive[-1].bit_length())]
-    nearest = {min(positive, key=lambda step, p=power: abs(math.log(step / p))) for power in powers}
+    nearest = {min(positive, key=partial(_ratio, power)) for power in powers}
     return {available[0], *nearest, available[-1]}
+
+
+def _ratio(a: int, b: int) -> float:
+    return abs(math.log(a / b))
+
+
+def _nearest(available: Sequence[int], step: int) -> int:
+    return min(available, key=lambda candidate: abs(candidate - step))
 
 
 def _some(steps: Sequence[int]) -> str:

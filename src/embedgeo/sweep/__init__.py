@@ -122,7 +122,9 @@ def _run(
         _open(folder, settings, text)
         job = plan, pending, text
     rendezvous(trainer)
-    plan, pending, text = trainer.strategy.broadcast(job)
+    job = trainer.strategy.broadcast(job)
+    assert job is not None
+    plan, pending, text = job
     running = Sweep(trainer, settings, plan, pending, text, folder, evict)
     failures = running.run()
     if not trainer.is_global_zero:
@@ -201,8 +203,8 @@ def _quiet() -> Iterator[None]:
     """Without the progress bars and advice of the libraries underneath: a sweep has its own."""
     import logging
 
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
@@ -211,8 +213,8 @@ def _quiet() -> Iterator[None]:
     bars = transformers_logging.is_progress_bar_enabled()
     disable_progress_bars()
     transformers_logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
-    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity(logging.ERROR)
+    transformers_logging.set_verbosity(logging.ERROR)
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:

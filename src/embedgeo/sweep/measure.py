@@ -107,7 +107,7 @@ class Measurement(LightningModule):
                 return
             if not self.is_encoder:
                 self._add_loss(output, token_ids, None)
-            elif bool(batch["masked"].any()):
+            elif self.mask_token_id is not None and bool(batch["masked"].any()):
                 masked = batch["masked"]
                 self._add_loss(self._forward(token_ids.masked_fill(masked, self.mask_token_id)), token_ids, masked)
         except Exception as error:

@@ -107,7 +107,7 @@ def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> t
             return model, loading.is_encoder(config)
         except MissingModelClassError:
             raise
-        except Exception:  # noqa: S112 - it will fail again when it is its turn, and be recorded then
+        except Exception:  # it fails again when it is its turn, and is recorded then
             continue
     return None, False
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from rich.console import Console
@@ -22,7 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from embedgeo.checkpoints import hub, loading
 from embedgeo.store import SweepFolder, records_of
@@ -53,7 +54,9 @@ def make_trainer(options: dict[str, Any]) -> Trainer:
     except Exception as error:  # lightning's MisconfigurationException
         raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-        raise ValueError("trainer.strategy must keep its processes over the sweep, as ddp does; got one that spawns.")
+        raise ValueError(  # noqa: TRY004 - it is the user's choice of a value
+            "trainer.strategy must keep its processes over the sweep, as ddp does; got one that spawns."
+        )
     return trainer
 
 
@@ -107,9 +110,8 @@ class Sweep:
             except BaseException:
                 worker.shutdown(cancel_futures=True)  # the notes tell the next run what to evict
                 raise
-            errors = {str(error) for eviction in self._evictions if (error := eviction.exception())}
-            for error in errors:
-                progress.console.print(f"not evicted from the cache: {error}", markup=False)
+            for problem in {str(eviction.exception()) for eviction in self._evictions if eviction.exception()}:
+                progress.console.print(f"not evicted from the cache: {problem}", markup=False)
         if self.trainer.is_global_zero:
             self.out.rebuild(self.series)
         return self.failures
@@ -138,7 +140,7 @@ class Sweep:
                 self._evictions.append(self._worker.submit(self._downloads.evict, planned.name))
 
     def _copied(self, planned: Planned) -> pd.DataFrame | None:
-        """The records of the checkpoint that this one is a duplicate of, as its own; None where it is to be measured."""
+        """The records of the checkpoint that this one duplicates, as its own; None where it is to be measured."""
         records = None
         original = planned.duplicate_of
         if self.trainer.is_global_zero and original in self.out.done() and planned.contents is not None:
@@ -288,7 +290,8 @@ def rendezvous(trainer: Trainer) -> None:
     """Start the other processes, and meet them."""
     if trainer.world_size > 1:
         with _without_advice():
-            trainer.predict(Rendezvous(), DataLoader([0] * trainer.world_size), return_predictions=False)
+            loader = DataLoader(TensorDataset(torch.zeros(trainer.world_size)))
+            trainer.predict(Rendezvous(), loader, return_predictions=False)
 
 
 def _tokens_seen(planned: Planned) -> list[Row]:
