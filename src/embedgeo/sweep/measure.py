@@ -86,7 +86,12 @@ class Measurement(LightningModule):
         self._error: Exception | None = None
 
     def release(self) -> None:
-        """Let go of the model and its states, which the Trainer would keep until the next one."""
+        """Free the memory of the model and its states at once: the Trainer holds on to this until the next one."""
+        if self.model is not None:
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                tensor.data = tensor.data.new_empty(0)
+        if self._geometry is not None:
+            self._geometry.reset()
         self.model = self._geometry = None
 
     def on_predict_start(self) -> None:  # noqa: D102
@@ -94,24 +99,27 @@ class Measurement(LightningModule):
         self._geometry = self._make_geometry(self.model)
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, count
 
-    def predict_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> None:
-        """Measure a batch; what goes wrong is raised at the end, on all ranks."""
+    def predict_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> int:
+        """Measure a batch; what goes wrong is raised at the end, on all ranks. Returns the number of sequences."""
+        if self._error is None:
+            try:
+                self._measure(batch)
+            except Exception as error:
+                self._error = error
+        return len(batch["token_ids"])
+
+    def _measure(self, batch: Mapping[str, Tensor]) -> None:
         assert self._geometry is not None
-        if self._error is not None:
+        token_ids = batch["token_ids"]
+        with self._geometry.probe:
+            output = self._forward(token_ids)
+        if not self.wants_loss:
             return
-        try:
-            token_ids = batch["token_ids"]
-            with self._geometry.probe:
-                output = self._forward(token_ids)
-            if not self.wants_loss:
-                return
-            if not self.is_encoder:
-                self._add_loss(output, token_ids, None)
-            elif self.mask_token_id is not None and bool(batch["masked"].any()):
-                masked = batch["masked"]
-                self._add_loss(self._forward(token_ids.masked_fill(masked, self.mask_token_id)), token_ids, masked)
-        except Exception as error:
-            self._error = error
+        if not self.is_encoder:
+            self._add_loss(output, token_ids, None)
+        elif self.mask_token_id is not None and bool(batch["masked"].any()):
+            masked = batch["masked"]
+            self._add_loss(self._forward(token_ids.masked_fill(masked, self.mask_token_id)), token_ids, masked)
 
     def on_predict_epoch_end(self) -> None:  # noqa: D102
         assert self._geometry is not None

@@ -1,6 +1,5 @@
 """The loop over checkpoints: fetch, load, measure, write, evict; the next is fetched while one is measured."""
 
-import gc
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,9 @@ from embedgeo.sweep.summary import headline
 class Rendezvous(LightningModule):
     """Predicts nothing: the Trainer starts the other processes for it."""
 
-    def predict_step(self, batch: Any, batch_idx: int) -> None:
+    def predict_step(self, batch: Any, batch_idx: int) -> int:
         """Nothing."""
+        return batch_idx
 
 
 def make_trainer(options: dict[str, Any]) -> Trainer:
@@ -189,7 +189,6 @@ class Sweep:
                 self.trainer.predict(measurement, loader, return_predictions=False)
         finally:
             measurement.release()
-            gc.collect()
         return records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
 
     def _agree(self, error: Exception | None) -> None:
