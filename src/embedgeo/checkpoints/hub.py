@@ -140,7 +140,7 @@ class Downloads:
     """What a sweep has downloaded: written down before each download, so that it is evicted also after a kill.
 
     Args:
-        journal: a folder of its own for the notes.
+        journal: a folder of its own, in another one, for the notes.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -186,6 +186,7 @@ class Downloads:
         path.unlink(missing_ok=True)
         with suppress(OSError):
             self.journal.rmdir()
+            self.journal.parent.rmdir()
 
     def noted(self) -> list[str]:
         """Names of the checkpoints of which there is a note."""

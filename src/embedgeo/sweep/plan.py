@@ -47,7 +47,7 @@ def make_plan(
         model: see `embedgeo.checkpoints.list_checkpoints`.
         revisions: likewise.
         steps: see `embedgeo.checkpoints.select_steps`.
-        known: gives the hash of a checkpoint's weights where it is known, so that they are not read for it.
+        known: gives the hash of a checkpoint's weights where it is known, so that local ones are not read for it.
     """
     listed = list_checkpoints(model, revisions)
     chosen = select_steps((checkpoint.step for checkpoint in listed), steps)
@@ -59,13 +59,13 @@ def make_plan(
 
 
 def _inspect(checkpoint: Checkpoint, weights_sha256: str | None) -> Planned:
-    if weights_sha256 is not None:
+    if weights_sha256 is not None and checkpoint.path is not None:
         return Planned(checkpoint, weights_sha256=weights_sha256)
     try:
         contents = checkpoint.contents()
     except Exception as error:
-        return Planned(checkpoint, error=reason(error))
-    return Planned(checkpoint, contents, contents.sha256)
+        return Planned(checkpoint, weights_sha256=weights_sha256 or "", error=reason(error))
+    return Planned(checkpoint, contents, weights_sha256 or contents.sha256)
 
 
 def reason(error: BaseException) -> str:

@@ -125,10 +125,10 @@ class Sweep:
             if self.trainer.is_global_zero:
                 self.out.write(planned.name, records)
         except Exception as error:
-            self.failures[planned.name] = reason(error)
+            why = self.failures[planned.name] = planned.error or reason(error)
             if self.trainer.is_global_zero:
-                self.out.fail(planned.name, reason(error))
-            console.print(f"{planned.name}  failed: {reason(error)}", markup=False, highlight=False, soft_wrap=True)
+                self.out.fail(planned.name, why)
+            console.print(f"{planned.name}  failed: {why}", markup=False, highlight=False, soft_wrap=True)
         else:
             took = f"({time.monotonic() - started:.1f} s)"
             line = f"{planned.name}  {headline(records)}  {took}"
@@ -157,7 +157,7 @@ class Sweep:
         path, error = None, None
         try:
             if planned.error:
-                raise ListingError(planned.error)
+                raise FileNotFoundError(planned.error)
             if self.trainer.local_rank == 0:
                 path = self._fetch(planned).result()
         except Exception as caught:
@@ -276,13 +276,6 @@ class Sweep:
         with Progress(*columns, console=console, disable=not self.pending, transient=True) as progress:
             progress.add_task("", total=len(self.pending))
             yield progress
-
-
-class ListingError(Exception):
-    """Why the files of a checkpoint could not be listed, when the sweep was planned."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def rendezvous(trainer: Trainer) -> None:
