@@ -81,6 +81,7 @@ def test_no_hook_is_on_the_model_between_measured_steps(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_steps_are_optimizer_steps_also_under_accumulation_and_after_a_resume(tmp_path, accumulate):
     options = {"accumulate_grad_batches": accumulate}

@@ -1,26 +1,105 @@
-"""The command line: ``embedgeo COMMAND``."""
+"""The command line.
+
+Signatures and help only: what a command needs is imported inside it, so that ``embedgeo --help`` answers at once.
+"""
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from safetensors import SafetensorError
 
 from embedgeo.sweep import check, sweep
 
-_COMMANDS: Any = {"sweep": sweep, "check": check}
+ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
+Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
+failed (the next run tries only those)."""
+
 _LISTS = {"--text"}
 """Options that take several values, as in ``--text a.txt b.txt``."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exits with its status: 2 where an argument, or the machine, does not allow it."""
-    from jsonargparse import auto_cli
+def demo(
+    out: Path = Path("runs/demo"),
+    max_steps: PositiveInt = 300,
+    every_n_steps: PositiveInt = 25,
+    num_layers: PositiveInt = 6,
+    hidden_size: PositiveInt = 128,
+    vocab_size: PositiveInt = 2048,
+    seq_len: PositiveInt = 256,
+    batch_size: PositiveInt = 8,
+    learning_rate: PositiveFloat = 3e-3,
+    seed: NonNegativeInt = 0,
+) -> None:
+    """Train a small language model on Python's documentation and watch its geometry.
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    Takes about two minutes on two cores, and needs neither a network nor a GPU.
+
+    Args:
+        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is refused.
+        max_steps: optimizer steps.
+        every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
+        num_layers: transformer blocks.
+        hidden_size: width of the embeddings, a multiple of 32.
+        vocab_size: tokens of the tokenizer, which is trained first.
+        seq_len: tokens in a sequence, for training and measuring.
+        batch_size: sequences in a training batch.
+        learning_rate: the highest, reached after a twentieth of the steps.
+        seed: of the weights and the order of the text.
+    """
+    from embedgeo.demo import Settings, run
+
+    settings = Settings(
+        max_steps=max_steps,
+        every_n_steps=every_n_steps,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    run(out, settings)
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """One line that names the rule, without the list of all options."""
+        print(f"embedgeo: error: {' '.join(message.split())} (embedgeo --help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: what follows the program's name; default: that of this process. Hyphens and underscores in the names
+            of options are the same.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: after ``--help`` (0) and for a wrong option (2).
+    """
+    arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     try:
-        status = auto_cli(_COMMANDS, args=spread_lists(given), as_positional=False)
-    except (ValueError, OSError) as error:
-        sys.exit(_fail(error))
-    sys.exit(int(status or 0))
+        status = auto_cli(
+            {"demo": demo, "sweep": sweep, "check": check},
+            args=spread_lists(arguments),
+            as_positional=False,
+            parser_class=_Parser,
+            prog="embedgeo",
+            description=ABOUT,
+        )
+    except (OSError, SafetensorError, ValueError) as error:
+        print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return int(status or 0)
 
 
 def spread_lists(arguments: Sequence[str]) -> list[str]:
@@ -41,11 +120,10 @@ def spread_lists(arguments: Sequence[str]) -> list[str]:
     return spread
 
 
-def _fail(error: Exception) -> int:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    print(f"embedgeo: {' '.join(lines) or type(error).__name__}", file=sys.stderr)
-    return 2
+def _with_underscores(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -67,9 +67,10 @@ def test_a_fit_of_fewer_than_two_ratios_is_undefined():
     assert twonn_dimension(gaussian(11, 3), discard_fraction=0.8).dimension > 0
 
 
-@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e-170])
-def test_float64_rows_whose_squares_overflow_or_vanish_do_not_fail(scale):
-    twonn_dimension(scale * torch.cat((gaussian(50, 3), 1e-10 * gaussian(50, 3, seed=1))))
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_float64_rows_some_of_whose_squares_overflow_or_vanish_have_no_dimension(scale):
+    x = torch.cat((gaussian(50, 3), scale * gaussian(3, 3, seed=1)))
+    assert math.isnan(twonn_dimension(x).dimension)
 
 
 @pytest.mark.parametrize("estimator", [skdim.id.lPCA(), skdim.id.CorrInt(), skdim.id.TwoNN(), skdim.id.MLE()])

@@ -30,7 +30,7 @@ OTHER_COLLECTIVES = [
     "all_to_all",
     "broadcast",
 ]
-SAMPLES = 300
+SAMPLES = 150
 
 
 def rows():
@@ -80,6 +80,16 @@ def samples_on(rank):
     return [torch.stack(column) for column in zip(*samples, strict=True)]
 
 
+def equal_keys_on(rank):
+    """A sample in which rows have pairwise equal keys: of metrics with one seed that were merged."""
+    metric, other = (IntrinsicDimension(1, batch_size=41) for _ in range(2))
+    metric.update(torch.arange(1.0, 51.0)[:, None] + 100 * rank)
+    other.update(torch.arange(51.0, 101.0)[:, None] + 100 * rank)
+    metric.merge_state(other)
+    with metric.sync_context():
+        return metric.rows.flatten()
+
+
 def traffic_on(rank, dim=48):
     """Elements of the state and elements sent, per kind, where both ranks have seen every token type."""
     x, ids = gaussian(3000, dim, seed=rank), torch.arange(3000) % 300
@@ -107,7 +117,8 @@ def recording(collective, shapes):
 
 
 def everything_on(rank):
-    return {job.__name__: job(rank) for job in (values_on, only_rank_0_has_token_ids, table_on, samples_on, traffic_on)}
+    jobs = (values_on, only_rank_0_has_token_ids, table_on, samples_on, equal_keys_on, traffic_on)
+    return {job.__name__: job(rank) for job in jobs}
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +202,13 @@ def test_every_row_of_every_rank_is_drawn_as_often(ranks):
     share = 40 / N
     chi_square = (counts - SAMPLES * share).square().sum() / (SAMPLES * share * (1 - share))
     assert chi_square < 220  # the 0.999 quantile for 159 degrees of freedom
+
+
+def test_rows_with_equal_keys_are_not_lost(ranks):
+    drawn, other = (result["equal_keys_on"] for result in ranks)
+    assert drawn.equal(other)
+    assert drawn.unique().numel() == 41
+    assert drawn.min() >= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

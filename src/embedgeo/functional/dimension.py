@@ -36,6 +36,8 @@ def merge_duplicates(x: Tensor) -> Tensor:
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
+    if len(x.sum(1).unique()) == len(x):  # equal rows have equal sums: no need to sort the rows themselves
+        return x
     return x.unique(dim=0)
 
 
@@ -48,14 +50,15 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
 
     Returns:
         The estimate; NaN where fewer than three distinct rows, or a fit over fewer than two ratios, are left, or
-        where all ratios that the fit uses are 1 (rows on a grid).
+        where all ratios that the fit uses are 1 (rows on a grid) or a squared distance overflows or vanishes.
     """
     points = merge_duplicates(x)
     num_fitted = int(len(points) * (1 - discard_fraction))
     if len(points) < 3 or num_fitted < 2:
         return DimensionEstimate(math.nan, len(points))
     distances = two_nearest_distances(points).cpu().numpy()
-    if (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
+    in_range = np.isfinite(distances).all() and (distances > 0).all()
+    if not in_range or (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
         return DimensionEstimate(math.nan, len(points))
     fit = TwoNN(dist=True, discard_fraction=discard_fraction).fit(distances)
     return DimensionEstimate(float(fit.dimension_), len(points))

@@ -55,8 +55,8 @@ def _screen(
 ) -> Tensor:
     """Fill in ``nearest`` for the pending rows whose candidates are proved right; return the other pending rows.
 
-    The proof needs no bound over all rows: a row j nearer to row i than i's second candidate has a norm of at most
-    ``reach`` = ‖i‖ + that distance, so everything that can have gone wrong between i and j is bounded by the
+    A row j nearer to row i than i's second candidate has a norm of at most ``reach``: ‖i‖ plus that distance, or the
+    largest norm of all where that is less. So everything that can have gone wrong between i and j is bounded by the
     scale of i, and one row of huge norm spoils nothing.
     """
     n, dim = x.shape
@@ -81,7 +81,7 @@ def _screen(
         candidates = squared.topk(_CANDIDATES, largest=False)
         nearest[block] = _compare_with(x, block, candidates.indices, dtype)
         second, own = nearest[block, 1], norm[block]
-        reach = (own + second) * (1 + 2 * rounding)
+        reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
         moved = lost[block] + rounding * reach + 4 * eps * own
         slack = eps * (2 * (dim + 4) * own * reach + 4 * reach.square()) + 8 * dim * tiny
         beyond = candidates.values[:, -1].to(wide) + own.square()

@@ -1,5 +1,6 @@
 """What the metrics share: how rows come in, how states are kept, cast, merged and synchronised."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,17 +66,17 @@ class GeometryMetric(Metric):
         self.observe(rows)
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
+    @abstractmethod
     def observe(self, rows: Rows) -> None:
         """Extend the states by rows that are finite and count."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, before: Mapping[str, Tensor]) -> None:
         """Merge into the states held those of the rows seen before, by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pool_ranks(self, ranks: Ranks) -> None:
         """Replace the states by those of the rows of all ranks."""
-        raise NotImplementedError
 
     def declare(self, part: NamedTuple, prefix: str = "") -> None:
         """Add a state for each field of ``part``, which holds their values for no rows."""
@@ -99,8 +100,9 @@ class GeometryMetric(Metric):
             ValueError: another class or ``dim``, or arguments that make it keep other states.
         """
         if isinstance(incoming_state, Metric):
-            if not isinstance(incoming_state, type(self)) or incoming_state.dim != self.dim:
-                got = f"{type(incoming_state).__name__} with dim={getattr(incoming_state, 'dim', None)}"
+            width = getattr(incoming_state, "dim", None)
+            if type(incoming_state) is not type(self) or width != self.dim:
+                got = f"{type(incoming_state).__name__} with dim={width}"
                 raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
         states: dict[str, Any] = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
         if states.keys() != self._defaults.keys():

@@ -77,14 +77,14 @@ class IntrinsicDimension(GeometryMetric):
 
     def pool_ranks(self, ranks: Ranks) -> None:
         rows, keys, seen = self.load(Sample)
-        chosen = ranks.concatenate(keys).sort().values[: self._size]
-        mine = torch.isin(keys, chosen)
+        everyone, offset = ranks.concatenate(keys)
+        order = everyone.argsort(stable=True)[: self._size]
+        slots = ((order >= offset) & (order < offset + len(keys))).nonzero().flatten()  # those of this rank's rows
         is_double = bool(ranks.largest(seen.new_tensor(rows.dtype == torch.float64)))
-        pooled = torch.zeros(
-            len(chosen), self.dim, dtype=torch.float64 if is_double else torch.float32, device=rows.device
-        )
-        pooled.index_copy_(0, torch.searchsorted(chosen, keys[mine]), rows[mine].to(pooled.dtype))
-        self.store(Sample(ranks.total(pooled), chosen, ranks.total(seen)))
+        dtype = torch.float64 if is_double else torch.float32
+        pooled = torch.zeros(len(order), self.dim, dtype=dtype, device=rows.device)
+        pooled.index_copy_(0, slots, rows.index_select(0, order[slots] - offset).to(dtype))
+        self.store(Sample(ranks.total(pooled), everyone[order], ranks.total(seen)))
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""

@@ -30,8 +30,8 @@ class Ranks:
         """Maximum over ranks."""
         return self._reduce(tensor, dist.ReduceOp.MAX)
 
-    def concatenate(self, tensor: Tensor) -> Tensor:
-        """All ranks' one-dimensional tensors, of whatever lengths, one after the other."""
+    def concatenate(self, tensor: Tensor) -> tuple[Tensor, int]:
+        """All ranks' one-dimensional tensors, of whatever lengths, one after the other; and where this one begins."""
         lengths = [
             torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(dist.get_world_size(self.group))
         ]
@@ -40,7 +40,8 @@ class Ranks:
         padded = torch.cat((tensor, tensor.new_zeros(longest - len(tensor))))
         gathered = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(gathered, padded, group=self.group)
-        return torch.cat([part[: int(length)] for part, length in zip(gathered, lengths, strict=True)])
+        parts = [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
+        return torch.cat(parts), sum(map(len, parts[: dist.get_rank(self.group)]))
 
     def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)

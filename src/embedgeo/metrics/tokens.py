@@ -98,7 +98,7 @@ class TokenMoments(GeometryMetric):
 
     def pool_ranks(self, ranks: Ranks) -> None:
         self.store(self.load(Moments).pool(ranks.total, ranks.largest))
-        types = ranks.concatenate(self.type_token_ids).unique()
+        types = ranks.concatenate(self.type_token_ids)[0].unique()
         whole = self._types().spread(types).moments
         self._set_types(TokenTable(types, whole.pool(ranks.total, ranks.largest)))
 

@@ -1,0 +1,49 @@
+"""The geometry of a model's embeddings in plain PyTorch: run the cells in a notebook, or the whole as a script.
+
+python examples/observe.py                          # a small GPT-NeoX with random weights
+python examples/observe.py runs/demo/checkpoints/step300
+"""
+
+# %% A model and its tokenizer: a folder or a Hugging Face name, or else something small that needs no download
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+
+import embedgeo
+from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
+
+text = "\n\n".join(builtin_corpus()[:8])
+names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]  # a notebook has options there
+if names:
+    tokenizer = AutoTokenizer.from_pretrained(names[0])
+    model = AutoModelForCausalLM.from_pretrained(names[0], dtype=torch.float32)
+else:
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(text, vocab_size=1024)
+    config = GPTNeoXConfig(
+        vocab_size=1024, hidden_size=64, num_hidden_layers=4, num_attention_heads=2, intermediate_size=256
+    )
+    model = AutoModelForCausalLM.from_config(config)
+model.eval()
+
+# %% Everything that runs inside the with statement is measured
+input_ids = cut_sequences([tokenizer(text)["input_ids"]], seq_len=128, num_tokens=8192)
+with torch.no_grad(), embedgeo.observe(model) as geometry:
+    for batch in input_ids.split(16):
+        model(input_ids=batch)
+
+# %% A row for each layer, a column for each metric
+frame = geometry.to_frame()
+table = frame.pivot(index=["layer_index", "layer"], columns="metric", values="value")
+print(table[["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension"]].round(3).to_string())
+
+# %% Other layers and other metrics
+with (
+    torch.no_grad(),
+    embedgeo.observe(
+        model, layers=["*.mlp", "mean(last4)"], metrics=lambda d: [embedgeo.Anisotropy(d, spectrum=True)]
+    ) as geometry,
+):
+    model(input_ids=input_ids[:16])
+print(geometry.to_frame().to_string(index=False))

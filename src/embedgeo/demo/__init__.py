@@ -1,0 +1,117 @@
+"""The demo: a small language model whose geometry is watched while it learns to read Python's documentation.
+
+It writes, under one folder:
+
+- ``tensorboard/training``: loss and geometry, for TensorBoard;
+- ``checkpoints/step{N}``: model and tokenizer as Hugging Face folders, at exactly the measured steps;
+- ``history.parquet``: the monitor's numbers, a record a row, in the columns of a sweep's records;
+- ``probe.txt``: the held-out text that was measured;
+- ``demo.yaml``: the settings, for ``embedgeo demo --config``.
+
+The numbers can be had again from the checkpoints: the whole of ``probe.txt`` is tokenized as one document and cut
+into consecutive sequences (`embedgeo.text.cut_sequences`) of ``seq_len`` tokens, run in
+batches of 8, in float32 on a CPU.
+"""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from embedgeo.callback import GeometryMonitor, log_spaced_steps
+from embedgeo.demo.outcome import show, to_records
+from embedgeo.demo.training import (
+    HEAD_WIDTH,
+    LanguageModel,
+    ProgressBar,
+    SaveCheckpoints,
+    Settings,
+    new_model,
+    quiet,
+    training_batches,
+)
+from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
+
+__all__ = ["Settings", "run"]
+
+SETTINGS_FILE = "demo.yaml"
+
+
+def run(out: Path, settings: Settings) -> None:
+    """Train, measure, save and show.
+
+    Raises:
+        FileExistsError: ``out`` holds something else than an earlier demo.
+        OSError: ``out`` cannot be written to.
+        ValueError: a model that cannot be built.
+    """
+    if settings.hidden_size % HEAD_WIDTH:
+        raise ValueError(
+            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
+        )
+    _make_empty(out)
+    (out / SETTINGS_FILE).write_text("".join(f"{k}: {v}\n" for k, v in asdict(settings).items()), encoding="utf-8")
+    text, probe_text = split_held_out(builtin_corpus())
+    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
+    tokenizer = train_tokenizer(text, settings.vocab_size)
+    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
+    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
+    torch.manual_seed(settings.seed)
+    model = new_model(settings, tokenizer)
+    last = settings.max_steps
+    steps = {*range(0, last, settings.every_n_steps), *(s for s in log_spaced_steps() if s < last), last}
+    _require_space(out, len(steps) * model.num_parameters() * 4)
+    monitor = GeometryMonitor(
+        settings.every_n_steps,
+        extra_steps=sorted(steps),
+        probe=DataLoader(sequences, batch_size=8),
+        on_error="raise",
+    )
+    checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
+    console = Console()
+    console.print(
+        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
+        f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
+    )
+    with quiet():
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            logger=TensorBoardLogger(out, name="tensorboard", version="training", default_hp_metric=False),
+            callbacks=[monitor, checkpoints, ProgressBar()],
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(
+            LanguageModel(model, settings.learning_rate, last), training_batches(tokenizer.encode(text), settings)
+        )
+    records = to_records(monitor.history, checkpoints)
+    records.to_parquet(out / "history.parquet", index=False)
+    show(console, out, records)
+
+
+def _make_empty(out: Path) -> None:
+    """Make the folder; of an earlier demo in it, remove what this one will write."""
+    if out.is_dir() and any(out.iterdir()) and not (out / SETTINGS_FILE).exists():
+        raise FileExistsError(f"--out must be a new or empty folder, or an earlier demo; {out} holds something else.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "history.parquet").unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        if (out / name).exists():
+            shutil.rmtree(out / name)
+
+
+def _require_space(out: Path, checkpoint_bytes: int) -> None:
+    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
+    if free < needed:
+        raise OSError(
+            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
+        )

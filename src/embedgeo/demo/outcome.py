@@ -1,0 +1,53 @@
+"""What the demo leaves behind: records, and a table of what happened."""
+
+import shlex
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from embedgeo.callback import Record
+from embedgeo.demo.training import SaveCheckpoints
+
+SUMMARY = {"V_W_over_V_unbiased": "low", "M_over_Q": "peak", "anisotropy": "peak", "intrinsic_dimension": "peak"}
+
+
+def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
+    """The history with the columns of a sweep's records."""
+    frame = pd.DataFrame(history)
+    frame.insert(0, "model", str(checkpoints.folder))
+    frame.insert(1, "revision", "step" + frame["step"].astype(str))
+    frame.insert(3, "commit", "")
+    frame.insert(4, "weights_sha256", frame["step"].map(checkpoints.sha256))
+    frame.insert(5, "duplicate_of", "")
+    return frame
+
+
+def show(console: Console, out: Path, records: pd.DataFrame) -> None:
+    """What happened, where it lies, what to open."""
+    table = Table("layer", title="first → last step, and the peak (or low) with its step", box=None)
+    for metric in SUMMARY:
+        stem, _, rest = metric.rpartition("_")
+        table.add_column(f"{stem}\n_{rest}" if len(metric) > 12 else metric, justify="right")
+    for layer in records["layer"].unique():
+        table.add_row(layer, *(_cell(records, layer, metric) for metric in SUMMARY))
+    console.print()
+    console.print(table)
+    console.print()
+    for name, content in (
+        ("checkpoints", "a Hugging Face folder for each measured step"),
+        ("history.parquet", f"{len(records):,} records: every metric at every layer and measured step"),
+        ("probe.txt", "the held-out text that was measured"),
+        ("tensorboard", "the curves; to look at them:"),
+    ):
+        console.print(f"[bold]{out / name}[/bold]  {content}", highlight=False, soft_wrap=True)
+    command = f"tensorboard --logdir {shlex.quote(str(out / 'tensorboard'))}"
+    console.print(f"\n    [bold]{command}[/bold]\n", highlight=False, soft_wrap=True)
+
+
+def _cell(records: pd.DataFrame, layer: str, metric: str) -> str:
+    values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")["value"]
+    kind = SUMMARY[metric]
+    at = int(values.argmin() if kind == "low" else values.argmax())
+    return f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"
