@@ -15,7 +15,7 @@ def main():
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
 
     import embedgeo.cli
-    import embedgeo.sweep.run  # noqa: F401
+    import embedgeo.sweep.run
 
     job = json.load(sys.stdin)
     statuses = []
@@ -35,7 +35,7 @@ def start(command, args):
         return pid
     status = 99
     try:
-        command(args)
+        status = command(args)
     except SystemExit as error:
         status = error.code
     finally:

@@ -14,7 +14,7 @@ LFS_SUFFIXES = (".safetensors", ".bin")
 class Hub:
     """Repositories in memory.
 
-    ``repositories``: name -> {"branches": {name: commit}, "tags": {name: commit}}; ``commits``: commit -> {path: bytes}.
+    ``repositories``: name -> {"branches": {name: commit}, "tags": …}; ``commits``: commit -> {path: bytes}.
     ``faults``: (path in a repository or "tree", commit) -> a list of faults, used up from the front: a status (int),
     "cut" (half of the body), "stall" (half of the body, then silence), "wrong" (other bytes of the same length).
     ``requests`` counts (method, what, commit).
@@ -48,7 +48,11 @@ class Hub:
     def downloads(self, suffix=".safetensors"):
         """How often each commit's files that end in ``suffix`` were downloaded."""
         return Counter(
-            {commit: n for (method, what, commit), n in self.requests.items() if method == "GET" and what.endswith(suffix)}
+            {
+                commit: n
+                for (method, what, commit), n in self.requests.items()
+                if method == "GET" and what.endswith(suffix)
+            }
         )
 
 

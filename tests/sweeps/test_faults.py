@@ -227,10 +227,8 @@ def test_a_model_without_blocks_is_refused(hub, options, monkeypatch):
 
 
 def test_a_repository_that_does_not_exist(hub, options, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]])
-    assert caught.value.code == 2
-    assert "embedgeo: " in capsys.readouterr().err
+    assert main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]]) == 2
+    assert "embedgeo: error: " in capsys.readouterr().err
 
 
 def test_a_repository_whose_revisions_name_no_step(hub, options):

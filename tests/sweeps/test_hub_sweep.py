@@ -88,7 +88,11 @@ def test_what_was_downloaded_is_evicted_and_what_was_there_stays(run, options):
     snapshot_download(REPOSITORY, revision=run["step2"])
     snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
     sweep(REPOSITORY, **options)
-    cached = {r.commit_hash: {f.file_name for f in r.files} for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos for r in repo.revisions}
+    cached = {
+        r.commit_hash: {f.file_name for f in r.files}
+        for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos
+        for r in repo.revisions
+    }
     assert set(cached) == {run["step2"], run["step10"]}
     assert "pytorch_model.bin" in cached[run["step2"]]
     assert cached[run["step10"]] == {"config.json"}

@@ -33,10 +33,16 @@ def environment(hub, tmp_path):
     }
 
 
+def run(command, environment, folder, **more):
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600, check=False, **more
+    )
+
+
 def forked(environment, *runs, parallel=False):
     job = json.dumps({"runs": list(runs), "parallel": parallel})
     command = [sys.executable, "-m", "tests.sweeps.forked"]
-    ended = subprocess.run(command, input=job, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    ended = run(command, environment, ROOT, input=job)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1]), ended.stdout + ended.stderr
 
@@ -55,7 +61,9 @@ def results(out):
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
         values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    files = {p.name: p.read_bytes() for p in [*(out / "checkpoints").glob("*"), out / "metrics.csv", out / "manifest.json"]}
+    files = {
+        p.name: p.read_bytes() for p in [*(out / "checkpoints").glob("*"), out / "metrics.csv", out / "manifest.json"]
+    }
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
 
@@ -97,15 +105,14 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     (tmp_path / "run" / "step3").mkdir()
     (tmp_path / "run" / "step3" / "config.json").write_text("{")  # fails on both ranks, in step
     local_run(tmp_path / "run", steps=(8,))
-    (tmp_path / "run" / "step1").joinpath("config.json").touch()
-    local_run(tmp_path / "run", steps=(9,), name="step{}")
+    local_run(tmp_path / "run", steps=(9,))
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
     model = str(tmp_path / "run")
     one, two = ({**options, "out": str(tmp_path / name)} for name in ("one", "two"))
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
     args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
-    ended = subprocess.run(args, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ended = run(args, environment, tmp_path)
     assert ended.returncode == 3, ended.stdout + ended.stderr
     assert ended.stdout.count("checkpoints done") == 1
     assert forked(environment, {"args": command(model, one)})[0] == [3]
@@ -126,7 +133,7 @@ def test_exit_statuses_and_help(options, environment, tmp_path):
         {"args": ["check", "--model", model]},
         {"args": ["sweep", "--model", model, "--colour", "red"]},
         {"args": ["sweep", "--config", str(config), "--num_tokens", "32"]},
-        {"args": ["sweep", "--config", str(config), "--revisions", "main"]},
+        {"args": ["sweep", "--config", str(config), "--revisions", "main", "--out", str(tmp_path / "new")]},
         {"args": ["sweep", "--help"]},
     ]
     statuses, said = forked(environment, *runs)

@@ -51,7 +51,7 @@ def model(step=0, kind="gpt_neox", dtype=torch.float32):
         made = _make(kind)
         with torch.no_grad():
             for parameter in made.parameters():
-                parameter += 0.01 * step * torch.randn_like(parameter)
+                parameter.add_(0.01 * step * torch.randn_like(parameter))
     return made.to(dtype).eval()
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
 from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
@@ -139,12 +140,28 @@ def _may_pass(error: BaseException | None) -> bool:
 class Downloads:
     """What a sweep has downloaded: written down before each download, so that it is evicted also after a kill.
 
+    Between `lease` and `release` no other sweep on this machine evicts the commit.
+
     Args:
         journal: a folder of its own, in another one, for the notes.
     """
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
+        self._leases: dict[str, FileLock] = {}
+
+    def lease(self, name: str, commit: str) -> None:
+        """Wait until no other sweep uses or evicts the commit, and keep others from it."""
+        if name not in self._leases:
+            lock = _lock(commit)
+            lock.acquire()
+            self._leases[name] = lock
+
+    def release(self, name: str) -> None:
+        """Let others have the commit; does nothing where there is no lease."""
+        lock = self._leases.pop(name, None)
+        if lock is not None:
+            lock.release()
 
     def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
         """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
@@ -166,23 +183,8 @@ class Downloads:
         if not path.exists():
             return
         note = json.loads(path.read_text())
-        folder = _repository_folder(note["repository"])
-        snapshot = snapshot_folder(note["repository"], note["commit"])
-        if snapshot.exists():
-            cache = scan_cache_dir(constants.HF_HUB_CACHE)
-            cached = (
-                file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files
-            )
-            ours = {snapshot / file for file in note["files"]}
-            cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
-        for digest in note["blobs"]:  # left by a process that was killed
-            for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
-                leftover.unlink(missing_ok=True)
-        if not any(snapshot.glob("*")):
-            (folder / "trees" / f"{note['commit']}.json").unlink(missing_ok=True)
-        for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
-            with suppress(OSError):  # not empty, or not there
-                empty.rmdir()
+        with _lock(note["commit"]):
+            _remove(note["repository"], note["commit"], note["files"], note["blobs"])
         path.unlink(missing_ok=True)
         with suppress(OSError):
             self.journal.rmdir()
@@ -198,3 +200,26 @@ class Downloads:
 
 def _repository_folder(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+
+
+def _lock(commit: str) -> FileLock:
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"embedgeo-{commit}.lock", thread_local=False)
+
+
+def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:
+    """Take files of a commit out of the cache, what a killed process has left of their blobs, and empty folders."""
+    folder, snapshot = _repository_folder(repository), snapshot_folder(repository, commit)
+    if snapshot.exists():
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+        ours = {snapshot / file for file in files}
+        cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
+        cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
+    for leftover in (path for digest in blobs for path in folder.glob(f"blobs/{digest}*.incomplete")):
+        leftover.unlink(missing_ok=True)
+    if not any(snapshot.glob("*")):
+        (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
+    for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
+        with suppress(OSError):  # not empty, or not there
+            empty.rmdir()

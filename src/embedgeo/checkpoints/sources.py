@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -129,22 +129,27 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     prefix = "" if is_only else f"{folder.name}--"
     candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     listed = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
-    positions = {path: position for path in listed if (position := _position(path))}
+    positions = {path: position for path in listed if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions.update(_unnamed(listed, positions))
     if not positions and (folder / "config.json").is_file() and (position := parse_position(folder.resolve().name)):
         positions = {folder: position}
     for path, position in positions.items():
         name = path.resolve().name
-        series = position._replace(series=prefix + position.series)
-        yield Checkpoint(_file_name(prefix + name), model, name, series, path=path)
+        series = "" if path.is_file() else position.series
+        yield Checkpoint(_file_name(prefix + name), model, name, position._replace(series=prefix + series), path=path)
 
 
-def _position(path: Path) -> Position | None:
-    position = parse_position(path.name.removesuffix(".ckpt"))
-    if position is None and path.is_file():
-        from embedgeo.checkpoints.loading import lightning_step
+def _unnamed(listed: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
+    """Lightning's files whose step is only inside, as in ``last.ckpt``; those of a step that is named are left out."""
+    from embedgeo.checkpoints.loading import lightning_step
 
-        position = Position(lightning_step(path), None, "step")
-    return position
+    steps = {position.step for position in named.values()}
+    found: dict[Path, Position] = {}
+    for path in listed:
+        if path.is_file() and path not in named and (step := lightning_step(path)) not in steps:
+            steps.add(step)
+            found[path] = Position(step, None, "")
+    return found
 
 
 def _file_name(name: str) -> str:

@@ -108,6 +108,7 @@ def _run(
     folder: SweepFolder,
     evict: bool,
 ) -> int:
+    from embedgeo.sweep.measure import probe_loader
     from embedgeo.sweep.probe_text import ProbeText, empty_text, prepare_text
     from embedgeo.sweep.run import Sweep, make_trainer, rendezvous
     from embedgeo.sweep.summary import summarize
@@ -118,7 +119,10 @@ def _run(
         plan = make_plan(settings.model, settings.revisions, settings.steps, _known_hash(folder))
         done = folder.done()
         pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
-        text = prepare_text(documents, plan, settings) if pending else empty_text()
+        text = empty_text()
+        if pending:
+            text = prepare_text(documents, plan, settings)
+            probe_loader(text.token_ids, text.masked, settings.batch_size, world_size=trainer.world_size)
         _open(folder, settings, text)
         job = plan, pending, text
     rendezvous(trainer)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import PreTrainedModel
 
 from embedgeo.checkpoints.loading import LoadedModel
@@ -152,6 +152,19 @@ class Measurement(LightningModule):
             self._loss += torch.tensor([float(total), len(wanted)], dtype=torch.float64)
 
 
-def probe_loader(token_ids: Tensor, masked: Tensor | None, batch_size: int) -> DataLoader[dict[str, Tensor]]:
-    """The batches of a measurement."""
-    return DataLoader(Sequences(token_ids, masked), batch_size=batch_size)
+def probe_loader(
+    token_ids: Tensor, masked: Tensor | None, batch_size: int, *, rank: int = 0, world_size: int = 1
+) -> DataLoader[dict[str, Tensor]]:
+    """The batches of one rank. They are the same however many ranks there are: dealt out whole, so is every sum.
+
+    Raises:
+        ValueError: there is no batch for some rank.
+    """
+    batches = [list(range(i, min(i + batch_size, len(token_ids)))) for i in range(0, len(token_ids), batch_size)]
+    if len(batches) < world_size:
+        raise ValueError(
+            f"batch_size must leave a batch to each of {world_size} processes; {len(token_ids)} sequences make "
+            f"{len(batches)}. Take a smaller one, or more tokens."
+        )
+    mine = [index for batch in batches[rank::world_size] for index in batch]  # only the very last may be smaller
+    return DataLoader(Subset(Sequences(token_ids, masked), mine), batch_size=batch_size)

@@ -92,12 +92,15 @@ def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> t
 
     None where no checkpoint gives one: each will fail for its own reason.
     """
+    files = [planned.name for planned in plan if planned.checkpoint.path and planned.checkpoint.path.is_file()]
+    if files and settings.model_class is None:
+        raise ValueError(f"model_class must name the LightningModule of {files[0]}; got none.")
+    if settings.model_class is not None:
+        loading.import_class(settings.model_class)
     for planned in plan:
         path = planned.checkpoint.path
         try:
-            if path is not None and path.is_file():
-                if settings.model_class is None:
-                    raise MissingModelClassError(f"model_class must name the LightningModule of {path.name}; got none.")
+            if settings.model_class is not None and path is not None and path.is_file():
                 loaded = loading.load_lightning(path, settings.model_class, dtype=settings.torch_dtype)
                 return loaded.model, loaded.is_encoder
             config = loading.load_config(
@@ -105,15 +108,9 @@ def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> t
             )
             model = loading.empty_model(config, trust_remote_code=settings.trust_remote_code)
             return model, loading.is_encoder(config)
-        except MissingModelClassError:
-            raise
         except Exception:  # it fails again when it is its turn, and is recorded then
             continue
     return None, False
-
-
-class MissingModelClassError(ValueError):
-    """A Lightning checkpoint does not say which class it is of."""
 
 
 def find_tokenizer(plan: Sequence[Planned], settings: Settings, folder: Path) -> PreTrainedTokenizerBase:

@@ -136,6 +136,7 @@ class Sweep:
             self._rebuild_sometimes()
         finally:
             self._fetches.pop(planned.name, None)
+            self._downloads.release(planned.name)
             if self.evict and planned.checkpoint.path is None and self.trainer.local_rank == 0:
                 self._evictions.append(self._worker.submit(self._downloads.evict, planned.name))
 
@@ -173,6 +174,7 @@ class Sweep:
             error = caught
         self._agree(error)
         assert loaded is not None
+        self._downloads.release(planned.name)
         if self.trainer.local_rank == 0:
             self._prefetch(index + 1)
         measurement = Measurement(
@@ -185,7 +187,13 @@ class Sweep:
         del loaded
         try:
             with _without_advice():
-                loader = probe_loader(self.text.token_ids, self.text.masked, self.settings.batch_size)
+                loader = probe_loader(
+                    self.text.token_ids,
+                    self.text.masked,
+                    self.settings.batch_size,
+                    rank=self.trainer.global_rank,
+                    world_size=self.trainer.world_size,
+                )
                 self.trainer.predict(measurement, loader, return_predictions=False)
         finally:
             measurement.release()
@@ -209,6 +217,7 @@ class Sweep:
         if checkpoint.path is not None:
             return checkpoint.path
         assert planned.contents is not None
+        self._downloads.lease(planned.name, checkpoint.commit)
         if self.evict:
             self._downloads.note(planned.name, checkpoint.model, checkpoint.commit, planned.contents)
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents)

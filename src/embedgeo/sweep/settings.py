@@ -73,7 +73,7 @@ def trainer_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "inference_mode": True,
-        "use_distributed_sampler": True,
+        "use_distributed_sampler": False,
     }
     taken = sorted(own.keys() & (options or {}).keys())
     if taken:

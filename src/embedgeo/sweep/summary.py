@@ -37,13 +37,24 @@ def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
     ['step3']
     """
     finite = [(name, loss) for name, loss in losses if math.isfinite(loss)]
-    jumps: dict[str, float] = {}
-    for i, (name, loss) in enumerate(finite[1:], 1):
-        around = [finite[i - 1][1], *(value for _, value in finite[i + 1 : i + 2])]
-        jumps[name] = max(0.0, loss - max(around), min(around) - loss if len(around) > 1 else 0.0)
-    usual = median(jumps.values()) if jumps else 0.0
-    far = {name for name, jump in jumps.items() if jump > max(_LEAST_JUMP, 5 * usual)}
-    return [name for name, loss in losses if name in far or not math.isfinite(loss)]
+    far = {name for name, loss in losses if not math.isfinite(loss)}
+    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like some
+        jumps = _jumps([loss for _, loss in finite])
+        farthest = max(range(len(finite)), key=jumps.__getitem__)
+        if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(jumps)):
+            break
+        far.add(finite.pop(farthest)[0])
+    return [name for name, _ in losses if name in far]
+
+
+def _jumps(losses: Sequence[float]) -> list[float]:
+    """How far each lies out of the range of the two beside it; the last may fall as it likes, the first is free."""
+    jumps = [0.0]
+    for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
+        highest = before if after is None else max(before, after)
+        lowest = loss if after is None else min(before, after)
+        jumps.append(max(0.0, loss - highest, lowest - loss))
+    return jumps
 
 
 def summarize(
