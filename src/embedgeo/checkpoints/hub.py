@@ -166,12 +166,16 @@ class Downloads:
     def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
         """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
         path = self._path(name)
-        if path.exists():
-            return
+        if path.exists() and json.loads(path.read_text())["cache"] == constants.HF_HUB_CACHE:
+            return  # an earlier run has begun: what is there now is ours
         snapshot = snapshot_folder(repository, commit)
-        ours = [file for file in contents.names if not (snapshot / file).exists()]
-        blobs = [file.digest.removeprefix("git:") for file in contents.weights]
-        note = {"repository": repository, "commit": commit, "files": ours, "blobs": blobs}
+        note = {
+            "cache": constants.HF_HUB_CACHE,
+            "repository": repository,
+            "commit": commit,
+            "files": [file for file in contents.names if not (snapshot / file).exists()],
+            "blobs": [file.digest.removeprefix("git:") for file in contents.weights],
+        }
         self.journal.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(note))
@@ -183,8 +187,9 @@ class Downloads:
         if not path.exists():
             return
         note = json.loads(path.read_text())
-        with _lock(note["commit"]):
-            _remove(note["repository"], note["commit"], note["files"], note["blobs"])
+        if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
+            with _lock(note["commit"]):
+                _remove(note["repository"], note["commit"], note["files"], note["blobs"])
         path.unlink(missing_ok=True)
         with suppress(OSError):
             self.journal.rmdir()
