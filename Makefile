@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench constraints clean
+.PHONY: help setup demo test soak lint bench constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -28,6 +28,9 @@ demo: $(INSTALLED) ## train a small model on real text and watch its geometry
 test: $(INSTALLED) ## run the tests and the doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+soak: $(INSTALLED) ## kill a sweep at 30 random moments
+	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweeps/test_processes.py -k killed
+
 lint: $(INSTALLED) ## check style, format, types and layering
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +39,7 @@ lint: $(INSTALLED) ## check style, format, types and layering
 
 bench: $(INSTALLED) ## time what the design promises
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/sweep.py
 
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
 constraints: ## pin again what a fresh install under constraints.txt gives

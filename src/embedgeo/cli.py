@@ -12,8 +12,14 @@ from jsonargparse import ArgumentParser, auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from safetensors import SafetensorError
 
+from embedgeo.sweep import check, sweep
+
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
-Exit status: 0 all done, 2 a wrong option or a folder that cannot be used."""
+Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
+failed (the next run tries only those)."""
+
+_LISTS = {"--text"}
+"""Options that take several values, as in ``--text a.txt b.txt``."""
 
 
 def demo(
@@ -82,20 +88,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     try:
-        auto_cli(
-            {"demo": demo},
-            args=arguments,
+        status = auto_cli(
+            {"demo": demo, "sweep": sweep, "check": check},
+            args=spread_lists(arguments),
             as_positional=False,
             parser_class=_Parser,
             prog="embedgeo",
             description=ABOUT,
         )
     except (OSError, SafetensorError, ValueError) as error:
-        print(f"embedgeo: error: {error}", file=sys.stderr)
+        print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    return 0
+    return int(status or 0)
+
+
+def spread_lists(arguments: Sequence[str]) -> list[str]:
+    """Write ``--text a b`` as jsonargparse takes it.
+
+    >>> spread_lists(["sweep", "--text", "a", "b", "--steps", "0,1"])
+    ['sweep', '--text+=a', '--text+=b', '--steps', '0,1']
+    """
+    spread: list[str] = []
+    option = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            option = argument if argument in _LISTS else ""
+        if not option:
+            spread.append(argument)
+        elif argument != option:
+            spread.append(f"{option}+={argument}")
+    return spread
 
 
 def _with_underscores(argument: str) -> str:
     name, equals, value = argument.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
+
+
+if __name__ == "__main__":
+    sys.exit(main())

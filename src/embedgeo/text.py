@@ -1,6 +1,12 @@
-"""Text to run models on: real English that every machine has, cut into sequences of tokens."""
+"""Text to run models on: read, tokenized, and cut into sequences."""
 
-from collections.abc import Iterable
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
@@ -8,6 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...  # noqa: D102
 
 
 def builtin_corpus() -> list[str]:
@@ -19,6 +31,119 @@ def builtin_corpus() -> list[str]:
     from pydoc_data import topics
 
     return [topics.topics[name] for name in sorted(topics.topics)]
+
+
+def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
+    """Read the documents in files, in order.
+
+    Args:
+        paths: plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), either of them
+            also as ``.gz``; none for the built-in corpus.
+
+    Raises:
+        ValueError: a file that is not there, is not UTF-8, or a line without ``text``.
+    """
+    return [document for path in paths for document in _read(Path(path).expanduser())] if paths else builtin_corpus()
+
+
+def _read(path: Path) -> Iterator[str]:
+    is_packed = path.suffix == ".gz"
+    is_lines = path.with_suffix("").suffix == ".jsonl" if is_packed else path.suffix == ".jsonl"
+    try:
+        data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
+        text = data.decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
+        ) from error
+    if not is_lines:
+        yield text
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            document = None
+        if not isinstance(document, str):
+            raise ValueError(  # noqa: TRY004 - a line of a file, not an argument
+                f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
+            )
+        yield document
+
+
+def hash_documents(documents: Iterable[str]) -> str:
+    """The sha256 of documents, their boundaries included."""
+    digest = hashlib.sha256()
+    for document in documents:
+        data = document.encode()
+        digest.update(f"{len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def hash_ids(token_ids: Tensor) -> str:
+    """The sha256 of token ids and their shape."""
+    return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
+
+
+def tokenize_sequences(
+    documents: Iterable[str], tokenizer: Tokenizer, *, seq_len: int, num_tokens: int, for_encoder: bool = False
+) -> Tensor:
+    """Tokenize documents and cut them into sequences of equal length, so that none needs padding.
+
+    Args:
+        documents: texts.
+        tokenizer: of a Hugging Face model.
+        seq_len: tokens in each sequence.
+        num_tokens: use the first so many tokens only.
+        for_encoder: put the tokenizer's special tokens (as ``[CLS]`` and ``[SEP]``) around every sequence, inside its
+            ``seq_len`` tokens. Otherwise each document is tokenized as the tokenizer does by itself: one that adds a
+            BOS token adds it to each document, and no other is added.
+
+    Returns:
+        Shape (sequences, seq_len), int64.
+
+    Raises:
+        ValueError: a length or number that is not positive, or text shorter than one sequence.
+    """
+    for name, value in (("seq_len", seq_len), ("num_tokens", num_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1 token; got {value}.")
+    if num_tokens < seq_len:
+        raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
+    if not for_encoder:
+        return cut_sequences(_first(_tokenized(documents, tokenizer, True), num_tokens), seq_len, num_tokens)
+    before, after = special_tokens_around(tokenizer)
+    num_special = len(before) + len(after)
+    if seq_len <= num_special:
+        raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {seq_len}.")
+    body = num_tokens // seq_len * (seq_len - num_special)
+    inner = cut_sequences(_first(_tokenized(documents, tokenizer, False), body), seq_len - num_special, body)
+    around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
+    return torch.cat((around[0], inner, around[1]), dim=1)
+
+
+def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Ids of the special tokens that a tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:start], whole[start + len(plain) :]
+
+
+def _tokenized(documents: Iterable[str], tokenizer: Tokenizer, with_special: bool) -> Iterator[list[int]]:
+    for document in documents:
+        yield tokenizer(document, add_special_tokens=with_special)["input_ids"]
+
+
+def _first(documents: Iterable[list[int]], num_tokens: int) -> Iterator[list[int]]:
+    """The documents up to the one that reaches the budget: the rest need not be tokenized."""
+    for document in documents:
+        yield document
+        num_tokens -= len(document)
+        if num_tokens <= 0:
+            return
 
 
 def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None) -> Tensor:

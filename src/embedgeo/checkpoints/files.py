@@ -1,0 +1,159 @@
+"""The files of a checkpoint: which are needed, what they hold, and which checkpoints hold the same."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_WEIGHTS = (  # in the order in which transformers looks for them
+    re.compile(r"model\.safetensors"),
+    re.compile(r"model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"),
+    re.compile(r"pytorch_model\.bin"),
+    re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
+)
+VOCABULARIES = frozenset(
+    {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"}
+)
+"""Files of which a tokenizer has at least one."""
+TOKENIZER_FILES = VOCABULARIES | {
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+}
+_MOST_BYTES = 256 * 2**20
+"""The largest file, other than of weights, that is worth fetching."""
+
+
+class StoredFile(NamedTuple):
+    """A file of a checkpoint.
+
+    Attributes:
+        name: relative to the checkpoint.
+        size: bytes.
+        digest: ``sha256`` in hexadecimal; where the Hub gives none, ``git:`` and git's own hash.
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files that are needed to load a checkpoint.
+
+    Attributes:
+        weights: the weight files in one format, sorted by name, and their index where they have one.
+        others: ``config.json`` and the tokenizer's files.
+    """
+
+    weights: tuple[StoredFile, ...]
+    others: tuple[StoredFile, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """The weight file's sha256; of several, that of what ``sha256sum`` prints about them."""
+        files = weight_files(self.weights)
+        if len(files) == 1:
+            return files[0].digest
+        lines = "".join(f"{file.digest}  {file.name}\n" for file in files)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    @property
+    def config_digest(self) -> str:
+        """Of ``config.json``: the same weights give other results under another one."""
+        return next((file.digest for file in self.others if file.name == "config.json"), "")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in (*self.weights, *self.others))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all files."""
+        return [file.name for file in (*self.weights, *self.others)]
+
+
+def needed_files(files: Iterable[StoredFile]) -> Contents:
+    """The files to load: weights in the first format there is, ``config.json``, and the tokenizer's.
+
+    Names are matched whole, so that no name can lead out of the checkpoint's folder.
+
+    Raises:
+        FileNotFoundError: no weights, or no ``config.json``.
+        ValueError: a file that is implausibly large for what it is.
+    """
+    files = sorted(files)
+    others = tuple(file for file in files if file.name == "config.json" or file.name in TOKENIZER_FILES)
+    weights = next(
+        (found for pattern in _WEIGHTS if weight_files(found := [f for f in files if pattern.fullmatch(f.name)])), []
+    )
+    if not weights:
+        raise FileNotFoundError("a checkpoint must have weights: safetensors or pytorch_model .bin files; found none.")
+    if not any(file.name == "config.json" for file in others):
+        raise FileNotFoundError("a checkpoint must have a config.json; found none.")
+    for file in (*others, *(f for f in weights if f.name.endswith(".json"))):
+        if file.size > _MOST_BYTES:
+            raise ValueError(f"{file.name} must be smaller than {_MOST_BYTES >> 20} MiB; it has {file.size} bytes.")
+    return Contents(tuple(weights), others)
+
+
+def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
+    """Those that hold weights, without the index."""
+    return [file for file in files if not file.name.endswith(".json")]
+
+
+def hashed_file(path: Path, name: str = "") -> StoredFile:
+    """Read a local file for its size and sha256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return StoredFile(name or path.name, file.tell(), digest)
+
+
+def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
+    """The first name with the same value, for each name whose value has come before.
+
+    >>> duplicates({"step0": "a", "step1": "a", "step2": "b"})
+    {'step1': 'step0'}
+    """
+    first: dict[str, str] = {}
+    owners = {name: first.setdefault(identity, name) for name, identity in identities.items()}
+    return {name: owner for name, owner in owners.items() if owner != name}
+
+
+def shared_parts(contents: Mapping[str, Contents]) -> list[tuple[str, list[str]]]:
+    """Weight files that several checkpoints share which are otherwise different: file name, names of checkpoints."""
+    holders: dict[tuple[str, str], list[str]] = {}
+    for name, held in contents.items():
+        for file in weight_files(held.weights):
+            holders.setdefault((file.name, file.digest), []).append(name)
+    return [
+        (file_name, names)
+        for (file_name, _), names in holders.items()
+        if len({contents[name].sha256 for name in names}) > 1
+    ]
+
+
+def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
+    """Check that the index of the weights names the files that belong to the checkpoint, and only those.
+
+    Raises:
+        ValueError: it names others, as a path out of the folder would be, or leaves some out.
+    """
+    index = next((file for file in weights if file.name.endswith(".json")), None)
+    if index is None:
+        if len(weights) > 1:
+            raise ValueError(f"weights in {len(weights)} files must have an index; found none.")
+        return
+    named = set(json.loads((folder / index.name).read_text())["weight_map"].values())
+    held = {file.name for file in weight_files(weights)}
+    if named != held:
+        raise ValueError(
+            f"{index.name} must name the checkpoint's weight files; it names {sorted(named)[:4]}, "
+            f"the checkpoint holds {sorted(held)[:4]}."
+        )

@@ -1,0 +1,230 @@
+"""The Hub: list revisions and files, fetch a commit's files, and take them out of the cache again."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock
+from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.hf_api import RepoFile
+
+from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_WAITS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further attempt."""
+
+T = TypeVar("T")
+
+
+class WrongHashError(OSError):
+    """A file is not what the Hub's listing says it is."""
+
+
+def list_repositories(pattern: str) -> list[str]:
+    """Repositories whose name matches a pattern such as ``google/multiberts-seed_0-step_*``."""
+    author, _, name = pattern.partition("/")
+    if not name or set(author) & set("*?["):
+        raise ValueError(f"a pattern of repositories must name its author, as in author/name-*; got {pattern!r}.")
+    literal = re.split(r"[*?\[]", name)[0]
+    listed = retried(lambda: [model.id for model in HfApi().list_models(author=author, search=literal or None)])
+    found = sorted(repository for repository in listed if fnmatchcase(repository, pattern))
+    if not found:
+        raise FileNotFoundError(f"model must match at least one repository; {pattern!r} matches none of {author}'s.")
+    return found
+
+
+def list_revisions(repository: str) -> dict[str, str]:
+    """Branches and tags of a repository with the commits they stand for."""
+    refs = retried(lambda: HfApi().list_repo_refs(repository))
+    commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
+    wrong = [name for name, commit in commits.items() if not _COMMIT.fullmatch(commit)]
+    if wrong:
+        raise ValueError(f"{repository}: revision {wrong[0]!r} must stand for a commit; got {commits[wrong[0]]!r}.")
+    return commits
+
+
+def list_files(repository: str, commit: str) -> list[StoredFile]:
+    """Files of a commit: sha256 of those in large-file storage, git's hash of the others."""
+    entries = retried(lambda: list(HfApi().list_repo_tree(repository, revision=commit)))
+    return [
+        StoredFile(e.path, e.size, f"git:{e.blob_id}" if e.lfs is None else e.lfs.sha256)
+        for e in entries
+        if isinstance(e, RepoFile)
+    ]
+
+
+def fetch(repository: str, commit: str, contents: Contents) -> Path:
+    """Download the files of a commit, and check the weights against the hashes that the Hub lists.
+
+    What a further attempt may mend is tried again: lost connections, server errors, bodies cut short, wrong hashes.
+
+    Returns:
+        The folder that holds them, in the cache.
+    """
+    wrong = ""
+    for force in (False, True):
+        download = partial(
+            snapshot_download, repository, revision=commit, allow_patterns=contents.names, force_download=force
+        )
+        folder = Path(retried(download))
+        wrong = _first_wrong(folder, contents)
+        if not wrong:
+            return folder
+    raise WrongHashError(f"{wrong} It was downloaded twice.")
+
+
+def _first_wrong(folder: Path, contents: Contents) -> str:
+    """What is wrong with the first file that is not what the listing says; empty where all are."""
+    for file in (*contents.weights, *contents.others):
+        if not (folder / file.name).is_file():
+            return f"{file.name} must be in the cache after its download; it is not."
+        if not file.digest.startswith("git:"):
+            got = hashed_file(folder / file.name).digest
+            if got != file.digest:
+                return f"{file.name} must have the sha256 {file.digest}, as the Hub lists it; it has {got}."
+    return ""
+
+
+def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
+    """Download some small files into a cache of their own; returns the folder that holds them."""
+    return Path(
+        retried(lambda: snapshot_download(repository, revision=commit, allow_patterns=list(names), cache_dir=cache))
+    )
+
+
+def snapshot_folder(repository: str, commit: str) -> Path:
+    """Where the cache holds the files of a commit."""
+    return _repository_folder(repository) / "snapshots" / commit
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """What ``attempt`` returns, after further attempts where the cause may pass.
+
+    Raises:
+        OSError: it has not passed, or is none that may; ValueError where the attempt raises that.
+    """
+    for wait in (*_WAITS, None):
+        try:
+            return attempt()
+        except (OSError, ValueError) as error:
+            if wait is None or not _may_pass(error):
+                raise
+        except Exception as error:
+            if wait is None or not _may_pass(error):
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        time.sleep(wait)
+    raise AssertionError
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    if "Consistency check failed" in str(error):  # a body cut short; a plain OSError
+        return True
+    # the HTTP library under huggingface_hub has changed its name between versions; its classes have not
+    is_transport = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+    return is_transport or isinstance(error, ConnectionError) or _may_pass(error.__cause__)
+
+
+class Downloads:
+    """What a sweep has downloaded: written down before each download, so that it is evicted also after a kill.
+
+    Between `lease` and `release` no other sweep on this machine evicts the commit.
+
+    Args:
+        journal: a folder of its own, in another one, for the notes.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self._leases: dict[str, FileLock] = {}
+
+    def lease(self, name: str, commit: str) -> None:
+        """Wait until no other sweep uses or evicts the commit, and keep others from it."""
+        if name not in self._leases:
+            lock = _lock(commit)
+            lock.acquire()
+            self._leases[name] = lock
+
+    def release(self, name: str) -> None:
+        """Let others have the commit; does nothing where there is no lease."""
+        lock = self._leases.pop(name, None)
+        if lock is not None:
+            lock.release()
+
+    def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
+        """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
+        path = self._path(name)
+        if path.exists() and json.loads(path.read_text())["cache"] == constants.HF_HUB_CACHE:
+            return  # an earlier run has begun: what is there now is ours
+        snapshot = snapshot_folder(repository, commit)
+        note = {
+            "cache": constants.HF_HUB_CACHE,
+            "repository": repository,
+            "commit": commit,
+            "files": [file for file in contents.names if not (snapshot / file).exists()],
+            "blobs": [file.digest.removeprefix("git:") for file in contents.weights],
+        }
+        self.journal.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(note))
+        temporary.replace(path)
+
+    def evict(self, name: str) -> None:
+        """Take out of the cache what was noted, and the note away."""
+        path = self._path(name)
+        if not path.exists():
+            return
+        note = json.loads(path.read_text())
+        if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
+            with _lock(note["commit"]):
+                _remove(note["repository"], note["commit"], note["files"], note["blobs"])
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.journal.rmdir()
+            self.journal.parent.rmdir()
+
+    def noted(self) -> list[str]:
+        """Names of the checkpoints of which there is a note."""
+        return sorted(path.stem for path in self.journal.glob("*.json"))
+
+    def _path(self, name: str) -> Path:
+        return self.journal / f"{name}.json"
+
+
+def _repository_folder(repository: str) -> Path:
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+
+
+def _lock(commit: str) -> FileLock:
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"embedgeo-{commit}.lock", thread_local=False)
+
+
+def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:
+    """Take files of a commit out of the cache, what a killed process has left of their blobs, and empty folders."""
+    folder, snapshot = _repository_folder(repository), snapshot_folder(repository, commit)
+    if snapshot.exists():
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+        ours = {snapshot / file for file in files}
+        cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
+        cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
+    for leftover in (path for digest in blobs for path in folder.glob(f"blobs/{digest}*.incomplete")):
+        leftover.unlink(missing_ok=True)
+    if not any(snapshot.glob("*")):
+        (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
+    for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
+        with suppress(OSError):  # not empty, or not there
+            empty.rmdir()

@@ -1,0 +1,184 @@
+"""Models and tokenizers out of checkpoint folders, without running anything that a checkpoint brings along."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
+from embedgeo.layers import input_embedding, measured_model
+
+_COUNTS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
+_MOST_LAYERS = 1000
+_MOST_EXPERTS = 10_000
+
+
+@dataclass
+class LoadedModel:
+    """A model in evaluation mode.
+
+    Attributes:
+        model: a Hugging Face model, or a LightningModule.
+        is_encoder: predicts masked tokens rather than next ones.
+        has_head: whether the checkpoint holds the weights that predict tokens.
+    """
+
+    model: nn.Module
+    is_encoder: bool = False
+    has_head: bool = True
+
+
+def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of a model.
+
+    Raises:
+        ValueError: counts of layers beyond any real model, custom code, or a model of another kind than measured here.
+    """
+    raw = json.loads((folder / "config.json").read_text())
+    for key, value in _integers(raw):
+        most = _MOST_EXPERTS if "expert" in key else _MOST_LAYERS if _COUNTS.search(key) else None
+        if most is not None and value > most:
+            raise ValueError(f"config.json: {key} must be at most {most}; got {value}.")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"a model must be a decoder or an encoder of text; {config.model_type} is both. Measure it by hand: "
+            "embedgeo.observe."
+        )
+    return config
+
+
+def _integers(config: object, key: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(config, dict):
+        for name, value in config.items():
+            yield from _integers(value, name)
+    elif isinstance(config, list):
+        for value in config[:_MOST_LAYERS]:
+            yield from _integers(value, "")
+    elif isinstance(config, int | float) and not isinstance(config, bool):
+        yield key, int(config) if abs(config) < float("inf") else 0
+
+
+def is_encoder(config: PreTrainedConfig) -> bool:
+    """Whether the model predicts masked tokens rather than next ones."""
+    masked = type(config) in AutoModelForMaskedLM._model_mapping
+    causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
+    return masked and not causal and not getattr(config, "is_decoder", False)
+
+
+def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
+    """The model of a configuration, without memory for its weights."""
+    with torch.device("meta"):
+        return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    if is_encoder(config):
+        return AutoModelForMaskedLM
+    is_known = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_known or "AutoModelForCausalLM" in getattr(config, "auto_map", {}) else AutoModel
+
+
+def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
+    """Load a Hugging Face checkpoint: weights only, and no code of its own unless trusted.
+
+    Raises:
+        ValueError: the configuration does not fit the weights.
+    """
+    require_whole_index(folder, contents.weights)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    num_bytes = sum(file.size for file in weight_files(contents.weights))
+    empty = empty_model(config, trust_remote_code=trust_remote_code)
+    described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
+    if described > 4 * num_bytes:  # weights take half a byte each at the least; some are tied, or of a missing head
+        raise ValueError(
+            f"config.json must fit the weights; it describes {described:.3g} numbers, the files hold {num_bytes} bytes."
+        )
+    del empty
+    auto_class = _auto_class(config)
+    model, info = auto_class.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        output_loading_info=True,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=contents.weights[0].name.endswith((".safetensors", ".safetensors.index.json")),
+        weights_only=True,
+    )
+    body = f"{model.base_model_prefix}."
+    missing = sorted(info["missing_keys"])
+    lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
+    if lacking or info["mismatched_keys"]:
+        first = lacking or sorted(map(str, info["mismatched_keys"]))
+        raise ValueError(f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}.")
+    has_head = auto_class is not AutoModel and not missing
+    return LoadedModel(model.eval(), is_encoder(config), has_head)
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    tokenizer.model_max_length = 10**12  # documents are cut into sequences afterwards: no warning about their length
+    return tokenizer
+
+
+def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
+    """Load a Lightning checkpoint.
+
+    Args:
+        path: the ``.ckpt`` file.
+        model_class: where its LightningModule is, as in ``package.module.Class``.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: ``model_class`` is none.
+    """
+    kind = import_class(model_class)
+    module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    config = getattr(measured_model(module), "config", None)
+    return LoadedModel(module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config))
+
+
+def import_class(model_class: str) -> Any:
+    """The LightningModule of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    module_name, _, name = model_class.rpartition(".")
+    try:
+        kind = getattr(import_module(module_name), name)
+        if not hasattr(kind, "load_from_checkpoint"):
+            raise TypeError(f"it is a {type(kind).__name__}")
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model_class must name a LightningModule as package.module.Class; got {model_class!r} ({error})."
+        ) from error
+    return kind
+
+
+def lightning_step(path: Path) -> int:
+    """Optimizer steps that a Lightning checkpoint has taken, read from the file."""
+    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+
+
+def num_token_types(model: nn.Module) -> int | None:
+    """Rows of the input embedding; None where there is no such table."""
+    table = input_embedding(model)
+    return None if table is None else getattr(table, "num_embeddings", None)

@@ -1,0 +1,160 @@
+"""Where checkpoints come from: repositories on the Hub, families of them, local folders, Lightning's files."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import quote
+
+from embedgeo.checkpoints import hub
+from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, needed_files
+from embedgeo.checkpoints.steps import Position, parse_position
+
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.*?\[\]-]+)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that a source lists.
+
+    Attributes:
+        name: distinct within the source; a file name.
+        model: repository, or local folder, as asked for.
+        revision: branch or tag; of a local source, the name of the folder or file.
+        position: step, tokens seen and series.
+        commit: what the revision stands for; empty for a local source.
+        path: the folder or file; None on the Hub.
+    """
+
+    name: str
+    model: str
+    revision: str
+    position: Position
+    commit: str = ""
+    path: Path | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.position.step
+
+    def contents(self) -> Contents:
+        """The files to load, with their hashes: from the Hub's listing, or hashed here.
+
+        Raises:
+            FileNotFoundError: weights or ``config.json`` are missing.
+        """
+        if self.path is None:
+            return needed_files(hub.list_files(self.model, self.commit))
+        if self.path.is_file():
+            return Contents((hashed_file(self.path),))
+        needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in self.path.iterdir() if p.is_file())
+        return Contents(
+            weights=tuple(hashed_file(self.path / file.name) for file in needed.weights),
+            others=tuple(hashed_file(self.path / file.name) for file in needed.others),
+        )
+
+    def config_digest(self) -> str:
+        """What `Contents.config_digest` gives, without reading the weights."""
+        if self.path is None:
+            return self.contents().config_digest
+        return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+
+
+def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[Checkpoint]:
+    """List the checkpoints of a source, by series and step.
+
+    Args:
+        model: a repository on the Hub, a pattern or a list of repositories, or a local folder: one of checkpoints
+            (``step100/``, ``checkpoint-100/`` …, Lightning's ``.ckpt`` files), or a checkpoint itself.
+        revisions: take only the branches and tags that match this pattern.
+
+    Raises:
+        FileNotFoundError: nothing there names a step.
+        ValueError: neither a folder nor a repository, a local folder with revisions, or a step named twice.
+    """
+    models = [model] if isinstance(model, str) else list(model)
+    found = [each for m in models for each in _list(m, revisions, is_only=len(models) == 1)]
+    if not found:
+        chosen = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
+        raise FileNotFoundError(
+            f"model must name checkpoints with their steps, such as step1000 or checkpoint-1000; {_joined(models)} has "
+            f"none{chosen}."
+        )
+    found.sort(key=lambda c: (c.position.series, c.step, c.name))
+    twice = [name for name, count in Counter((c.position.series, c.step) for c in found).items() if count > 1]
+    if twice:
+        names = [c.name for c in found if (c.position.series, c.step) == twice[0]]
+        raise ValueError(
+            f"a step must be named once; {_joined(names)} all name step {twice[0][1]}. Choose by revisions=, or rename."
+        )
+    return found
+
+
+def is_local(model: str) -> bool:
+    """Whether this names a folder or file rather than a repository."""
+    return Path(model).expanduser().exists()
+
+
+def _list(model: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
+    if is_local(model):
+        if revisions != "*":
+            raise ValueError(
+                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
+            )
+        yield from _list_folder(model, is_only)
+    elif not _REPOSITORY.fullmatch(model):
+        raise ValueError(f"model must be a folder that exists or a repository on the Hub; got {model!r}.")
+    else:
+        is_pattern = bool(set(model) & set("*?["))
+        for repository in hub.list_repositories(model) if is_pattern else [model]:
+            yield from _list_repository(repository, revisions, is_only and not is_pattern)
+
+
+def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
+    prefix = "" if is_only else f"{repository.replace('/', '--')}--"
+    commits = {name: c for name, c in hub.list_revisions(repository).items() if fnmatchcase(name, revisions)}
+    positions = {name: position for name in commits if (position := parse_position(name))}
+    if not positions and "main" in commits and (position := parse_position(repository.rpartition("/")[2])):
+        positions = {"main": position}
+    for name, position in positions.items():
+        series = position._replace(series=prefix + position.series) if name != "main" else position
+        yield Checkpoint(_file_name(prefix + name), repository, name, series, commits[name])
+
+
+def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
+    folder = Path(model).expanduser()
+    prefix = "" if is_only else f"{folder.name}--"
+    candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    listed = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
+    positions = {path: position for path in listed if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions.update(_unnamed(listed, positions))
+    if not positions and (folder / "config.json").is_file() and (position := parse_position(folder.resolve().name)):
+        positions = {folder: position}
+    for path, position in positions.items():
+        name = path.resolve().name
+        series = "" if path.is_file() else position.series
+        yield Checkpoint(_file_name(prefix + name), model, name, position._replace(series=prefix + series), path=path)
+
+
+def _unnamed(listed: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
+    """Lightning's files whose step is only inside, as in ``last.ckpt``; those of a step that is named are left out."""
+    from embedgeo.checkpoints.loading import lightning_step
+
+    steps = {position.step for position in named.values()}
+    found: dict[Path, Position] = {}
+    for path in listed:
+        if path.is_file() and path not in named and (step := lightning_step(path)) not in steps:
+            steps.add(step)
+            found[path] = Position(step, None, "")
+    return found
+
+
+def _file_name(name: str) -> str:
+    return quote(name, safe=" =+,@~")
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names))

@@ -1,0 +1,120 @@
+"""What the name of a checkpoint says, and which checkpoints to take."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+_STEP = re.compile(
+    r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
+    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[km]?)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+_TOKENS = re.compile(r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE)
+_EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+Steps = str | int | Sequence[int]
+"""``"all"``, ``"log"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
+
+
+class Position(NamedTuple):
+    """Where in its training run a checkpoint is.
+
+    Attributes:
+        step: optimizer steps taken (or what the publisher counts instead, such as Amber's checkpoint number).
+        tokens: tokens seen, where the name says so.
+        series: the name with both left out: checkpoints of one training run share it.
+    """
+
+    step: int
+    tokens: int | None
+    series: str
+
+
+def parse_position(name: str) -> Position | None:
+    """Read step and tokens seen from the name of a revision, repository, folder or file; None where it has no step.
+
+    >>> parse_position("stage1-step1000-tokens5B")
+    Position(step=1000, tokens=5000000000, series='stage1-step')
+    >>> parse_position("TinyLlama-1.1B-intermediate-step-1431k-3T")[:2]
+    (1431000, 3000000000000)
+    >>> parse_position("main") is None
+    True
+    """
+    matches = list(_STEP.finditer(name))
+    if not matches:
+        return None
+    match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
+    before, after = name[: match.start("number")], name[match.end() :]
+    tokens = _TOKENS.search(after)
+    if tokens is not None:
+        after = after[: tokens.start()] + after[tokens.end() :]
+    series = _EPOCH.sub("", before) + after
+    return Position(_amount(match), None if tokens is None else _amount(tokens), series)
+
+
+def _amount(match: re.Match[str]) -> int:
+    return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
+
+
+def select_steps(listed: Iterable[int], steps: Steps) -> set[int]:
+    """The steps to take of those listed.
+
+    Args:
+        listed: steps of the checkpoints that exist.
+        steps: ``"all"``; ``"log"`` for the first, the last, and of each power of two the nearest one; or the steps.
+
+    Raises:
+        ValueError: steps that are none of these, or of which there is no checkpoint.
+
+    >>> sorted(select_steps(range(0, 5000, 1000), "log"))
+    [0, 1000, 2000, 4000]
+    """
+    available = sorted(set(listed))
+    if steps == "all":
+        return set(available)
+    if steps == "log":
+        return _log_spaced(available)
+    wanted = _numbers(steps)
+    unknown = sorted(wanted - set(available))
+    if unknown:
+        near = sorted({_nearest(available, wanted_step) for wanted_step in unknown}) if available else []
+        raise ValueError(
+            f"steps must name steps of which there is a checkpoint; got {_some(unknown)}. "
+            f"{f'The nearest are {_some(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
+        )
+    return wanted
+
+
+def _numbers(steps: Steps) -> set[int]:
+    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
+    try:
+        numbers = {int(part) for part in parts}
+    except (TypeError, ValueError):
+        numbers = set()
+    if not numbers:
+        raise ValueError(f'steps must be "all", "log", or steps such as 0,1,2,512; got {steps!r}.')
+    return numbers
+
+
+def _log_spaced(available: Sequence[int]) -> set[int]:
+    positive = [step for step in available if step > 0]
+    if not positive:
+        return set(available)
+    powers = [2**k for k in range(positive[-1].bit_length())]
+    nearest = {min(positive, key=partial(_ratio, power)) for power in powers}
+    return {available[0], *nearest, available[-1]}
+
+
+def _ratio(a: int, b: int) -> float:
+    return abs(math.log(a / b))
+
+
+def _nearest(available: Sequence[int], step: int) -> int:
+    return min(available, key=lambda candidate: abs(candidate - step))
+
+
+def _some(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + (f" and {len(steps) - 8} more" if len(steps) > 8 else "")

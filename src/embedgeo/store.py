@@ -1,0 +1,245 @@
+"""The folder of a sweep: a Parquet file a checkpoint, and what is rebuilt from them."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("revision", pa.string()),
+        ("step", pa.int64()),
+        ("commit", pa.string()),
+        ("weights_sha256", pa.string()),
+        ("duplicate_of", pa.string()),
+        ("layer", pa.string()),
+        ("layer_index", pa.int64()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+"""Columns of the records of a sweep."""
+
+PREFIX = "geometry"
+"""Of the TensorBoard tags; the monitor's."""
+
+_EVENTS = "events.out.tfevents."
+_TEMPORARY = ".tmp-"
+_ONE_DAY = 86_400
+
+
+class SweepFolder:
+    """The results of a sweep on disk, complete at every moment.
+
+    ``checkpoints/<name>.parquet`` are the records of a checkpoint: the file's existence means that it is done.
+    ``metrics.csv`` and ``tensorboard/`` hold the same values and follow from those files alone. Every file is written
+    under a temporary name, then renamed. Several processes may write into one folder, each its own checkpoints.
+
+    Args:
+        path: the folder; made by `open`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.failures = self.path / "failed"
+        self.tensorboard = self.path / "tensorboard"
+
+    def open(self, asked: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Make the folder, or go on with one that was made with the same settings.
+
+        Args:
+            asked: the settings that the results depend on.
+            about: what else ``manifest.json`` says; that of the first time is kept.
+
+        Raises:
+            ValueError: the folder was made with other settings, or is none of a sweep.
+            OSError: it cannot be written.
+        """
+        self.require_same(asked)
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
+            manifest = {"asked": dict(asked), **about}
+            with _replacing(self.path / "manifest.json", keep=True) as temporary:
+                temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        except OSError as error:
+            raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
+        self.require_same(asked)  # another process may have made it meanwhile
+
+    def require_same(self, asked: Mapping[str, Any]) -> None:
+        """Check that the folder is new, or was made with these settings; writes nothing.
+
+        Raises:
+            ValueError: it was made with others, or holds something else.
+        """
+        manifest = self.manifest()
+        if not manifest:
+            if self.path.is_dir() and any(
+                not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()
+            ):
+                raise ValueError(f"out must be a new folder or that of a sweep; {self.path} holds something else.")
+            return
+        before = manifest.get("asked", {})
+        now = json.loads(json.dumps(dict(asked)))
+        different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        if different:
+            listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in different)
+            raise ValueError(f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another out.")
+
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says; empty where there is none yet."""
+        path = self.path / "manifest.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def done(self) -> set[str]:
+        """Names of the checkpoints that are done."""
+        return {path.stem for path in self.checkpoints.glob("[!.]*.parquet")}
+
+    def read(self, name: str) -> pd.DataFrame:
+        """The records of a checkpoint that is done."""
+        return pq.read_table(self.checkpoints / f"{name}.parquet", partitioning=None).to_pandas()
+
+    def write(self, name: str, records: pd.DataFrame) -> None:
+        """Write the records of a checkpoint, which is done then."""
+        table = pa.Table.from_pandas(records, schema=SCHEMA, preserve_index=False).replace_schema_metadata(None)
+        with _replacing(self.checkpoints / f"{name}.parquet") as temporary:
+            pq.write_table(table, temporary)
+        self._failure(name).unlink(missing_ok=True)
+
+    def fail(self, name: str, reason: str) -> None:
+        """Write down why a checkpoint failed, for the reader; the next run tries it again."""
+        with suppress(OSError):  # as where the disk is full: the summary says it, too
+            self.failures.mkdir(exist_ok=True)
+            with _replacing(self._failure(name)) as temporary:
+                temporary.write_text(reason + "\n")
+
+    def rebuild(self, series: Mapping[str, str]) -> None:
+        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files.
+
+        Args:
+            series: which series each checkpoint belongs to; several become several TensorBoard runs.
+        """
+        with suppress(OSError):
+            self.failures.rmdir()  # once it is empty
+        seen: list[Path] = []
+        while (now := sorted(self.checkpoints.glob("[!.]*.parquet"))) != seen:  # others may finish meanwhile
+            seen = now
+            tables = {path.stem: self.read(path.stem) for path in seen}
+            with _replacing(self.path / "metrics.csv") as temporary:
+                _ordered(tables, series).to_csv(temporary, index=False)
+            self._write_scalars(tables, series)
+
+    def _write_scalars(self, tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> None:
+        """An event file a checkpoint: done and written stay in step however often a sweep is killed."""
+        is_one_run = len(set(series.values())) < 2
+        wanted: dict[str, Path] = {}
+        for name, records in tables.items():
+            run = "" if is_one_run else quote(series.get(name, "other"), safe=" =+,@") or "other"
+            path = self.tensorboard / run / f"{_EVENTS}{records['step'].iloc[0]:012d}.{name}"
+            wanted[name] = path
+            changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
+            if not path.exists() or path.stat().st_mtime_ns < changed:
+                with _replacing(path) as temporary:
+                    _write_events(temporary, records)
+        for path in self.tensorboard.rglob(f"{_EVENTS}*"):
+            name = path.name.removeprefix(_EVENTS).partition(".")[2]
+            if wanted.get(name, path) != path or name not in self.done():
+                path.unlink(missing_ok=True)
+
+    def _failure(self, name: str) -> Path:
+        return self.failures / f"{name}.txt"
+
+
+def scalars(records: pd.DataFrame) -> dict[str, float]:
+    """TensorBoard tags and values of a checkpoint: each layer's, and means over blocks."""
+    columns = (records[column] for column in ("metric", "layer", "value"))
+    values = {f"{PREFIX}.{metric}/{layer}": float(value) for metric, layer, value in zip(*columns, strict=True)}
+    blocks = records[records["layer"].str.startswith("block.")]
+    for metric, at_blocks in blocks.groupby("metric", sort=False)["value"]:
+        values[f"{PREFIX}.{metric}/mean"] = sum(at_blocks) / len(at_blocks)
+    return values
+
+
+def _write_events(path: Path, records: pd.DataFrame) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import custom_scalars, scalar
+
+    step = int(records["step"].iloc[0])
+    charts = {metric: ["Multiline", [rf"^{PREFIX}\.{metric}\/"]] for metric in dict.fromkeys(records["metric"])}
+    summaries = [custom_scalars({PREFIX: charts}), *(scalar(tag, value) for tag, value in scalars(records).items())]
+    now = time.time()
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        for summary in summaries:
+            writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
+        writer.flush()
+
+
+def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:
+    """All records, by series, step and name; in a checkpoint as they are."""
+    if not tables:
+        return SCHEMA.empty_table().to_pandas()
+    names = sorted(tables, key=lambda name: (series.get(name, ""), tables[name]["step"].iloc[0], name))
+    return pd.concat([tables[name] for name in names], ignore_index=True)
+
+
+@contextmanager
+def _replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if not keep:
+            temporary.replace(path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_leftovers(*folders: Path) -> None:
+    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
+    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
+        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
+        is_ours = not host and rest.partition("-")[0].isdigit()
+        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
+        with suppress(FileNotFoundError):
+            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
+                path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def records_of(rows: Sequence[tuple[str, int, str, float]], **checkpoint: Any) -> pd.DataFrame:
+    """Records from rows of (layer, layer_index, metric, value) and what is the same for all of the checkpoint."""
+    frame = pd.DataFrame(rows, columns=["layer", "layer_index", "metric", "value"])
+    return frame.assign(**checkpoint)[SCHEMA.names]

@@ -1,0 +1,207 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from huggingface_hub import constants, scan_cache_dir, snapshot_download
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import embedgeo
+from embedgeo.store import SCHEMA
+from embedgeo.sweep import check, sweep
+from embedgeo.text import read_documents, tokenize_sequences
+from tests.sweeps.conftest import REPOSITORY
+from tests.sweeps.tiny import checkpoint_files, model, tokenizer_files, write_files
+
+
+@pytest.fixture
+def run(hub):
+    """Steps 0, 1, 2, 8: branches and a tag; one in a .bin, one in several files; step 1 has the weights of step 0."""
+    commits = {
+        "main": hub.add(REPOSITORY, "main", checkpoint_files(8)),
+        "step0": hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False)),
+        "step1": hub.add(REPOSITORY, "step1", checkpoint_files(0, with_tokenizer=False)),
+        "step2": hub.add(REPOSITORY, "step2", checkpoint_files(2, as_bin=True, with_tokenizer=False), kind="tags"),
+        "step10": hub.add(REPOSITORY, "step10", checkpoint_files(10, shards=True, with_tokenizer=False)),
+    }
+    return commits
+
+
+def observed(step, token_ids, batch_size=2):
+    """By hand, what a sweep has to give."""
+    from tests.sweeps.tiny import model
+
+    with torch.no_grad(), embedgeo.observe(model(step)) as geometry:
+        losses = [model(step)(ids, labels=ids).loss * ids[:, 1:].numel() for ids in token_ids.split(batch_size)]
+    return geometry.compute(), float(sum(losses) / token_ids[:, 1:].numel())
+
+
+def test_a_sweep_measures_every_revision(run, hub, options, tmp_path, capsys):
+    assert sweep(REPOSITORY, **options) == 0
+    out = Path(options["out"])
+    assert sorted(p.stem for p in (out / "checkpoints").iterdir()) == ["step0", "step1", "step10", "step2"]
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    for step, same_as in {0: 0, 1: 0, 2: 2, 10: 10}.items():
+        records = pd.read_parquet(out / "checkpoints" / f"step{step}.parquet")
+        assert list(records.columns) == SCHEMA.names
+        assert set(records["step"]) == {step}
+        assert set(records["revision"]) == {f"step{step}"}
+        assert set(records["commit"]) == {run[f"step{step}"]}
+        assert list(records["duplicate_of"].dropna().unique()) == (["step0"] if step == 1 else [])
+        values, loss = observed(same_as, ids)
+        got = {(r.layer, r.metric): r.value for r in records.itertuples()}
+        assert got.pop(("model", "loss")) == pytest.approx(loss, rel=1e-6)
+        want = {(layer, key): value for layer, at in values.items() for key, value in at.items()}
+        assert got.keys() == want.keys()
+        np.testing.assert_allclose([got[k] for k in want], list(want.values()), rtol=1e-9)
+    weights = {name: len(hub.downloads(name)) for name in ("model.safetensors", "pytorch_model.bin")}
+    assert weights == {"model.safetensors": 1, "pytorch_model.bin": 1}  # step1 is copied, step10 is in parts
+    assert not any(method == "POST" for method, _, _ in hub.requests)
+    said = capsys.readouterr().out
+    assert "4 of 4 checkpoints done" in said
+    assert "step1 has the weights of step0" in said
+
+
+def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options):
+    sweep(REPOSITORY, **options)
+    out = Path(options["out"])
+    table = pd.read_csv(out / "metrics.csv")
+    parts = [pd.read_parquet(out / "checkpoints" / f"step{step}.parquet") for step in (0, 1, 2, 10)]
+    pd.testing.assert_frame_equal(table, pd.concat(parts, ignore_index=True), check_dtype=False, rtol=0, atol=0)
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    assert {"geometry.Q/embed", "geometry.anisotropy/block.00", "geometry.Q/mean", "geometry.loss/model"} <= set(tags)
+    for tag in tags:
+        assert [event.step for event in events.Scalars(tag)] == [0, 1, 2, 10]
+    at_blocks = table[(table["metric"] == "Q") & table["layer"].str.startswith("block.") & (table["step"] == 10)]
+    assert events.Scalars("geometry.Q/mean")[-1].value == pytest.approx(at_blocks["value"].mean())
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["asked"]["model"] == [REPOSITORY]
+    assert len(manifest["text"]["sha256"]) == 64
+    assert manifest["versions"]["torch"] == torch.__version__
+
+
+def test_what_was_downloaded_is_evicted_and_what_was_there_stays(run, options):
+    snapshot_download(REPOSITORY, revision=run["step2"])
+    snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
+    sweep(REPOSITORY, **options)
+    cached = {
+        r.commit_hash: {f.file_name for f in r.files}
+        for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos
+        for r in repo.revisions
+    }
+    assert set(cached) == {run["step2"], run["step10"]}
+    assert "pytorch_model.bin" in cached[run["step2"]]
+    assert cached[run["step10"]] == {"config.json"}
+    assert not (Path(options["out"]) / ".downloads").exists()
+
+
+def test_nothing_is_left_in_a_cache_that_was_empty(run, options):
+    sweep(REPOSITORY, **options)
+    left = [p for p in Path(constants.HF_HUB_CACHE).rglob("*") if p.is_file() and ".locks" not in p.parts]
+    assert [p.name for p in left if p.name != "CACHEDIR.TAG"] == []
+
+
+def test_evict_false_keeps_everything(run, options):
+    sweep(REPOSITORY, **options, evict=False, steps="0,2")
+    (repo,) = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    assert {r.commit_hash for r in repo.revisions} == {run["step0"], run["step2"]}
+
+
+def test_a_second_run_does_nothing(run, hub, options):
+    sweep(REPOSITORY, **options)
+    before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+    hub.requests.clear()
+    assert sweep(REPOSITORY, **options) == 0
+    assert not any(what.endswith((".safetensors", ".bin")) for _, what, _ in hub.requests)
+    assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+
+
+def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options, monkeypatch):
+    from embedgeo.sweep.measure import Measurement
+
+    seen = []
+    end = Measurement.on_predict_epoch_end
+
+    def wait_for_the_next(self):
+        import time
+
+        deadline = time.monotonic() + 5
+        while run["step2"] not in hub.downloads(".bin") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(run["step2"] in hub.downloads(".bin"))
+        end(self)
+
+    monkeypatch.setattr(Measurement, "on_predict_epoch_end", wait_for_the_next)
+    sweep(REPOSITORY, **options)
+    assert seen[0]
+
+
+def test_dry_run_says_what_would_be_done_and_does_nothing(run, hub, options, capsys):
+    assert sweep(REPOSITORY, **options, dry_run=True) == 0
+    said = capsys.readouterr().out
+    assert "duplicate of step0" in said
+    assert "4 checkpoints" in said
+    assert not Path(options["out"]).exists()
+    assert not any(method in ("GET", "HEAD") and "." in what for method, what, _ in hub.requests)
+
+
+def test_check_lists_duplicates_without_a_download(run, hub, capsys):
+    assert check(REPOSITORY) == 1
+    assert "same weights: step0, step1" in capsys.readouterr().out
+    assert check(REPOSITORY, steps="0,2,10") == 0
+    assert not any(what.endswith((".safetensors", ".bin")) for _, what, _ in hub.requests)
+
+
+def test_check_finds_a_single_file_that_is_shared(hub, capsys):
+    whole, other = checkpoint_files(1, shards=True), checkpoint_files(2, shards=True)
+    name = next(name for name in whole if name.startswith("model-00001"))
+    hub.add(REPOSITORY, "step1", whole)
+    hub.add(REPOSITORY, "step2", {**other, name: whole[name]})
+    assert check(REPOSITORY) == 1
+    assert f"same file {name}: step1, step2" in capsys.readouterr().out
+
+
+def test_the_same_weights_under_another_config_are_measured(hub, options):
+    files = checkpoint_files(0)
+    config = json.loads(files["config.json"])
+    hub.add(REPOSITORY, "step0", files)
+    config["rope_parameters"] = {**config["rope_parameters"], "partial_rotary_factor": 0.5}
+    hub.add(REPOSITORY, "step1", {**files, "config.json": json.dumps(config).encode()})
+    assert sweep(REPOSITORY, **options) == 0
+    first, second = (pd.read_parquet(Path(options["out"]) / "checkpoints" / f"step{s}.parquet") for s in (0, 1))
+    assert second["duplicate_of"].iloc[0] == "step0"
+    assert not first["value"].equals(second["value"])
+
+
+def test_a_family_of_repositories(hub, options):
+    for seed in (0, 1):
+        for step in (0, 20):
+            hub.add(f"lab/berts-seed_{seed}-step_{step}k", "main", checkpoint_files(step + seed, "bert"))
+    assert sweep("lab/berts-seed_*", **options) == 0
+    out = Path(options["out"])
+    table = pd.read_csv(out / "metrics.csv")
+    assert sorted(set(table["step"])) == [0, 20000]
+    assert set(table["revision"]) == {"main"}
+    assert len(list((out / "checkpoints").iterdir())) == 4
+    runs = [p for p in (out / "tensorboard").iterdir() if p.is_dir()]
+    assert len(runs) == 2
+    for run in runs:
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+        assert [event.step for event in events.Scalars("geometry.loss/model")] == [0, 20000]
+
+
+def test_an_encoder_has_a_masked_token_loss(hub, options):
+    hub.add(REPOSITORY, "step1", checkpoint_files(1, "bert"))
+    assert sweep(REPOSITORY, **options) == 0
+    records = pd.read_parquet(Path(options["out"]) / "checkpoints" / "step1.parquet")
+    loss = records[records["metric"] == "loss"]["value"].iloc[0]
+    assert 3 < loss < 9
+    assert model(1, "bert").config.vocab_size == 300
+    again = {**options, "out": options["out"] + "2", "batch_size": 1}
+    sweep(REPOSITORY, **again)
+    other = pd.read_parquet(Path(again["out"]) / "checkpoints" / "step1.parquet")
+    assert other[other["metric"] == "loss"]["value"].iloc[0] == pytest.approx(loss, rel=1e-5)

@@ -1,0 +1,216 @@
+"""Local folders: the monitor's numbers again, Lightning's files, several layouts."""
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+import embedgeo
+from embedgeo.checkpoints import list_checkpoints
+from embedgeo.demo import Settings
+from embedgeo.demo import run as run_demo
+from embedgeo.store import PREFIX, SweepFolder
+from embedgeo.sweep import check, sweep
+from embedgeo.sweep.summary import loss_outliers
+from embedgeo.text import cut_sequences
+from tests.sweeps.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
+
+
+class Pretraining(pl.LightningModule):
+    """As the demo trains: a Hugging Face model inside, checkpoints as folders."""
+
+    def __init__(self):
+        super().__init__()
+        from copy import deepcopy
+
+        self.model = deepcopy(model(0)).train()
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch, labels=batch["input_ids"]).loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class SaveFolders(pl.Callback):
+    def __init__(self, folder, tokenizer):
+        self.folder, self.tokenizer = folder, tokenizer
+
+    def save(self, trainer, module):
+        path = self.folder / f"step{trainer.global_step}"
+        module.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.save(trainer, module)
+
+    def on_train_end(self, trainer, module):
+        self.save(trainer, module)
+
+
+@pytest.mark.parametrize("kind", ["with a mask", "without"])
+def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
+    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    text = "\n".join(TEXT * 12)
+    (tmp_path / "probe.txt").write_text(text)
+    ids = cut_sequences([tokenizer.encode(text)], 32)
+    mask = {"attention_mask": torch.ones_like(ids[0])} if kind == "with a mask" else {}
+    loader = DataLoader([{"input_ids": row, **mask} for row in ids], batch_size=8)
+    monitor = embedgeo.GeometryMonitor(every_n_steps=1, probe=loader, on_error="raise")
+    trainer = pl.Trainer(
+        max_steps=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[SaveFolders(tmp_path / "checkpoints", tokenizer), monitor],
+    )
+    trainer.fit(Pretraining(), loader)
+    arguments = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel(), "batch_size": 8}
+    assert sweep(str(tmp_path / "checkpoints"), **arguments, out=str(tmp_path / "out")) == 0
+    table = pd.read_csv(tmp_path / "out" / "metrics.csv")
+    offline = {(r.step, r.layer, r.metric): r.value for r in table.itertuples() if r.layer != "model"}
+    online = {(r["step"], r["layer"], r["metric"]): r["value"] for r in monitor.history}
+    assert offline.keys() == online.keys()
+    assert {step for step, _, _ in online} == {0, 1, 2, 3}
+    np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
+
+
+def test_a_sweep_over_the_demos_checkpoints_gives_its_history(tmp_path):
+    size = {"num_layers": 2, "hidden_size": 32, "vocab_size": 512, "seq_len": 64, "batch_size": 2}
+    run_demo(tmp_path / "demo", Settings(max_steps=3, every_n_steps=1, learning_rate=1e-3, seed=0, **size))
+    probe = str(tmp_path / "demo" / "probe.txt")
+    arguments = {"text": probe, "seq_len": 64, "num_tokens": 10**7, "batch_size": 8, "out": str(tmp_path / "out")}
+    assert sweep(str(tmp_path / "demo" / "checkpoints"), **arguments) == 0
+    offline = pd.read_csv(tmp_path / "out" / "metrics.csv")
+    online = pd.read_parquet(tmp_path / "demo" / "history.parquet")
+    keys = ["step", "layer", "metric"]
+    both = online.merge(offline, on=keys, how="left", suffixes=("", "_offline"), validate="one_to_one")
+    assert set(both["step"]) == {0, 1, 2, 3}
+    np.testing.assert_allclose(both["value_offline"], both["value"], rtol=1e-6, atol=1e-12)
+    assert both["weights_sha256"].equals(both["weights_sha256_offline"])
+
+
+@pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])
+def test_layouts_of_folders(tmp_path, name):
+    local_run(tmp_path / "run", steps=(10, 2), name=name)
+    write_files(tmp_path / "run", checkpoint_files(3))  # a final model beside them, as transformers' Trainer leaves it
+    (tmp_path / "run" / "logs").mkdir()
+    assert [c.step for c in list_checkpoints(str(tmp_path / "run"))] == [2, 10]
+    assert [c.step for c in list_checkpoints(str(tmp_path / "run" / name.format(10)))] == [10]
+
+
+def test_duplicates_in_folders(tmp_path, options, capsys):
+    local_run(tmp_path / "run", steps=(1, 2))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
+    assert check(str(tmp_path / "run")) == 1
+    assert "same weights: step1, step3" in capsys.readouterr().out
+    assert sweep(str(tmp_path / "run"), **options) == 0
+    out = SweepFolder(options["out"])
+    first, third = out.read("step1"), out.read("step3")
+    assert third["duplicate_of"].iloc[0] == "step1"
+    assert first["value"].equals(third["value"])
+    assert first["weights_sha256"].iloc[0] == third["weights_sha256"].iloc[0]
+
+
+def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    sweep(str(tmp_path / "run"), **options)
+    written = (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns
+    local_run(tmp_path / "run", steps=(2,))
+    sweep(str(tmp_path / "run"), **options)
+    assert SweepFolder(options["out"]).done() == {"step1", "step2"}
+    assert (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns == written
+
+
+def test_two_names_for_a_step_are_refused(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    local_run(tmp_path / "run", steps=(1,), name="step0{}")
+    with pytest.raises(ValueError, match="all name step 1"):
+        sweep(str(tmp_path / "run"), **options)
+    with pytest.raises(ValueError, match=r"is local. Use steps"):
+        sweep(str(tmp_path / "run"), **options, revisions="step1")
+
+
+class Plain(pl.LightningModule):
+    """A language model that is not Hugging Face's."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.embedding = nn.Embedding(300, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, 300)
+
+    def forward(self, token_ids):
+        hidden = self.embedding(token_ids)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch["input_ids"]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_lightning_checkpoints(tmp_path, options):
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True)
+    trainer = pl.Trainer(
+        max_steps=5,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[checkpoint],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = DataLoader([{"input_ids": torch.arange(8)}] * 6, batch_size=1)
+    trainer.fit(Plain(), loader)
+    trainer.save_checkpoint(tmp_path / "run" / "final.ckpt")
+    tokenizer = str(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    run, model_class = str(tmp_path / "run"), f"{__name__}.Plain"
+    with pytest.raises(ValueError, match="model_class must name the LightningModule"):
+        sweep(run, **options, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="model_class must name a LightningModule"):
+        sweep(run, **options, tokenizer=tokenizer, model_class="torch.nn.Linear")
+    assert sweep(run, **options, tokenizer=tokenizer, model_class=model_class) == 0
+    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
+    assert sorted(set(table["step"])) == [2, 4, 5]
+    assert {"embed", "block.00", "block.01", "model"} == set(table["layer"])
+    assert table[table["metric"] == "loss"]["value"].between(4, 8).all()
+
+
+def test_an_outlier_among_the_losses_is_named():
+    falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
+    assert loss_outliers(falling) == []
+    assert loss_outliers([*falling[:4], ("bad", 12.7), *falling[4:]]) == ["bad"]
+    assert loss_outliers([*falling[:4], ("final", 2.9), *falling[4:]]) == ["final"]
+    assert loss_outliers([*falling, ("last", 11.0)]) == ["last"]
+    assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
+
+
+def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parquet_files(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(tmp_path / "run"), **options)
+    out = Path(options["out"])
+    import socket
+
+    stray = out / "checkpoints" / f".tmp-{socket.gethostname()}-999999999-step1.parquet"
+    elsewhere = out / "checkpoints" / ".tmp-another-1-step1.parquet"
+    for path in (stray, elsewhere):
+        path.write_text("half")
+    (out / "checkpoints" / "step1.parquet").unlink()
+    next((out / "tensorboard").glob("*step2")).unlink()
+    assert sweep(str(tmp_path / "run"), **options, steps="all") == 0
+    assert not stray.exists()
+    assert elsewhere.exists()  # it may be alive
+    assert len(list((out / "tensorboard").glob("events*"))) == 2
+    assert PREFIX == "geometry"

@@ -1,0 +1,61 @@
+import pytest
+
+from embedgeo.checkpoints import parse_position, select_steps
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "tokens"),
+    [
+        ("step0", 0, None),
+        ("step143000", 143000, None),
+        ("global_step100000", 100000, None),
+        ("step1000-tokens4B", 1000, 4 * 10**9),
+        ("stage1-step1000-tokens5B", 1000, 5 * 10**9),
+        ("stage2-ingredient1-step1000-tokens3B", 1000, 3 * 10**9),
+        ("ckpt_000", 0, None),
+        ("ckpt_357", 357, None),
+        ("checkpoint-400", 400, None),
+        ("step-160000", 160000, None),
+        ("step-001000-2BT", 1000, 2 * 10**9),
+        ("multiberts-seed_0-step_20k", 20000, None),
+        ("TinyLlama-1.1B-intermediate-step-1431k-3T", 1431000, 3 * 10**12),
+        ("TinyLlama-1.1B-step-50K-105b", 50000, 105 * 10**9),
+        ("epoch=0-step=100", 100, None),
+        ("iter_0001000", 1000, None),
+        ("step50000-tokens0.5T", 50000, 5 * 10**11),
+    ],
+)
+def test_every_published_naming_scheme(name, step, tokens):
+    position = parse_position(name)
+    assert (position.step, position.tokens) == (step, tokens)
+
+
+@pytest.mark.parametrize("name", ["main", "v1.0", "pythia-70m", "stepwise", "footstep12x", "", "refs/pr/1", "1000"])
+def test_names_without_a_step(name):
+    assert parse_position(name) is None
+
+
+def test_the_series_is_the_name_without_step_and_tokens():
+    def series(name):
+        return parse_position(name).series
+
+    assert series("stage1-step1000-tokens5B") == series("stage1-step2000-tokens9B")
+    assert series("stage2-ingredient1-step1000-tokens3B") != series("stage2-ingredient2-step1000-tokens3B")
+    assert series("epoch=0-step=100") == series("epoch=1-step=200")
+
+
+def test_selections():
+    pythia = [0, *(2**k for k in range(10)), *range(1000, 144000, 1000)]
+    assert select_steps(pythia, "all") == set(pythia)
+    assert select_steps(pythia, "0,1, 512") == select_steps(pythia, [0, 1, 512]) == {0, 1, 512}
+    assert select_steps(pythia, 512) == select_steps(pythia, "512") == {512}
+    log = sorted(select_steps(pythia, "log"))
+    assert log[:11] == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert log[11:] == [1000, 2000, 4000, 8000, 16000, 33000, 66000, 131000, 143000]
+
+
+def test_an_unknown_step_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no.*|nearest are 2000"):
+        select_steps([0, 1000, 2000], "1900")
+    with pytest.raises(ValueError, match='"all", "log"'):
+        select_steps([0], "some")
