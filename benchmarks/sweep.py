@@ -4,6 +4,7 @@ make bench
 """
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -72,7 +73,7 @@ def swept(folder: Path) -> dict[str, object]:
         trainer={"accelerator": "cpu"},
     )
     times = [started, *sorted(path.stat().st_mtime for path in (out / "checkpoints").iterdir())]
-    return {"seconds": [b - a for a, b in zip(times, times[1:], strict=False)], "peak": peak_bytes()}
+    return {"seconds": [b - a for a, b in itertools.pairwise(times)], "peak": peak_bytes()}
 
 
 def state_bytes(folder: Path) -> dict[str, object]:
