@@ -4,7 +4,6 @@ make bench
 """
 
 import argparse
-import itertools
 import json
 import resource
 import statistics
@@ -13,12 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from embedgeo.checkpoints import list_checkpoints, loading
 from embedgeo.geometry import Geometry
 from embedgeo.sweep import sweep
+from embedgeo.sweep.run import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
 NUM_TOKENS, SEQ_LEN, BATCH_SIZE = 65_536, 512, 8
@@ -38,47 +39,69 @@ def make_run(folder: Path, num_checkpoints: int) -> None:
         tokenizer.save_pretrained(folder / f"step{step}")
 
 
+def clocks() -> tuple[float, float]:
+    """Wall and processor seconds: the latter say more on a machine that others use, too."""
+    return time.perf_counter(), time.process_time()
+
+
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def plain(folder: Path) -> dict[str, object]:
-    """Load and run each checkpoint; nothing is measured."""
-    checkpoints = list_checkpoints(str(folder))
+def plain(folder: Path, steps: list[int]) -> dict[str, object]:
+    """Load and run checkpoints; nothing is measured."""
     tokenizer = loading.load_tokenizer(folder / "step0")
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())
     tokens = cut_sequences(documents, SEQ_LEN, NUM_TOKENS)
     seconds = []
-    for checkpoint in checkpoints:
+    for checkpoint in (checkpoint for checkpoint in list_checkpoints(str(folder)) if checkpoint.step in steps):
         assert checkpoint.path is not None
-        start = time.perf_counter()
-        loaded = loading.load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32)
+        contents = checkpoint.contents()
+        start = clocks()
+        loaded = loading.load_model(checkpoint.path, contents, dtype=torch.float32)
         with torch.inference_mode():
             for batch in tokens.split(BATCH_SIZE):
                 loaded.model(input_ids=batch)
-        seconds.append(time.perf_counter() - start)
+        seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
     return {"seconds": seconds, "peak": peak_bytes()}
 
 
-def swept(folder: Path) -> dict[str, object]:
-    """The sweep: seconds between one Parquet file and the next."""
-    out = folder / "out"
-    started = time.time()
-    sweep(
-        str(folder),
-        num_tokens=NUM_TOKENS,
-        seq_len=SEQ_LEN,
-        batch_size=BATCH_SIZE,
-        out=str(out),
-        trainer={"accelerator": "cpu"},
-    )
-    times = [started, *sorted(path.stat().st_mtime for path in (out / "checkpoints").iterdir())]
-    return {"seconds": [b - a for a, b in itertools.pairwise(times)], "peak": peak_bytes()}
+def swept(folder: Path, steps: list[int]) -> dict[str, object]:
+    """The same checkpoints in a sweep: seconds from the start of each to its Parquet file."""
+    seconds = []
+    finish = Sweep._finish
+
+    def timed(self: Sweep, *arguments: Any) -> None:
+        start = clocks()
+        finish(self, *arguments)
+        seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
+
+    Sweep._finish = timed  # type: ignore[method-assign]
+    try:
+        sweep(
+            str(folder),
+            steps=steps,
+            num_tokens=NUM_TOKENS,
+            seq_len=SEQ_LEN,
+            batch_size=BATCH_SIZE,
+            out=str(folder / f"out-{'-'.join(map(str, steps))}"),
+            trainer={"accelerator": "cpu"},
+        )
+    finally:
+        Sweep._finish = finish  # type: ignore[method-assign]
+    return {"seconds": seconds, "peak": peak_bytes()}
 
 
-def state_bytes(folder: Path) -> dict[str, object]:
+def interleaved(folder: Path, steps: list[int]) -> dict[str, object]:
+    """Each checkpoint both ways, one after the other; the first one does not count."""
+    plain(folder, steps[:1]), swept(folder, steps[:1])
+    pairs = [[plain(folder, [step])["seconds"][0], swept(folder, [step])["seconds"][0]] for step in steps[1:]]
+    return {"pairs": pairs}
+
+
+def state_bytes(folder: Path, steps: list[int]) -> dict[str, object]:
     """Bytes of the metrics' states of one checkpoint, over the same batches."""
-    model = loading.empty_model(loading.load_config(folder / "step0"))
+    model = loading.empty_model(loading.load_config(folder / f"step{steps[0]}"))
     geometry = Geometry(model.to_empty(device="cpu"))
     tokenizer = loading.load_tokenizer(folder / "step0")
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())
@@ -91,33 +114,32 @@ def state_bytes(folder: Path) -> dict[str, object]:
     return {"states": one * len(geometry.layers)}
 
 
-def in_a_process(what: str, folder: Path) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--only", what, "--folder", folder], check=True, stdout=subprocess.PIPE, text=True
-    )
+def in_a_process(what: str, folder: Path, num_checkpoints: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--only", what, "--folder", folder, "--checkpoints", str(num_checkpoints)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoints", type=int, default=4)
-    parser.add_argument("--only", choices=["plain", "swept", "state_bytes"])
+    parser.add_argument("--only", choices=["plain", "swept", "interleaved", "state_bytes"])
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
+    steps = list(range(arguments.checkpoints))
     if arguments.only:
-        print(
-            json.dumps({"plain": plain, "swept": swept, "state_bytes": state_bytes}[arguments.only](arguments.folder))
-        )
+        sides = {"plain": plain, "swept": swept, "interleaved": interleaved, "state_bytes": state_bytes}
+        print(json.dumps(sides[arguments.only](arguments.folder, steps)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_run(folder, arguments.checkpoints)
-        before, after = in_a_process("plain", folder), in_a_process("swept", folder)
-        states = in_a_process("state_bytes", folder)["states"]
-    seconds = [statistics.median(each["seconds"][1:]) for each in (before, after)]  # the first one warms up
-    print(
-        f"a checkpoint: {seconds[0]:.1f} s loaded and run, {seconds[1]:.1f} s in a sweep: {seconds[1] / seconds[0]:.2f}"
-    )
+        pairs = in_a_process("interleaved", folder, arguments.checkpoints)["pairs"]
+        before, after = in_a_process("plain", folder, 2), in_a_process("swept", folder, 2)
+        states = in_a_process("state_bytes", folder, 1)["states"]
+    for i, clock in enumerate(("wall", "processor")):
+        a, b = (statistics.median(pair[side][i] for pair in pairs) for side in (0, 1))
+        print(f"a checkpoint, {clock} time: {a:.1f} s loaded and run, {b:.1f} s in a sweep: {b / a:.2f}")
     more = after["peak"] - before["peak"]
     print(f"peak memory: {before['peak'] / 1e6:.0f} MB loaded and run, {after['peak'] / 1e6:.0f} MB in a sweep:")
     print(f"  {more / 1e6:.0f} MB more, {more / states:.2f} times the {states / 1e6:.0f} MB of one checkpoint's states")

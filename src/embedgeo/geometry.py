@@ -94,6 +94,9 @@ class Geometry:
 
     def reset(self) -> None:
         """Forget the rows seen so far, and free the memory they took."""
+        for metrics in self._metrics.values():
+            for metric in metrics:
+                metric.reset()  # metrics hold themselves in a cycle: the garbage collector would be late
         self._metrics.clear()
         self._widths.clear()
         self.probe.num_fired = dict.fromkeys(self.probe.num_fired, 0)

@@ -21,6 +21,9 @@ MODEL = "model"
 
 MASKED_SHARE = 0.15
 
+_POSITIONS = 128
+"""At a time, in the loss."""
+
 Row = tuple[str, int, str, float]
 """Layer, layer index (-1 for the whole model), metric, value."""
 
@@ -141,15 +144,16 @@ class Measurement(LightningModule):
         return model(input_ids=token_ids) if isinstance(model, PreTrainedModel) else model(token_ids)
 
     def _add_loss(self, output: Any, token_ids: Tensor, masked: Tensor | None) -> None:
-        """Add the loss of a batch, a sequence at a time: the logits of a batch are its largest tensor already."""
+        """Add the loss of a batch, a few positions at a time: its logits are the largest tensor there is already."""
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.shape[:-1] != token_ids.shape:
             self.wants_loss = False
             return
         for row, ids, chosen in zip(logits, token_ids, token_ids if masked is None else masked, strict=True):
             predicted, wanted = (row[:-1], ids[1:]) if masked is None else (row[chosen], ids[chosen])
-            total = F.cross_entropy(predicted.float(), wanted, reduction="sum")
-            self._loss += torch.tensor([float(total), len(wanted)], dtype=torch.float64)
+            for part, target in zip(predicted.split(_POSITIONS), wanted.split(_POSITIONS), strict=True):
+                total = F.cross_entropy(part.float(), target, reduction="sum")
+                self._loss += torch.tensor([float(total), len(target)], dtype=torch.float64)
 
 
 def probe_loader(

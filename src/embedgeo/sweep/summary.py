@@ -41,7 +41,8 @@ def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
     while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like some
         jumps = _jumps([loss for _, loss in finite])
         farthest = max(range(len(finite)), key=jumps.__getitem__)
-        if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(jumps)):
+        elsewhere = [0.0, *jumps[: max(0, farthest - 1)], *jumps[farthest + 2 :]]
+        if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(elsewhere)):
             break
         far.add(finite.pop(farthest)[0])
     return [name for name, _ in losses if name in far]
