@@ -21,10 +21,14 @@ VOCABULARY = 50_304
 
 
 def medians(*sides: Callable[[], object], repeats: int) -> list[float]:
-    """Median seconds of each side, after one round that does not count."""
+    """Median seconds of each side, after one round that does not count.
+
+    The pause lets the threads of the other side's libraries stop spinning, so that nobody pays for them.
+    """
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(repeats + 1):
         for times, side in zip(seconds, sides, strict=True):
+            time.sleep(0.3)
             start = time.perf_counter()
             side()
             times.append(time.perf_counter() - start)

@@ -233,6 +233,26 @@ def test_what_needs_token_ids_says_so():
         model(**batch)
 
 
+@pytest.mark.parametrize("ignored", [[None], 3, ["a"]])
+def test_token_ids_to_ignore_must_be_integers(ignored):
+    with pytest.raises(TypeError, match="ignore_token_ids must be a list of integers"):
+        observe(gpt_neox(), ignore_token_ids=ignored).__enter__()
+
+
+def test_rows_in_another_order_than_the_tokens_are_refused():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layers = nn.Embedding(9, 4), nn.ModuleList([nn.Linear(4, 4)])
+
+        def forward(self, ids):
+            return self.layers[0](self.table(ids).transpose(0, 1))
+
+    model = Transposed()
+    with pytest.raises(ValueError, match=r"must have a row for each token.*\(3, 2, 4\)"), observe(model):
+        model(torch.ones(2, 3, dtype=torch.long))
+
+
 def test_layers_that_never_fire_are_named_in_one_warning():
     model = gpt_neox()
     message = "No forward pass reached embed, block.00, block.01, block.02, final_norm"
@@ -285,7 +305,7 @@ def values_on_rank(rank):
 
 def values_with_an_idle_rank(rank):
     model = seeded_model()
-    geometry = embedgeo.Geometry(model)
+    geometry = embedgeo.Geometry(model, metrics=lambda dim: [TokenMoments(dim, count_range=(1, 99))])
     if rank == 0:
         with geometry.probe, torch.no_grad():
             model(**token_batch())

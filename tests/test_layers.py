@@ -83,3 +83,21 @@ def test_layers_that_cannot_be_resolved(layers, error, message):
 def test_a_model_without_blocks_says_what_to_do():
     with pytest.raises(ValueError, match="pattern of module names instead, such as 00"):
         resolve_layers(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_bare_module_is_refused_with_the_remedy():
+    model = gpt_neox()
+    with pytest.raises(TypeError, match=r"must map names to modules.*got a bare GPTNeoXLayer"):
+        resolve_layers(model, lambda inner: [inner.gpt_neox.layers[0]])
+
+
+def test_standard_names_win_over_modules_of_the_same_name():
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    (layer,) = resolve_layers(model, "embed")
+    assert layer.takes_input
+    assert layer.modules == (model["layers"][0],)
+
+
+def test_blocks_are_those_of_the_measured_model():
+    student, teacher = gpt_neox(num_hidden_layers=2), gpt_neox(num_hidden_layers=5)
+    assert len(resolve_layers(nn.ModuleList([student, teacher]), "block.*")) == 2

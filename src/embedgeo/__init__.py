@@ -1,15 +1,19 @@
 """Embedding geometry of transformers, while they train and over their checkpoints."""
 
-from embedgeo.callback import GeometryMonitor, log_spaced_steps
-from embedgeo.geometry import Geometry, observe
-from embedgeo.metrics import (
-    Anisotropy,
-    EmbeddingMoments,
-    IntrinsicDimension,
-    TokenMoments,
-    default_metrics,
-    streaming_metrics,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedgeo.callback import GeometryMonitor
+    from embedgeo.geometry import Geometry, observe
+    from embedgeo.metrics import (
+        Anisotropy,
+        EmbeddingMoments,
+        IntrinsicDimension,
+        TokenMoments,
+        default_metrics,
+        streaming_metrics,
+    )
+    from embedgeo.schedule import log_spaced_steps
 
 __version__ = "0.1.0"
 
@@ -25,3 +29,21 @@ __all__ = [
     "observe",
     "streaming_metrics",
 ]
+
+_HOMES = {"GeometryMonitor": "callback", "log_spaced_steps": "schedule", "Geometry": "geometry", "observe": "geometry"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if name in __all__:
+        return getattr(import_module(f"embedgeo.{_HOMES.get(name, 'metrics')}"), name)
+    if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"embedgeo.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

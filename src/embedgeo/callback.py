@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice, pairwise
-from typing import Any, Literal, TypedDict
+from itertools import islice
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,25 +17,8 @@ from torchmetrics import Metric
 from embedgeo.geometry import Geometry
 from embedgeo.layers import measured_model
 from embedgeo.metrics import default_metrics
-
-
-class Record(TypedDict):
-    """One number: the value of a metric at a layer at a step."""
-
-    step: int
-    layer: str
-    layer_index: int
-    metric: str
-    value: float
-
-
-def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
-    """0 and the powers of two up to ``last``: the early steps at which Pythia was saved.
-
-    >>> log_spaced_steps(10)
-    (0, 1, 2, 4, 8)
-    """
-    return (0, *(2**k for k in range(last.bit_length()) if 2**k <= last))
+from embedgeo.records import Record, custom_scalars_layout, tagged_scalars
+from embedgeo.schedule import Schedule
 
 
 class GeometryMonitor(Callback):
@@ -70,6 +53,7 @@ class GeometryMonitor(Callback):
         seed: of the rows that the default metrics sample.
 
     Raises:
+        TypeError: a probe that can be gone through only once.
         ValueError: an argument outside its range, here; layers that are not found or metrics that share a key, when
             training starts.
     """
@@ -91,30 +75,21 @@ class GeometryMonitor(Callback):
         on_error: Literal["warn", "raise"] = "warn",
         seed: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("every_n_steps", every_n_steps, 1),
-            ("window", window, 1),
-            ("skip_first_positions", skip_first_positions, 0),
-            *(("extra_steps", step, 0) for step in extra_steps),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}; got {value}.")
+        self.schedule = Schedule(every_n_steps, extra_steps, window)
+        if skip_first_positions < 0:
+            raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
+        if isinstance(probe, Iterator):
+            raise TypeError("probe must give its batches again and again, as a DataLoader does; got an iterator.")
         if window > 1 and probe is not None:
             raise ValueError(f"window pools training batches and must be 1 when a probe is given; got {window}.")
-        gap = _least_gap(every_n_steps, extra_steps)
-        if window > gap:
-            raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
-        self.every_n_steps = every_n_steps
-        self.extra_steps = frozenset(extra_steps)
         self.layers = layers
         self.metrics = metrics or partial(default_metrics, seed=seed)
-        self.window = window
         self.probe = probe
         self.probe_forward = probe_forward
         self.skip_first_positions = skip_first_positions
-        self.ignore_token_ids = tuple(ignore_token_ids)
+        self.ignore_token_ids = ignore_token_ids
         self.token_ids = token_ids
         self.mask = mask
         self.prefix = prefix
@@ -154,7 +129,7 @@ class GeometryMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._detach()
-        if self._window_start is not None and trainer.global_step >= self._window_start + self.window:
+        if self._window_start is not None and trainer.global_step >= self._window_start + self.schedule.window:
             self._end_window(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -172,8 +147,7 @@ class GeometryMonitor(Callback):
         self._detach()
 
     def _is_due(self, step: int) -> bool:
-        is_chosen = step % self.every_n_steps == 0 or step in self.extra_steps
-        return self._geometry is not None and is_chosen and step != self._last_step
+        return self._geometry is not None and step in self.schedule and step != self._last_step
 
     def _attach(self, batch: Any) -> None:
         if self._failed or self._geometry is None:
@@ -225,8 +199,9 @@ class GeometryMonitor(Callback):
             self._geometry = None
             return
         with isolate_rng(), self._guarded():
-            silent = geometry.silent_layers()
-            self._log(trainer, step, geometry.compute())
+            values = geometry.compute()
+            silent = [layer.name for layer in geometry.layers if layer.name not in values]
+            self._log(trainer, step, values)
             geometry.reset()
             if silent and not self._described:
                 warnings.warn(f"GeometryMonitor: no forward pass reached {', '.join(silent)}.", stacklevel=2)
@@ -235,24 +210,21 @@ class GeometryMonitor(Callback):
     def _log(self, trainer: Trainer, step: int, values: dict[str, dict[str, float]]) -> None:
         assert self._geometry is not None
         index = {layer.name: i for i, layer in enumerate(self._geometry.layers)}
-        records: list[Record] = [
-            {"step": step, "layer": layer, "layer_index": index[layer], "metric": metric, "value": value}
+        records = [
+            Record(step=step, layer=layer, layer_index=index[layer], metric=metric, value=value)
             for layer, at_layer in values.items()
             for metric, value in at_layer.items()
         ]
         self.history += records
-        tagged = {f"{self.prefix}.{r['metric']}/{r['layer']}": r["value"] for r in records}
-        of_blocks: dict[str, list[float]] = {}
-        for record in records:
-            if record["layer"].startswith("block."):
-                of_blocks.setdefault(record["metric"], []).append(record["value"])
-        tagged.update({f"{self.prefix}.{metric}/mean": sum(v) / len(v) for metric, v in of_blocks.items()})
-        trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in tagged.items()})
+        scalars = tagged_scalars(values, self.prefix)
+        trainer.callback_metrics.update(
+            {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
+        )
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and not self._described:
-                metrics = dict.fromkeys(record["metric"] for record in records)
-                logger.experiment.add_custom_scalars(_layout(self.prefix, metrics))
-            logger.log_metrics(tagged, step=step)
+                layout = custom_scalars_layout(dict.fromkeys(r["metric"] for r in records), self.prefix)
+                logger.experiment.add_custom_scalars(layout)
+            logger.log_metrics(scalars, step=step)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -273,13 +245,6 @@ class GeometryMonitor(Callback):
         warnings.warn(f"GeometryMonitor is off for the rest of this run, training goes on: {cause}", stacklevel=2)
 
 
-def _least_gap(every_n_steps: int, extra_steps: Sequence[int]) -> int:
-    """The shortest distance between two measured steps."""
-    last = max(extra_steps, default=0) + 2 * every_n_steps
-    steps = sorted({*extra_steps, *range(0, last, every_n_steps)})
-    return min(b - a for a, b in pairwise(steps))
-
-
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
     training = [(m, m.training) for m in module.modules()]
@@ -289,8 +254,3 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m, was_training in training:
             m.training = was_training
-
-
-def _layout(prefix: str, metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom-scalars page: a chart per metric, holding all layers."""
-    return {prefix: {metric: ["Multiline", [rf"^{prefix}\.{metric}/".replace("/", r"\/")]] for metric in metrics}}

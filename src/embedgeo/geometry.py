@@ -133,14 +133,14 @@ class Geometry:
         for layer, dim in zip(self.layers, widths, strict=True):
             if dim and layer.name not in self._metrics:
                 for metric in self._add_metrics(layer.name, dim):
-                    metric.update(torch.zeros(0, dim, device=self._device))
+                    metric.update(*_no_rows(dim, self._device))
 
     def _require_distinct_keys(self) -> None:
         owners: dict[str, str] = {}
         for metric in self._make_metrics(2):
             if not isinstance(metric, Metric):
                 raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
-            metric.update(torch.zeros(0, 2), token_ids=torch.zeros(0, dtype=torch.int64))
+            metric.update(*_no_rows(2))
             metric._to_sync = False
             name = type(metric).__name__
             for key in metric.compute():
@@ -149,6 +149,10 @@ class Geometry:
                         f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                     )
                 owners[key] = name
+
+
+def _no_rows(dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, dim, device=device), torch.zeros(0, dtype=torch.int64, device=device)
 
 
 @contextmanager

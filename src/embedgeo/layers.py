@@ -64,6 +64,8 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
             if not isinstance(module, nn.Module):
                 raise TypeError(f"layers must map names to modules; got {type(module).__name__} for {name!r}.")
             yield Layer(str(name), (module,))
+    elif isinstance(layers, nn.Module):
+        raise TypeError(f"layers must map names to modules, {{name: module}}; got a bare {type(layers).__name__}.")
     elif isinstance(layers, Sequence):
         for each in layers:
             yield from _resolve(model, each)
@@ -93,7 +95,8 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
         yield Layer(pattern, tuple(blocks[-int(mean[1]) :]))
         return
     names = module_names(model)
-    candidates = standard + [Layer(name, (module,)) for name, module in names.items()]
+    taken = {layer.name for layer in standard}
+    candidates = standard + [Layer(name, (module,)) for name, module in names.items() if name not in taken]
     matching = [
         layer for layer in candidates if fnmatchcase(layer.name, pattern) or fnmatchcase(_unpadded(layer.name), pattern)
     ]
@@ -115,7 +118,7 @@ def _some(names: Sequence[str] | Mapping[str, object]) -> str:
 
 def _standard_layers(model: nn.Module) -> list[Layer]:
     """``embed``, the blocks and ``final_norm``, or nothing where no blocks are found."""
-    found = _find_blocks(model)
+    found = _find_blocks(measured_model(model))
     if found is None:
         return []
     parent, stack = found

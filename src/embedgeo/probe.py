@@ -2,8 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class Probe:
         ignore_token_ids: leave out these token ids.
 
     Raises:
+        TypeError: ``ignore_token_ids`` are not integers.
         ValueError: ``skip_first_positions`` is negative.
     """
 
@@ -57,6 +58,8 @@ class Probe:
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
     ) -> None:
+        if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
+            raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
         if skip_first_positions < 0:
             raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
         self.layers = list(layers)
@@ -121,10 +124,8 @@ class Probe:
         if _in_backward():
             return
         self._begin_forward()
-        arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-        mask = arguments.get("attention_mask", arguments.get("kwargs", {}).get("attention_mask"))
-        if isinstance(mask, Tensor) and mask.ndim == 2:
-            self._seen_mask = mask
+        with self._guarded():
+            self._seen_mask = _attention_mask(module, args, kwargs)
 
     def _read_token_ids(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _in_backward():
@@ -148,7 +149,7 @@ class Probe:
     def _read(self, layer: Layer, value: Any) -> None:
         if _in_backward():
             return
-        try:
+        with self._guarded(f"at layer {layer.name!r}"):
             hidden = _first_float(value)
             if hidden is None:
                 raise TypeError(f"a layer must give a floating-point tensor first; got {type(value).__name__}.")
@@ -157,8 +158,13 @@ class Probe:
                 if whole is not None:
                     self.num_fired[layer.name] += 1
                     self._sink(layer, whole, *self._rows_of(layer, whole))
+
+    @contextmanager
+    def _guarded(self, where: str = "at the model's call") -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
-            error.add_note(f"at layer {layer.name!r}")
+            error.add_note(where)
             if self._on_error is None:
                 raise
             self._on_error(error)
@@ -180,11 +186,11 @@ class Probe:
             self._rows = self._token_ids_and_mask()
         shape = hidden.shape[:-1]
         for name, tensor in zip(("token ids", "mask"), self._rows, strict=True):
-            if tensor is not None and tensor.numel() != shape.numel():
+            fits = tensor is None or tensor.shape == shape or (len(shape) == 1 and tensor.numel() == shape[0])
+            if tensor is not None and not fits:
                 raise ValueError(
                     f"layer {layer.name!r} must have a row for each token; its hidden state has shape "
-                    f"{tuple(hidden.shape)}, the {name} {tuple(tensor.shape)}. Leave the layer out, or give "
-                    "token_ids= and mask= that fit it."
+                    f"{tuple(hidden.shape)}, the {name} {tuple(tensor.shape)}. Leave the layer out."
                 )
         token_ids, mask = (None if t is None else t.reshape(shape) for t in self._rows)
         return token_ids, mask
@@ -213,6 +219,14 @@ class Probe:
         if mask is not None and bool(mask.all()):
             mask = None
         return token_ids, mask
+
+
+def _attention_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The mask of shape (batch, positions) that a model is called with, by position or by keyword."""
+    mask = kwargs.get("attention_mask")
+    if mask is None and args:
+        mask = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def _in_backward() -> bool:

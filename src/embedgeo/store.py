@@ -14,6 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedgeo.records import custom_scalars_layout, tagged_scalars
+
 SCHEMA = pa.schema(
     [
         ("model", pa.string()),
@@ -29,9 +31,6 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of the records of a sweep."""
-
-PREFIX = "geometry"
-"""Of the TensorBoard tags; the monitor's."""
 
 _EVENTS = "events.out.tfevents."
 _TEMPORARY = ".tmp-"
@@ -162,13 +161,11 @@ class SweepFolder:
 
 
 def scalars(records: pd.DataFrame) -> dict[str, float]:
-    """TensorBoard tags and values of a checkpoint: each layer's, and means over blocks."""
-    columns = (records[column] for column in ("metric", "layer", "value"))
-    values = {f"{PREFIX}.{metric}/{layer}": float(value) for metric, layer, value in zip(*columns, strict=True)}
-    blocks = records[records["layer"].str.startswith("block.")]
-    for metric, at_blocks in blocks.groupby("metric", sort=False)["value"]:
-        values[f"{PREFIX}.{metric}/mean"] = sum(at_blocks) / len(at_blocks)
-    return values
+    """TensorBoard tags and values of a checkpoint: the monitor's."""
+    values: dict[str, dict[str, float]] = {}
+    for layer, metric, value in records[["layer", "metric", "value"]].itertuples(index=False, name=None):
+        values.setdefault(layer, {})[metric] = float(value)
+    return tagged_scalars(values)
 
 
 def _write_events(path: Path, records: pd.DataFrame) -> None:
@@ -177,8 +174,8 @@ def _write_events(path: Path, records: pd.DataFrame) -> None:
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
     step = int(records["step"].iloc[0])
-    charts = {metric: ["Multiline", [rf"^{PREFIX}\.{metric}\/"]] for metric in dict.fromkeys(records["metric"])}
-    summaries = [custom_scalars({PREFIX: charts}), *(scalar(tag, value) for tag, value in scalars(records).items())]
+    charts = custom_scalars_layout(dict.fromkeys(records["metric"]))
+    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in scalars(records).items())]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)

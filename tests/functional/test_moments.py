@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 
 from embedgeo.functional import Moments, merge, moment_values, row_moments
-from embedgeo.functional.moments import grouped_row_moments, pool_groups, row_chunks, without_rounding
+from embedgeo.functional.grouped import grouped_row_moments
+from embedgeo.functional.moments import pool_groups, row_chunks, without_rounding
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian
 from tests.strategies import splits

@@ -15,7 +15,7 @@ import embedgeo
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.demo import Settings
 from embedgeo.demo import run as run_demo
-from embedgeo.store import PREFIX, SweepFolder
+from embedgeo.store import SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.sweep.summary import loss_outliers
 from embedgeo.text import cut_sequences
@@ -213,4 +213,3 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard").glob("events*"))) == 2
-    assert PREFIX == "geometry"

@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from embedgeo.callback import GeometryMonitor, log_spaced_steps
+from embedgeo.callback import GeometryMonitor
 from embedgeo.demo.outcome import show, to_records
 from embedgeo.demo.training import (
     HEAD_WIDTH,
@@ -36,6 +36,7 @@ from embedgeo.demo.training import (
     quiet,
     training_batches,
 )
+from embedgeo.schedule import log_spaced_steps
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 __all__ = ["Settings", "run"]

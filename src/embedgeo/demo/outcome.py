@@ -7,8 +7,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from embedgeo.callback import Record
 from embedgeo.demo.training import SaveCheckpoints
+from embedgeo.records import Record
 
 SUMMARY = {"V_W_over_V_unbiased": "low", "M_over_Q": "peak", "anisotropy": "peak", "intrinsic_dimension": "peak"}
 

@@ -166,52 +166,14 @@ def row_moments(x: Tensor) -> Moments:
             norm_m2=(norm - norm_mean).square().sum(),
             norm_max=norm.max(),
             direction_n=(norm > 0).sum().to(dtype),
-            direction_sum=_reciprocal(norm) @ rows,
+            direction_sum=reciprocal_norm(norm) @ rows,
         )
         moments = merge(moments, part)
     return moments
 
 
-def grouped_row_moments(x: Tensor, group: Tensor, num_groups: int) -> Moments:
-    """Moments of the rows of ``x`` that belong to each group.
-
-    Args:
-        x: shape (n, d), any floating dtype.
-        group: shape (n,), int64 in [0, num_groups).
-        num_groups: how many groups there are.
-    """
-    dtype = accumulator_dtype(x.device)
-
-    def per_group(rows_of: Callable[[slice], Tensor], width: tuple[int, ...]) -> Tensor:
-        sums = torch.zeros((num_groups, *width), dtype=dtype, device=x.device)
-        for chunk in row_chunks(x):
-            sums.index_add_(0, group[chunk], rows_of(chunk))
-        return sums
-
-    def rows(chunk: slice) -> Tensor:
-        return x[chunk].to(dtype)
-
-    wide = (x.shape[1],)
-    norm = torch.zeros(x.shape[0], dtype=dtype, device=x.device)
-    for chunk in row_chunks(x):
-        norm[chunk] = torch.linalg.vector_norm(rows(chunk), dim=1)
-    n = per_group(lambda c: torch.ones_like(norm[c]), ())
-    divisor = n.clamp(min=1)
-    mean = per_group(rows, wide) / divisor[:, None]
-    norm_mean = per_group(lambda c: norm[c], ()) / divisor
-    return Moments(
-        n=n,
-        mean=mean,
-        m2=per_group(lambda c: (rows(c) - mean[group[c]]).square_(), wide),
-        norm_mean=norm_mean,
-        norm_m2=per_group(lambda c: (norm[c] - norm_mean[group[c]]).square_(), ()),
-        norm_max=torch.zeros_like(n).scatter_reduce_(0, group, norm, "amax"),
-        direction_n=per_group(lambda c: (norm[c] > 0).to(dtype), ()),
-        direction_sum=per_group(lambda c: rows(c) * _reciprocal(norm[c])[:, None], wide),
-    )
-
-
-def _reciprocal(norm: Tensor) -> Tensor:
+def reciprocal_norm(norm: Tensor) -> Tensor:
+    """1 / norm, 0 for rows of norm 0."""
     return torch.where(norm > 0, 1 / norm, 0)
 
 

@@ -31,7 +31,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    n = x.shape[0]
+    x, n = x.detach(), x.shape[0]
     wide = accumulator_dtype(x.device)
     nearest = torch.full((n, 2), torch.nan, dtype=wide, device=x.device)
     if n < 3:

@@ -15,6 +15,7 @@ from embedgeo.functional.moments import ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
+_GRAM_BLOCK = 256
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16
 _MAX_LANCZOS_STEPS = 10 * _LANCZOS_STEPS
@@ -67,10 +68,21 @@ def row_scatter(x: Tensor) -> Scatter:
     with matmul_precision(x.device):
         for chunk in row_chunks(x, _PRODUCT_ELEMENTS):
             rows = x[chunk].to(narrow) - center
-            product = rows.T @ rows
-            scatter += product if in_range(product.diagonal()) else rows.to(wide).T @ rows.to(wide)
+            product = _gram(rows)
+            scatter += product if in_range(product.diagonal()) else _gram(rows.to(wide))
     rounding = mean - center
     return Scatter(n, mean, scatter.addr_(n * rounding, rounding, alpha=-1))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """``rows.T @ rows``, of which only the blocks on and above the diagonal are multiplied out."""
+    dim = rows.shape[1]
+    gram = rows.new_empty(dim, dim)
+    for start in range(0, dim, _GRAM_BLOCK):
+        block = slice(start, start + _GRAM_BLOCK)
+        product = rows[:, block].T @ rows[:, start:]
+        gram[block, start:], gram[start:, block] = product, product.T
+    return gram
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:
@@ -88,21 +100,21 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     tensor(3., dtype=torch.float64)
     """
     dim = s.shape[0]
-    if not bool(s.isfinite().all()):
+    if not bool(s.sum().isfinite()):
         return s.new_tensor(torch.nan)
     if dim <= 2 * _LANCZOS_STEPS:
         return torch.linalg.eigvalsh(s)[-1]
-    scale = s.diagonal().max()
+    scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
     if not bool(scale > 0):
         return torch.zeros_like(scale)
-    s = s / scale  # so that no product overflows
+    if not small < float(scale) < 1 / small:  # so that no product over- or underflows
+        return top_eigenvalue(s / scale) * scale
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(dim, generator=generator, dtype=s.dtype).to(s.device)
     vector /= torch.linalg.vector_norm(vector)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
-    lower = s.new_tensor(-torch.inf)
     with matmul_precision(s.device):
         for step in range(1, _MAX_LANCZOS_STEPS + 1):
             image = torch.mv(s, vector).sub_(beta * previous)
@@ -112,10 +124,11 @@ def top_eigenvalue(s: Tensor) -> Tensor:
             tridiagonal[step - 1, step - 1], tridiagonal[step, step - 1] = alpha, beta
             previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
             if step % _LANCZOS_STEPS == 0:
-                before, lower = lower, torch.linalg.eigvalsh(tridiagonal[:step, :step])[-1]
-                if bool(lower - before <= rtol * lower) and _bounded_by(s, lower * (1 + rtol)):
-                    return lower * scale
-    return torch.linalg.eigvalsh(s)[-1] * scale
+                values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
+                lower, residual = values[-1], beta * vectors[-1, -1].abs()
+                if bool(residual <= 1e-6 * lower) and _bounded_by(s, lower * (1 + rtol)):
+                    return lower
+    return torch.linalg.eigvalsh(s)[-1]
 
 
 def _bounded_by(s: Tensor, bound: Tensor) -> bool:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from embedgeo.functional.grouped import grouped_row_moments
 from embedgeo.functional.moments import (
     AnyMoments,
     Moments,
     VarianceMoments,
-    grouped_row_moments,
     merge,
     per_state,
     pool_groups,

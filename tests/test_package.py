@@ -1,0 +1,27 @@
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+PUBLIC = ["functional.two_nearest_distances", "metrics.TokenMoments", "observe", "text.builtin_corpus"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_there_after_import_embedgeo_alone(name):
+    done = run(f"import embedgeo; print(embedgeo.{name}.__name__)")
+    assert done.stdout.strip() == name.split(".")[-1], done.stderr
+
+
+def test_import_alone_loads_neither_torch_nor_lightning():
+    done = run("import embedgeo, sys; print({'torch', 'lightning', 'transformers'} & sys.modules.keys())")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    done = run("import embedgeo; embedgeo.nothing")
+    assert "AttributeError: module 'embedgeo' has no attribute 'nothing'" in done.stderr
