@@ -81,6 +81,7 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options,
     statuses, said = forked(environment, *({"args": args, "kill_after": t} for t in moments), {"args": args})
     assert statuses[-1] == 0, (seed, said)
     assert set(statuses) <= {0, -9}, (seed, said)
+    print(f"killed {statuses.count(-9)} times, seed {seed}")
     assert results(options["out"]) == results(undisturbed["out"]), seed
     left = [p for p in Path(environment["HF_HUB_CACHE"]).rglob("*") if p.is_file() and ".locks" not in p.parts]
     assert [p.name for p in left if p.name != "CACHEDIR.TAG"] == [], seed
