@@ -1,7 +1,7 @@
 """Runs commands of the command line in forked processes, so that the imports are paid for once: ``python -m`` this.
 
 Reads from stdin {"runs": [{"args": [...], "kill_after": seconds or null}], "parallel": bool}; the last line it prints
-are the exit statuses (-9: killed).
+are the exit statuses (-9: killed) and how long each took.
 """
 
 import json
@@ -18,15 +18,16 @@ def main():
     import embedgeo.sweep.run
 
     job = json.load(sys.stdin)
-    statuses = []
+    statuses, seconds = [], []
     if job.get("parallel"):
         pids = [start(embedgeo.cli.main, run["args"]) for run in job["runs"]]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     else:
         for run in job["runs"]:
-            pid = start(embedgeo.cli.main, run["args"])
-            statuses.append(wait(pid, run.get("kill_after")))
-    print(json.dumps(statuses))
+            begun = time.monotonic()
+            statuses.append(wait(start(embedgeo.cli.main, run["args"]), run.get("kill_after")))
+            seconds.append(time.monotonic() - begun)
+    print(json.dumps([statuses, seconds]))
 
 
 def start(command, args):

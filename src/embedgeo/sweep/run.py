@@ -261,7 +261,8 @@ class Sweep:
         last, cost = self._rebuilt
         started = time.monotonic()
         if self.trainer.is_global_zero and started - last > 50 * cost:
-            self.out.rebuild(self.series)
+            with suppress(OSError):  # as on a full disk: the rebuilding at the end tells
+                self.out.rebuild(self.series)
             self._rebuilt = started, time.monotonic() - started
 
     def _evict_done(self) -> None:
