@@ -209,12 +209,15 @@ def test_other_settings_into_a_folder_are_refused(hub, commits, options):
 
 
 def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
     refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
     Path(options["out"]).write_text("a file")
     refused("must be a folder that can be written", REPOSITORY, **options)
+    assert Path(options["out"]).read_text() == "a file"
 
 
 def test_a_model_without_blocks_is_refused(hub, options, monkeypatch):
