@@ -3,36 +3,24 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from embedgeo.layers import input_embedding, module_names, resolve_layers
-from tests.models import FAMILIES, WITHOUT_FINAL_NORM, gpt_neox
+from embedgeo.layers import Source, resolve_layers
+from embedgeo.structure import module_names
+from tests.models import gpt_neox
 
 
 def names(layers):
     return [layer.name for layer in layers]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_are_named_alike_in_every_family(family):
-    found = names(resolve_layers(FAMILIES[family]()))
-    final = [] if family in WITHOUT_FINAL_NORM else ["final_norm"]
-    assert found == ["embed", "block.00", "block.01", "block.02", *final]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_input_embedding_has_the_vocabulary(family):
-    model = FAMILIES[family]()
-    assert input_embedding(model) is model.get_input_embeddings()
-
-
 def test_wrappers_change_neither_names_nor_modules():
     model = gpt_neox()
-    plain = {layer.name: layer.modules for layer in resolve_layers(model, ["blocks", "*.mlp"])}
+    plain = {layer.name: layer.sources for layer in resolve_layers(model, ["blocks", "*.mlp"])}
     blocks = model.gpt_neox.layers
     for i, block in enumerate(blocks):
         blocks[i] = checkpoint_wrapper(block)
     blocks[1] = torch.compile(blocks[1], backend="eager")
     wrapped = nn.ModuleDict({"inner": torch.compile(model, backend="eager")})
-    assert {layer.name: layer.modules for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])} == plain
+    assert {layer.name: layer.sources for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])} == plain
 
 
 def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():
@@ -95,7 +83,7 @@ def test_standard_names_win_over_modules_of_the_same_name():
     model = nn.ModuleDict({"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
     (layer,) = resolve_layers(model, "embed")
     assert layer.takes_input
-    assert layer.modules == (model["layers"][0],)
+    assert layer.sources == (Source(model["layers"][0]),)
 
 
 def test_blocks_are_those_of_the_measured_model():

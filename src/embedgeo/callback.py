@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from embedgeo.geometry import Geometry
-from embedgeo.layers import measured_model
 from embedgeo.metrics import default_metrics
 from embedgeo.records import Record, custom_scalars_layout, tagged_scalars
 from embedgeo.schedule import Schedule
+from embedgeo.structure import measured_model
 
 
 class GeometryMonitor(Callback):

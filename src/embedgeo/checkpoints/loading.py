@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
-from embedgeo.layers import input_embedding, measured_model
+from embedgeo.structure import input_embedding, measured_model
 
 _COUNTS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000

@@ -65,6 +65,26 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
     return Rows(rows[finite], None if ids is None else ids[finite], int((~finite).sum()))
 
 
+def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Number the real positions of each sequence: 1, 2, 3 …; padding has the number of the last one before it.
+
+    Args:
+        real: shape (batch, positions), bool; False = padding.
+        position_ids: shape (batch or 1, positions): where they do not grow, another sequence packed into the same
+            row starts.
+
+    >>> sequence_positions(torch.tensor([[False, True, True, True, True]]), torch.tensor([[0, 0, 1, 0, 1]])).tolist()
+    [[0, 1, 2, 1, 2]]
+    """
+    number = real.cumsum(1)
+    if position_ids is None:
+        return number
+    starts = torch.ones_like(real)
+    starts[:, 1:] = position_ids.diff(dim=1).to(real.device) <= 0
+    before = torch.where(starts, number - real.to(number.dtype), 0)
+    return number - before.cummax(1).values
+
+
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor; got {type(tensor).__name__}.")

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
-from embedgeo.layers import measured_model
 from embedgeo.metrics import default_metrics
+from embedgeo.structure import measured_model
 
 MODEL = "model"
 """Layer name of what is measured of the whole model."""

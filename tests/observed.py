@@ -1,0 +1,51 @@
+"""The rows that the probe hands over, and the model's own hidden states to compare them with."""
+
+import torch
+from torchmetrics import Metric
+
+from embedgeo import observe
+from tests.models import FAMILIES
+
+
+class Rows(Metric):
+    """Keeps every row it is shown."""
+
+    full_state_update = False
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+        self.add_state("rows", [], dist_reduce_fx="cat")
+        self.add_state("ids", [], dist_reduce_fx="cat")
+
+    def update(self, embeddings, token_ids=None, mask=None):
+        assert mask is None or mask.all()
+        self.rows.append(embeddings.reshape(-1, self.dim).clone())
+        if token_ids is not None:
+            self.ids.append(token_ids.reshape(-1).clone())
+
+    def compute(self):
+        return {"count": torch.tensor(float(sum(map(len, self.rows))))}
+
+
+def rows_seen(geometry, layer):
+    (metric,) = geometry._metrics[layer]
+    return torch.cat(metric.rows), torch.cat(metric.ids) if metric.ids else None
+
+
+def observed(model, batch, layers="blocks", **options):
+    with observe(model, layers, lambda dim: [Rows(dim)], **options) as geometry, torch.no_grad():
+        model(**batch)
+    return geometry
+
+
+def hidden_states(model, batch, family="gpt_neox", side=""):
+    """What enters the first block and every block's output, as the model gives them, before the final norm."""
+    norm, last = FAMILIES[family].final_norm[side], {}
+    module = model.get_submodule(norm) if norm else model
+    handle = module.register_forward_pre_hook(lambda m, args: last.update(x=args[0]) if norm else None)
+    with torch.no_grad():
+        output = model(**batch, output_hidden_states=True)
+    handle.remove()
+    states = list(getattr(output, f"{side.rstrip('.')}_hidden_states" if side else "hidden_states"))
+    return [*states[:-1], last["x"]] if norm else states
