@@ -1,0 +1,306 @@
+"""What the probe reads when the model is compiled, checkpoints its activations, or is given packed sequences."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import eval_frame
+from torch._dynamo.utils import counters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+
+from embedgeo import EmbeddingMoments, Geometry, observe
+from tests.models import FAMILIES, Block, NanoGPT, albert, gpt_neox, token_batch
+from tests.observed import Rows, hidden_states, observed, rows_seen
+
+# ── torch.compile ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Backend:
+    """Compiles to the graph as it is, and counts how often graphs run."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, graph, inputs):
+        def run(*args):
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+
+def compile_whole(model, backend):
+    return torch.compile(model, backend=backend)
+
+
+def compile_in_place(model, backend):
+    model.compile(backend=backend)
+    return model
+
+
+def compile_blocks(model, backend):
+    blocks = model.gpt_neox.layers
+    for i, block in enumerate(blocks):
+        blocks[i] = torch.compile(block, backend=backend)
+    return model
+
+
+def compile_blocks_in_place(model, backend):
+    for block in model.gpt_neox.layers:
+        block.compile(backend=backend)
+    return model
+
+
+def compile_step(model, backend):
+    def step(**batch):
+        return model(**batch)
+
+    return torch.compile(step, backend=backend)
+
+
+@pytest.fixture
+def backend():
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield Backend()
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+@pytest.mark.parametrize("compiled_first", [True, False])
+@pytest.mark.parametrize(
+    "compiled", [compile_whole, compile_in_place, compile_blocks, compile_blocks_in_place, compile_step]
+)
+def test_measured_steps_of_a_compiled_model_run_eagerly_and_the_others_stay_compiled(compiled, compiled_first, backend):
+    model, batch = gpt_neox(use_cache=False), token_batch()
+    steps = 50
+    if compiled_first:
+        run = compiled(model, backend)
+    geometry = Geometry(model, metrics=lambda dim: [EmbeddingMoments(dim)])
+    if not compiled_first:
+        run = compiled(model, backend)
+
+    def step():
+        before = backend.runs
+        run(**batch, labels=batch["input_ids"]).loss.backward()
+        return backend.runs - before
+
+    step()
+    graphs, of_a_step = counters["stats"]["unique_graphs"], step()
+    assert of_a_step > 0
+    for _ in range(steps):
+        with geometry.probe:
+            assert step() == 0
+        assert step() == of_a_step
+    assert geometry.probe.num_fired == dict.fromkeys(geometry.probe.num_fired, steps)
+    assert len(geometry.probe.num_fired) == 5
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+
+
+def test_a_model_may_be_compiled_while_it_is_measured(backend):
+    model, batch = gpt_neox(use_cache=False), token_batch()
+    with observe(model, metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry:
+        torch.compile(model, backend=backend)(**batch)
+    assert geometry.compute()["block.02"]["n"] == 48
+    assert backend.runs == 0
+
+
+def test_a_stance_of_the_users_own_is_put_back():
+    probe = Geometry(gpt_neox()).probe
+    with torch.compiler.set_stance("eager_on_recompile"):
+        probe.attach()
+        assert eval_frame._stance.stance == "force_eager"
+        probe.detach()
+        assert eval_frame._stance.stance == "eager_on_recompile"
+
+
+# ── Activation checkpointing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def of_transformers(reentrant, **changes):
+    model = gpt_neox(use_cache=False, **changes).train()
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+class Checkpointed(NanoGPT):
+    """Applies its stack of blocks, or each block as a module, under a checkpoint."""
+
+    def __init__(self, apply):
+        super().__init__(nn.Sequential)
+        self.apply_blocks = apply
+
+    def states(self, idx):
+        return [self.apply_blocks(self.transformer.h, self.transformer.wte(idx))]
+
+
+def each_block(blocks, x, **options):
+    for block in blocks:
+        x = checkpoint(block, x, **options)
+    return x
+
+
+def inside_each_block(**options):
+    model = NanoGPT()
+    for block in model.transformer.h:
+        block.mlp.forward = partial(checkpoint, block.mlp.forward, **options)
+        block.attn.forward = partial(checkpoint, block.attn.forward, use_reentrant=False)
+    return model
+
+
+def by_wrappers():
+    model = NanoGPT()
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    return model
+
+
+def of_shared_blocks():
+    model = albert()
+    group = model.albert.encoder.albert_layer_groups[0]
+    group.forward = partial(checkpoint, group.forward, use_reentrant=False)
+    return model
+
+
+def keep_products(**options):
+    products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    return partial(create_selective_checkpoint_contexts, products, **options)
+
+
+CHECKPOINTING = {
+    "transformers, reentrant": partial(of_transformers, True),
+    "transformers": partial(of_transformers, False),
+    "around a block, reentrant": lambda: Checkpointed(partial(each_block, use_reentrant=True)),
+    "around a block": lambda: Checkpointed(partial(each_block, use_reentrant=False)),
+    "to the end of a block": lambda: Checkpointed(partial(each_block, use_reentrant=False, early_stop=False)),
+    "selective": lambda: Checkpointed(partial(each_block, use_reentrant=False, context_fn=keep_products())),
+    "around several blocks": lambda: Checkpointed(lambda h, x: checkpoint_sequential(h, 2, x, use_reentrant=False)),
+    "in one another": lambda: Checkpointed(
+        lambda h, x: checkpoint(partial(each_block, h, use_reentrant=False), x, use_reentrant=False)
+    ),
+    "inside a block, reentrant": lambda: inside_each_block(use_reentrant=True),
+    "inside a block": lambda: inside_each_block(use_reentrant=False),
+    "wrappers": by_wrappers,
+    "shared blocks": of_shared_blocks,
+}
+
+
+@pytest.mark.parametrize("form", CHECKPOINTING)
+def test_each_token_is_counted_once_under_activation_checkpointing(form):
+    torch.manual_seed(0)
+    model = CHECKPOINTING[form]()
+    inner = "*.ffn" if form == "shared blocks" else "*.mlp*"
+    batches = [token_batch(seed=seed)["input_ids"] for seed in range(2)]
+
+    def measured(*, backward):
+        with observe(model, ["blocks", inner], lambda dim: [Rows(dim)]) as geometry:
+            for ids in batches:
+                output = model(ids)
+                logits = output if isinstance(output, torch.Tensor) else output.logits
+                if backward:
+                    logits.square().mean().backward()
+        return geometry
+
+    forward_only = measured(backward=False)
+    calls = []
+    inner_modules = (m for n, m in model.named_modules() if ".mlp." in n or n.endswith(".ffn"))
+    repeated = next(m for m in inner_modules if isinstance(m, nn.Linear))
+    with repeated.register_forward_pre_hook(lambda module, args: calls.append(module)):
+        geometry = measured(backward=True)
+    assert len(calls) > len(batches)  # something was repeated
+    assert len(geometry.compute()) >= 5
+    for layer in geometry.compute():
+        for seen, expected in zip(rows_seen(geometry, layer), rows_seen(forward_only, layer), strict=True):
+            assert torch.equal(seen, expected), layer
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_under_activation_checkpointing_are_those_without_the_probe(reentrant):
+    def gradients(*, measured):
+        torch.manual_seed(0)
+        model = of_transformers(reentrant, hidden_dropout=0.1, attention_dropout=0.1)
+        batch = token_batch()
+        with observe(model, ["blocks", "*.mlp"]) if measured else nullcontext():
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert all(map(torch.equal, gradients(measured=True), gradients(measured=False)))
+
+
+# ── Padding and packing ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_first_positions_are_those_of_every_packed_sequence():
+    model, ids = gpt_neox().eval(), token_batch(rows=2, length=12)["input_ids"]
+    lengths = [[5, 4, 3], [1, 11]]
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    geometry = observed(model, {"input_ids": ids, "position_ids": positions}, skip_first_positions=2)
+    expected = [
+        token
+        for row, parts in zip(ids, lengths, strict=True)
+        for sequence in row.split(parts)
+        for token in sequence[2:].tolist()
+    ]
+    assert rows_seen(geometry, "block.01")[1].tolist() == expected
+
+
+def test_position_ids_of_one_row_hold_for_all_and_padding_is_no_position():
+    model, batch = gpt_neox().eval(), token_batch(rows=2, length=8)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]])
+    packed = {"attention_mask": mask, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+    geometry = observed(model, {**batch, **packed}, skip_first_positions=1)
+    kept = torch.tensor([[0, 0, 0, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0]]).bool()
+    assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][kept])
+
+
+def test_positions_that_padding_makes_stand_still_start_no_sequence():
+    model, batch = gpt_neox().eval(), token_batch(rows=4, length=8, padding="left")
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)  # as generation numbers them
+    options = {"skip_first_positions": 2}
+    with_positions = observed(model, {**batch, "position_ids": positions}, **options)
+    assert torch.equal(rows_seen(with_positions, "embed")[1], rows_seen(observed(model, batch, **options), "embed")[1])
+
+
+def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
+    model, batch = gpt_neox().eval(), token_batch(padding="left")
+    with torch.no_grad():
+        embedded = {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"])}
+    mask = batch["attention_mask"]
+    rows, ids = rows_seen(observed(model, {**embedded, "attention_mask": mask}), "block.00")
+    assert torch.equal(rows, hidden_states(model, batch)[1][mask.bool()])
+    assert ids is None
+    unmasked = rows_seen(observed(model, embedded, skip_first_positions=3), "embed")[0]
+    assert torch.equal(unmasked, embedded["inputs_embeds"][:, 3:].flatten(0, 1))
+    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry:
+        model(**batch)
+        model(**embedded)  # what the first pass was given does not hold for the second
+    rows, ids = rows_seen(geometry, "block.00")
+    assert len(ids) == mask.sum()
+    assert len(rows) == mask.sum() + mask.numel()
+
+
+def test_a_mask_of_four_dimensions_says_nothing_of_padding():
+    model, batch = FAMILIES["bert"].build().eval(), token_batch(padding="right")
+    keep = batch["attention_mask"].bool()
+    whole = keep[:, None, None, :] & keep[:, None, :, None]
+    masked = {"input_ids": batch["input_ids"], "attention_mask": whole}
+    assert len(rows_seen(observed(model, masked), "block.00")[0]) == keep.numel()
+    with observe(model) as geometry, torch.no_grad():
+        geometry.probe.mask = keep
+        model(**masked)
+    assert geometry.compute()["block.00"]["n"] == keep.sum()
+
+
+def test_what_a_cache_holds_is_not_counted_again():
+    model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    with observe(model, metrics=lambda dim: [Rows(dim)], skip_first_positions=3) as geometry, torch.no_grad():
+        first = model(input_ids=ids[:, :6], attention_mask=mask[:, :6])
+        model(input_ids=ids[:, 6:], attention_mask=mask, past_key_values=first.past_key_values)
+    kept = mask.bool() & (mask.cumsum(1) > 3)
+    expected = torch.cat([ids[:, :6][kept[:, :6]], ids[:, 6:][kept[:, 6:]]])
+    assert torch.equal(rows_seen(geometry, "block.02")[1], expected)
