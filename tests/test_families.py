@@ -8,6 +8,7 @@ from torch import nn
 
 from embedgeo import observe
 from embedgeo.layers import resolve_layers
+from embedgeo.records import tagged_scalars
 from embedgeo.structure import input_embedding
 from tests.models import FAMILIES, NanoGPT, TorchEncoder, t5, token_batch, vit
 from tests.observed import hidden_states, observed, rows_seen
@@ -191,6 +192,15 @@ def test_means_of_the_last_blocks_of_encoder_and_decoder():
     states = hidden_states(model, batch, "t5", "decoder.")
     rows, _ = rows_seen(observed(model, batch, "decoder.mean(last2)"), "decoder.mean(last2)")
     torch.testing.assert_close(rows, (states[-1] + states[-2]).div(2).flatten(0, 1))
+
+
+def test_encoder_and_decoder_have_a_mean_over_blocks_each():
+    values = {"encoder.block.00": {"V": 1.0}, "encoder.block.01": {"V": 3.0}, "decoder.block.00": {"V": 5.0}}
+    scalars = tagged_scalars({"encoder.embed": {"V": 9.0}, **values})
+    assert {tag: value for tag, value in scalars.items() if "mean" in tag} == {
+        "geometry.V/encoder.mean": 2.0,
+        "geometry.V/decoder.mean": 5.0,
+    }
 
 
 def test_a_stage_of_a_convolutional_network_is_no_list_of_blocks():

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 _FIRST_CHARTS = ("V_W_over_V_unbiased", "anisotropy", "M_over_Q", "intrinsic_dimension", "mean_cosine")
+_BLOCK = re.compile(r"(encoder\.|decoder\.|)block\.\d+")
 
 
 class Record(TypedDict):
@@ -20,6 +21,8 @@ class Record(TypedDict):
 def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geometry") -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
 
+    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
+
     Args:
         values: by layer and metric.
         prefix: of the tags.
@@ -30,9 +33,10 @@ def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geo
     scalars = {f"{prefix}.{metric}/{layer}": v for layer, at in values.items() for metric, v in at.items()}
     of_blocks: dict[str, list[float]] = {}
     for layer, at in values.items():
-        for metric, value in at.items() if layer.startswith("block.") else ():
-            of_blocks.setdefault(metric, []).append(value)
-    return {**scalars, **{f"{prefix}.{metric}/mean": sum(v) / len(v) for metric, v in of_blocks.items()}}
+        block = _BLOCK.fullmatch(layer)
+        for metric, value in at.items() if block else ():
+            of_blocks.setdefault(f"{prefix}.{metric}/{block[1]}mean", []).append(value)
+    return {**scalars, **{tag: sum(v) / len(v) for tag, v in of_blocks.items()}}
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
