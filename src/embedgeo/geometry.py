@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from embedgeo.functional.precision import home
 from embedgeo.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.metrics import default_metrics
 from embedgeo.probe import Probe
@@ -55,7 +56,7 @@ class Geometry:
         )
         self._make_metrics = default_metrics if metrics is None else metrics
         self._require_distinct_keys()
-        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._device = home(next((p.device for p in model.parameters()), torch.device("cpu")))
         self._metrics: dict[str, list[Metric]] = {}
         self._widths: dict[str, int] = {}
 

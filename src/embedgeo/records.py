@@ -33,9 +33,9 @@ def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geo
     scalars = {f"{prefix}.{metric}/{layer}": v for layer, at in values.items() for metric, v in at.items()}
     of_blocks: dict[str, list[float]] = {}
     for layer, at in values.items():
-        block = _BLOCK.fullmatch(layer)
-        for metric, value in at.items() if block else ():
-            of_blocks.setdefault(f"{prefix}.{metric}/{block[1]}mean", []).append(value)
+        if block := _BLOCK.fullmatch(layer):
+            for metric, value in at.items():
+                of_blocks.setdefault(f"{prefix}.{metric}/{block[1]}mean", []).append(value)
     return {**scalars, **{tag: sum(v) / len(v) for tag, v in of_blocks.items()}}
 
 

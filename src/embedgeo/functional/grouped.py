@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, reciprocal_norm, row_chunks
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import home
 
 
 def grouped_row_moments(x: Tensor, group: Tensor, num_groups: int) -> Moments:
-    """Moments of the rows of ``x`` that belong to each group.
+    """Moments of the rows of ``x`` that belong to each group; on the CPU where the rows' device has no float64.
 
     Args:
         x: shape (n, d), any floating dtype.
         group: shape (n,), int64 in [0, num_groups).
         num_groups: how many groups there are.
     """
-    dtype = accumulator_dtype(x.device)
+    dtype = torch.float64
+    x, group = x.to(home(x.device)), group.to(home(x.device))
 
     def per_group(rows_of: Callable[[slice], Tensor], width: tuple[int, ...]) -> Tensor:
         sums = torch.zeros((num_groups, *width), dtype=dtype, device=x.device)

@@ -3,14 +3,35 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+Sums = TypeVar("Sums", bound=NamedTuple)
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether ``device`` has float64 numbers: MPS has none."""
+    return device.type != "mps"
+
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """Dtype in which sums are kept on ``device``: float64, or float32 where the device has no float64 (MPS)."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64.
+
+    Sums in float32 are taken of centred rows, a part of the batch at a time, and go where `kept` says.
+    """
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def home(device: torch.device) -> torch.device:
+    """Where the sums over all batches are kept, in float64: ``device``, or the CPU where that has no float64."""
+    return device if has_float64(device) else torch.device("cpu")
+
+
+def kept(sums: Sums) -> Sums:
+    """The sums over a batch, in float64 and where they are kept."""
+    return type(sums)(*(t.to(home(t.device)).to(torch.float64) for t in sums))
 
 
 def in_range(squares: Tensor) -> bool:

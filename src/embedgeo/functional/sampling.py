@@ -68,12 +68,12 @@ def extend_sample(sample: Sample, x: Tensor, size: int, *, seed: int, stream: in
     The sample is kept in float32 until it is shown float64 rows. Streams to be merged must differ in ``seed`` or
     ``stream``, or they are drawn at the same places.
     """
-    keys = row_keys(int(sample.seen), len(x), seed=seed, stream=stream, device=x.device)
+    keys = row_keys(int(sample.seen), len(x), seed=seed, stream=stream, device=sample.keys.device)
     shown = sample.seen.new_tensor(len(x))
     if len(sample.keys) == size:
         hopeful = (keys < sample.keys.max()).nonzero().flatten()
-        x, keys = x.index_select(0, hopeful), keys[hopeful]
-    return merge_samples(sample, Sample(x, keys, shown), size)
+        x, keys = x.index_select(0, hopeful.to(x.device)), keys[hopeful]
+    return merge_samples(sample, Sample(x.to(keys.device), keys, shown), size)
 
 
 def merge_samples(a: Sample, b: Sample, size: int) -> Sample:

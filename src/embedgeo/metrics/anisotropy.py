@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import pool
+from embedgeo.functional.precision import kept
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter, anisotropy, pool_scatter, row_scatter, spectrum_values
 from embedgeo.metrics.base import GeometryMetric
@@ -65,9 +66,9 @@ class Anisotropy(GeometryMetric):
             self.add_state("batch_pending", torch.zeros(0, dim), dist_reduce_fx=None)
 
     def observe(self, rows: Rows) -> None:
-        self.store(pool_scatter([self.load(Scatter), row_scatter(rows.embeddings)]))
+        self.store(pool_scatter([self.load(Scatter), kept(row_scatter(rows.embeddings))]))
         if self.batch_size is not None:
-            self._fill_batches(self.batch_pending, rows.embeddings)
+            self._fill_batches(self.batch_pending, rows.embeddings.to(self.device))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(pool_scatter([self.load(Scatter, states=before), self.load(Scatter)]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import home
 from embedgeo.functional.rows import Rows, select_rows
 from embedgeo.metrics.ranks import Ranks
 
@@ -61,7 +61,7 @@ class GeometryMetric(Metric):
             ValueError: a shape that does not match, or a mask with other values than 0 and 1.
         """
         rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
-        if rows.embeddings.device != self.device:
+        if home(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.observe(rows)
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
@@ -121,7 +121,6 @@ class GeometryMetric(Metric):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:
-            device = fn(torch.empty(0, device=tensor.device)).device
-            return tensor.to(device, accumulator_dtype(device) if tensor.dtype == torch.float64 else tensor.dtype)
+            return tensor.to(home(fn(torch.empty(0, device=tensor.device)).device))
 
         return super()._apply(move, exclude_state)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, merge, moment_values, row_moments
+from embedgeo.functional.precision import kept
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import token_table, unbiased_split
 from embedgeo.metrics.base import GeometryMetric
@@ -57,11 +58,11 @@ class EmbeddingMoments(GeometryMetric):
         self.declare(Within(zero, zero, zero))
 
     def observe(self, rows: Rows) -> None:
-        self.store(merge(self.load(Moments), row_moments(rows.embeddings)))
+        self.store(merge(self.load(Moments), kept(row_moments(rows.embeddings))))
         if rows.token_ids is not None:
-            table = token_table(rows.embeddings, rows.token_ids)
-            n = table.moments.n.sum()
-            self._add(Within(n, table.moments.m2.sum(), n - len(table.token_ids)))
+            types = kept(token_table(rows.embeddings, rows.token_ids).moments)
+            n = types.n.sum()
+            self._add(Within(n, types.m2.sum(), n - len(types.n)))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(merge(self.load(Moments, states=before), self.load(Moments)))

@@ -15,6 +15,7 @@ from embedgeo.functional.moments import (
     row_moments,
     variance_moments,
 )
+from embedgeo.functional.precision import kept
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     TokenTable,
@@ -87,10 +88,11 @@ class TokenMoments(GeometryMetric):
             raise ValueError("count_range needs token_ids in every update; got none.")
         if len(x) and bool(self.n > 0) and (ids is None) != (len(self.type_token_ids) == 0):
             raise ValueError("token_ids must come with every update or with none; got a mixture. Call reset() between.")
-        self.store(merge(self.load(Moments), row_moments(x)))
+        self.store(merge(self.load(Moments), kept(row_moments(x))))
         if ids is not None:
             tabulate = token_table if self.count_range is None else detailed_token_table
-            self._set_types(self._types().merge(tabulate(x, ids)))
+            table = tabulate(x, ids)
+            self._set_types(self._types().merge(TokenTable(table.token_ids.to(self.device), kept(table.moments))))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(merge(self.load(Moments, states=before), self.load(Moments)))

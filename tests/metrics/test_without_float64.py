@@ -1,0 +1,60 @@
+"""A device that has no float64, as MPS: sums over a batch in float32, all others in float64 on the CPU."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from embedgeo.functional import precision
+from embedgeo.functional.moments import row_moments
+from embedgeo.functional.spectrum import row_scatter
+from embedgeo.functional.tokens import token_table
+from tests.data import KINDS, floats, metrics, token_rows, updated
+
+CLOSE = 1e-5
+"""Relative, however many rows and updates there are, and where the mean is 1000 times the standard deviation."""
+
+
+class NoFloat64(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        assert all(tensor.dtype != torch.float64 for tensor in tensors), func
+        return result
+
+
+@pytest.fixture
+def without_float64(monkeypatch):
+    monkeypatch.setattr(precision, "has_float64", lambda device: False)
+
+
+def test_mps_has_none_and_its_sums_are_kept_on_the_cpu():
+    assert precision.home(torch.device("mps")) == torch.device("cpu")
+    assert precision.home(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert not precision.has_float64(torch.device("mps"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_a_batch_need_no_float64(without_float64, dtype):
+    x, ids = token_rows(3000, 8)
+    x = x.to(dtype)
+    with NoFloat64():
+        row_moments(x)
+        row_scatter(x)
+        token_table(x, ids)
+
+
+@pytest.mark.parametrize("rows_an_update", [200, 40_000])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_float64(kind, mean, rows_an_update, monkeypatch):
+    x, ids = token_rows(3_000 if kind == "Anisotropy with all parts" else 40_000, 16, mean=mean)
+    x = x.float()
+    parts = torch.arange(len(x)).split(rows_an_update)
+    expected = floats(updated(metrics(16)[kind], x.double(), ids, parts).compute())
+    monkeypatch.setattr(precision, "has_float64", lambda device: False)
+    metric = updated(metrics(16)[kind], x, ids, parts)
+    states = [state for state in metric.metric_state.values() if state.is_floating_point()]
+    assert "IntrinsicDimension" in kind or any(state.dtype == torch.float64 for state in states)
+    for key, value in floats(metric.compute()).items():
+        assert value == pytest.approx(expected[key], rel=CLOSE, abs=1e-7, nan_ok=True), key
