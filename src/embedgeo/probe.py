@@ -81,7 +81,7 @@ class Probe:
             return
         with ExitStack() as stack:
             if "torch._dynamo" in sys.modules:  # nothing can have been compiled otherwise
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(_eager)
 
             def add(handle: RemovableHandle) -> None:
                 stack.callback(handle.remove)
@@ -219,6 +219,26 @@ class Probe:
         if mask is not None and bool(mask.all()):
             mask = None
         return token_ids, mask
+
+
+class _Eager:
+    """Inside, compiled regions run eagerly, until the last one that has entered leaves; in whatever order they do."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+
+    def __enter__(self) -> None:
+        if not self._inside:
+            self._stance = torch.compiler.set_stance("force_eager")
+        self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._stance.__exit__(None, None, None)
+
+
+_eager = _Eager()
 
 
 def _attention_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
