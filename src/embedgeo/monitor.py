@@ -193,12 +193,13 @@ class Monitor:
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
         assert self._run is not None
+        assert self._geometry is not None
         world = dist.get_world_size(self._run.process_group) if is_distributed() else 1
         rank = current_rank(self._run.process_group)
         number = 0
         with isolate_rng(), self._guarded():
             try:
-                with _eval_mode(self._run.model), torch.no_grad():
+                with self._geometry.probe.alone(), _eval_mode(self._run.model), torch.no_grad():
                     for number, batch in enumerate(self.probe, 1):
                         if (number - 1) % world == rank:
                             placed = self._run.place(batch)

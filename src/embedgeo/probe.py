@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ class Probe:
         TypeError: ``ignore_token_ids`` are not integers.
         ValueError: ``skip_first_positions`` is negative.
     """
+
+    _alone: ClassVar["Probe | None"] = None
 
     def __init__(
         self,
@@ -105,6 +107,15 @@ class Probe:
         if stack is not None:
             stack.close()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Meanwhile no other probe reads anything: these forward passes are not theirs."""
+        before, Probe._alone = Probe._alone, self
+        try:
+            yield
+        finally:
+            Probe._alone = before
+
     def __enter__(self) -> "Probe":
         self.attach()
         return self
@@ -114,6 +125,10 @@ class Probe:
     ) -> None:
         self.detach()
 
+    def _is_deaf(self) -> bool:
+        """Whether this call is part of another probe's forward pass, or of one repeated by activation checkpointing."""
+        return Probe._alone not in (None, self) or torch._C._current_graph_task_id() != -1
+
     def _begin_forward(self) -> None:
         self._seen_token_ids: Tensor | None = None
         self._seen_mask: Tensor | None = None
@@ -121,14 +136,14 @@ class Probe:
         self._sums: dict[str, tuple[int, Tensor]] = {}
 
     def _read_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _in_backward():
+        if self._is_deaf():
             return
         self._begin_forward()
         with self._guarded():
             self._seen_mask = _attention_mask(module, args, kwargs)
 
     def _read_token_ids(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _in_backward():
+        if self._is_deaf():
             return
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         if isinstance(ids, Tensor):
@@ -147,7 +162,7 @@ class Probe:
         return hook
 
     def _read(self, layer: Layer, value: Any) -> None:
-        if _in_backward():
+        if self._is_deaf():
             return
         with self._guarded(f"at layer {layer.name!r}"):
             hidden = _first_float(value)
@@ -247,11 +262,6 @@ def _attention_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if mask is None and args:
         mask = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
-def _in_backward() -> bool:
-    """Whether this call is part of a backward pass: activation checkpointing repeats forward passes there."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _first_float(value: Any) -> Tensor | None:
