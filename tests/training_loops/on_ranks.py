@@ -96,7 +96,11 @@ class TensorParallel(FixedLM):
         super().__init__(lambda: llama().double())
 
     def configure_model(self):
-        plan = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        plan = {
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
         for block in self.model.model.layers:
             parallelize_module(block, self.device_mesh["tensor_parallel"], plan)
 

@@ -73,13 +73,18 @@ class GeometryCallback(Monitor, TrainerCallback):
             finally:
                 self._detach()
 
+        watched.watches = training_step  # type: ignore[attr-defined]
         trainer.training_step = watched  # type: ignore[method-assign]
 
     def _stop(self) -> None:
         super()._stop()
         trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            del trainer.training_step
+        if trainer is None:
+            return
+        step: Any = trainer.training_step
+        while hasattr(step, "watches"):  # also those of other callbacks: they stop now, too
+            step = step.watches
+        trainer.training_step = step  # type: ignore[method-assign]
 
     def _forward(self, batch: Any) -> None:
         assert self._trainer is not None
