@@ -161,13 +161,12 @@ class Monitor:
             self._end_window()
 
     def _finish(self, step: int) -> None:
-        """After the last batch."""
+        """After the last batch: measure what is left to measure. `_stop` follows."""
         self._detach()
         if self._window_start is not None:
             self._end_window()
         elif self.probe is not None and self._geometry is not None and self._is_due(step):
             self._measure_probe(step)
-        self._stop()
 
     def _stop(self) -> None:
         """Leave the run, however it has ended."""

@@ -1,4 +1,4 @@
-"""What goes wrong in the monitor ends no run; what goes wrong elsewhere is what the user sees; nothing stays attached."""
+"""What goes wrong in the monitor ends no run, what goes wrong elsewhere is what the user sees, nothing stays attached."""
 
 import lightning as L
 import pytest
@@ -101,7 +101,7 @@ def test_a_logger_that_raises_turns_monitoring_off(tmp_path):
     assert hooks(module) == 0
 
 
-class Interrupted(Exception):
+class UserError(Exception):
     """Raised by the user's code."""
 
 
@@ -124,7 +124,7 @@ def raises_in(place, error):
 
 
 @pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_optimizer_step"])
-@pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):
     module, monitor = raises_in(place, error), GeometryMonitor(1, metrics=moments, window=1)
     # Lightning 2.6 ends the process on Ctrl-C
@@ -151,8 +151,8 @@ def test_an_interrupt_inside_the_probes_forward_restores_the_module(tmp_path):
 
 def test_a_monitor_goes_on_in_a_new_run_after_a_crash_in_a_window(tmp_path):
     monitor = GeometryMonitor(4, window=4, metrics=moments, on_error="raise")
-    with pytest.raises(Interrupted):
-        fit(tmp_path, monitor, module=raises_in("training_step", Interrupted), max_steps=6)
+    with pytest.raises(UserError):
+        fit(tmp_path, monitor, module=raises_in("training_step", UserError), max_steps=6)
     fit(tmp_path, monitor, max_steps=4)
     assert steps(monitor) == [0]
     assert value(monitor, 0, "embed", "n") == 4 * 48

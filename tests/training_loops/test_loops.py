@@ -63,7 +63,7 @@ BATCH = 4 * 12
         (TinyLM, {"fast_dev_run": 4}, {0: 1, 3: 1}),
         (TinyLM, {"fast_dev_run": True}, {0: 1}),
         (TinyLM, {"barebones": True, "log_every_n_steps": None, "max_steps": 4}, {0: 1, 3: 1}),
-        (lambda: Manual(), {"max_steps": 7}, {0: 1, 3: 1, 6: 1}),
+        (Manual, {"max_steps": 7}, {0: 1, 3: 1, 6: 1}),
         (lambda: Manual(accumulate=2), {"max_steps": 4}, {0: 2, 3: 2}),
         (lambda: Manual(optimizers=2), {"max_steps": 14}, {0: 1, 4: 1, 6: 1, 10: 1, 12: 1}),
     ],

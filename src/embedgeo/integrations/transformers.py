@@ -58,6 +58,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._finish(state.global_step)
+        self._stop()
 
     def _watch(self, trainer: Trainer) -> None:
         training_step = trainer.training_step
