@@ -1,5 +1,6 @@
 """What the two processes of the distributed tests run: every strategy, one after the other."""
 
+import os
 import warnings
 
 import lightning as L
@@ -25,6 +26,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 
 from embedgeo import EmbeddingMoments, GeometryMonitor
 from embedgeo.geometry import Geometry
+from embedgeo.integrations.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
 from tests.training import trainer
@@ -194,6 +196,21 @@ def positions_model():
     return nn.Sequential(nn.Embedding(96, 8), nn.LayerNorm(8), nn.Identity()).double()
 
 
+def hugging_face_on_rank(rank, folder):
+    """Two callbacks in a transformers.Trainer under DDP."""
+    from tests.training_loops.test_transformers import hf_trainer
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # asked for, not used: the process group is there
+    train = GeometryCallback(2, on_error="raise")
+    held = GeometryCallback(2, probe=probe_batches(), prefix="held", on_error="raise")
+    here = hf_trainer(folder / str(rank), train, held, max_steps=3, ddp_backend="gloo")
+    before = {name: value.clone() for name, value in here.model.state_dict().items()}
+    here.train()
+    assert here.args.world_size == WORLD_SIZE
+    return {"train": train.history, "held": held.history, "weights": before}
+
+
 def raise_on_rank_1(rank, folder):
     """An exception in a measured training step of one rank: what each rank's caller sees."""
 
@@ -215,5 +232,6 @@ def everything(rank, folder):
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
     results["faults"] = faults_on_rank(rank, folder)
     results["sequence parallel"] = sequence_parallel_on_rank(rank)
+    results["hugging face"] = hugging_face_on_rank(rank, folder)
     results["raised"] = raise_on_rank_1(rank, folder)  # the last: the other rank's peer is gone after it
     return results

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedgeo import observe
-from tests.models import token_batch
+from tests.models import gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training_loops.on_ranks import (
     REPEATED,
@@ -66,6 +66,18 @@ def test_the_numbers_are_those_of_one_process_over_the_rows_of_all_ranks(ranks, 
         assert_same(held[0], in_one_process(model, probe_batches()))
         assert_same(held[3], held[0])
     assert math.isfinite(train[2]["block.00"]["V"])
+
+
+def test_a_hugging_face_trainer_on_two_ranks(ranks):
+    first, second = (rank["hugging face"] for rank in ranks)
+    model = gpt_neox(hidden_dropout=0.1).eval()
+    model.load_state_dict(first["weights"])
+    for source in ("train", "held"):
+        one, other = by_step(first[source]), by_step(second[source])
+        assert list(one) == list(other) == [0, 2]
+        assert_same(one[2], other[2])
+    assert by_step(first["train"])[2]["block.00"]["n"] == WORLD_SIZE * 2 * 12
+    assert_same(by_step(first["held"])[0], in_one_process(model, probe_batches()))
 
 
 def test_hidden_states_in_parts_are_refused(ranks):

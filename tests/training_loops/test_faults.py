@@ -1,4 +1,4 @@
-"""What goes wrong in the monitor ends no run, what goes wrong elsewhere is what the user sees, nothing stays attached."""
+"""Faults of the monitor end no run, those of others are what the user sees, and nothing stays attached."""
 
 import lightning as L
 import pytest

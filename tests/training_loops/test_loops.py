@@ -100,7 +100,7 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 2 else None
 
-        def on_validation_start(self):
+        def on_train_epoch_end(self):
             assert hooks(self) == 0
 
     monitor = GeometryMonitor(1, metrics=moments, on_error="raise")
