@@ -4,6 +4,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from embedgeo import EmbeddingMoments
 from tests.models import gpt_neox, token_batch
 
 
@@ -53,5 +54,23 @@ def fit(folder, *callbacks, module=None, data=None, val=None, ckpt_path=None, **
     L.seed_everything(0, verbose=False)
     module = module or TinyLM()
     run = trainer(folder, callbacks=list(callbacks), **options)
-    run.fit(module, data or loader(shuffle=True), val, ckpt_path=ckpt_path)
+    run.fit(module, loader(shuffle=True) if data is None else data, val, ckpt_path=ckpt_path)
     return module, run
+
+
+def moments(dim):
+    """The cheapest metrics."""
+    return [EmbeddingMoments(dim)]
+
+
+def steps(monitor):
+    """The steps a monitor has measured."""
+    return sorted({record["step"] for record in monitor.history})
+
+
+def value(monitor, step, layer, metric):
+    """What a monitor has measured, once, at a step and a layer."""
+    (found,) = (
+        r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer and r["metric"] == metric
+    )
+    return found

@@ -8,11 +8,13 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from embedgeo.functional.precision import home
 from embedgeo.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.metrics import default_metrics
+from embedgeo.metrics.ranks import Ranks, is_distributed
 from embedgeo.probe import Probe
 
 MetricFactory = Callable[[int], list[Metric]]
@@ -29,6 +31,9 @@ class Geometry:
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
+        device: where ranks exchange what is not at a layer; default: that of the parameters.
+        process_group: the ranks that have different rows; the others (tensor parallel) repeat those of one of
+            these. None: all ranks have different rows.
 
     Raises:
         TypeError: an argument of the wrong type, or metrics that are none.
@@ -44,7 +49,12 @@ class Geometry:
         ignore_token_ids: Sequence[int] = (),
         *,
         on_error: Callable[[Exception], None] | None = None,
+        device: torch.device | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        if callable(layers) and isinstance(part := layers(model), nn.Module):
+            model, layers = part, "blocks"
+        self.model = model
         self.layers = resolve_layers(model, layers)
         self.probe = Probe(
             model,
@@ -56,7 +66,9 @@ class Geometry:
         )
         self._make_metrics = default_metrics if metrics is None else metrics
         self._require_distinct_keys()
-        self._device = home(next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._device = home(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._group = process_group
+        self._is_off = False
         self._metrics: dict[str, list[Metric]] = {}
         self._widths: dict[str, int] = {}
 
@@ -81,9 +93,13 @@ class Geometry:
                         metric.unsync()
         if failures:
             raise failures[0]
-        numbers = torch.stack([v.to(self._device, torch.float64) for v in values.values()]).tolist() if values else []
+        if not values:
+            return {}
+        numbers = torch.stack([v.to(self._device, torch.float64) for v in values.values()])
+        if self._group is not None:
+            self._require_repeated_rows(list(values), numbers)
         table: dict[str, dict[str, float]] = {}
-        for (layer_name, key), number in zip(values, numbers, strict=True):
+        for (layer_name, key), number in zip(values, numbers.tolist(), strict=True):
             table.setdefault(layer_name, {})[key] = number
         return table
 
@@ -102,11 +118,20 @@ class Geometry:
         self._widths.clear()
         self.probe.num_fired = dict.fromkeys(self.probe.num_fired, 0)
 
+    def switch_off(self) -> None:
+        """Drop the rows seen, and take no more; what ranks do together in a forward pass goes on."""
+        self._is_off = True
+        self.reset()
+
     def silent_layers(self) -> list[str]:
         """Names of the layers that no forward pass has reached in this process."""
         return [name for name, count in self.probe.num_fired.items() if not count]
 
     def _update(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
+        if isinstance(hidden, DTensor):
+            hidden = hidden.full_tensor()
+        if self._is_off:
+            return
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
@@ -121,20 +146,31 @@ class Geometry:
         metrics = [metric.to(self._device) for metric in self._make_metrics(dim)]
         for metric in metrics:
             metric._to_sync = False  # `compute` here does that
+            metric.process_group = self._group
         self._metrics[layer_name], self._widths[layer_name] = metrics, dim
         return metrics
 
     def _match_ranks(self) -> None:
         """Give this rank the metrics of layers that only other ranks have reached, without rows."""
         widths = [self._widths.get(layer.name, 0) for layer in self.layers]
-        if dist.is_available() and dist.is_initialized():
-            known = torch.tensor(widths, device=self._device)
-            dist.all_reduce(known, op=dist.ReduceOp.MAX)
-            widths = known.tolist()
+        if is_distributed():
+            widths = Ranks(self._group).largest(torch.tensor(widths, device=self._device)).tolist()
         for layer, dim in zip(self.layers, widths, strict=True):
             if dim and layer.name not in self._metrics:
                 for metric in self._add_metrics(layer.name, dim):
                     metric.update(*_no_rows(dim, self._device))
+
+    def _require_repeated_rows(self, names: list[tuple[str, str]], numbers: Tensor) -> None:
+        """Ranks outside the group must have come to the same values, or they do not repeat the same rows."""
+        finite = numbers.nan_to_num()
+        largest = Ranks().largest(torch.stack((finite, -finite)))
+        differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
+        if bool(differs.any()):
+            layer, key = names[int(differs.nonzero()[0])]
+            raise ValueError(
+                f"ranks that run one model in parallel must see the same rows at a layer; {key} at layer {layer!r} "
+                "differs between them: its hidden state is in parts, one on each rank. Leave the layer out."
+            )
 
     def _require_distinct_keys(self) -> None:
         owners: dict[str, str] = {}

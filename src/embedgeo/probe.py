@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Probe:
         ValueError: ``skip_first_positions`` is negative.
     """
 
+    _alone: ClassVar["Probe | None"] = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -80,9 +82,7 @@ class Probe:
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
+            stack.enter_context(_eager)
             for handle in self._hooks():
                 stack.callback(handle.remove)
             self._attached = stack.pop_all()
@@ -96,6 +96,15 @@ class Probe:
         if stack is not None:
             stack.close()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Meanwhile no other probe reads anything: these forward passes are not theirs."""
+        before, Probe._alone = Probe._alone, self
+        try:
+            yield
+        finally:
+            Probe._alone = before
+
     def __enter__(self) -> "Probe":
         self.attach()
         return self
@@ -105,29 +114,33 @@ class Probe:
     ) -> None:
         self.detach()
 
+    def _is_deaf(self) -> bool:
+        """Whether this call is part of another probe's forward pass, or of one repeated by activation checkpointing."""
+        return Probe._alone not in (None, self) or torch._C._current_graph_task_id() != -1
+
     def _begin_forward(self) -> None:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._sums: dict[str, tuple[int, Tensor]] = {}
 
     def _hooks(self) -> Iterator[RemovableHandle]:
         for caller in self._inputs.callers:
-            yield caller.register_forward_pre_hook(self._outside_backward(self._enter), with_kwargs=True, prepend=True)
-            yield caller.register_forward_hook(self._outside_backward(self._inputs.leave), always_call=True)
+            yield caller.register_forward_pre_hook(self._heard(self._enter), with_kwargs=True, prepend=True)
+            yield caller.register_forward_hook(self._heard(self._inputs.leave), always_call=True)
         for table in self._inputs.tables:
-            yield table.register_forward_pre_hook(self._outside_backward(self._inputs.look_up), with_kwargs=True)
+            yield table.register_forward_pre_hook(self._heard(self._inputs.look_up), with_kwargs=True)
         for layer in self.layers:
             for i, source in enumerate(layer.sources):
-                read = self._outside_backward(partial(self._read, layer, i), f"at layer {layer.name!r}")
+                read = self._heard(partial(self._read, layer, i), f"at layer {layer.name!r}")
                 if layer.takes_input:
                     yield source.module.register_forward_pre_hook(read, with_kwargs=True)
                 else:
                     yield source.module.register_forward_hook(read)
 
-    def _outside_backward(self, read: Callable[..., None], where: str = "at the model's call") -> Callable[..., None]:
-        """A hook that does nothing where activation checkpointing repeats a forward pass, and guards its errors."""
+    def _heard(self, read: Callable[..., None], where: str = "at the model's call") -> Callable[..., None]:
+        """A hook that does nothing where the probe is deaf, and hands on its errors."""
 
         def hook(*call: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:
+            if self._is_deaf():
                 return
             try:
                 read(*call)
@@ -171,6 +184,31 @@ class Probe:
             return total / count
         self._sums[layer.name] = count, total
         return None
+
+
+class _Eager:
+    """Inside, every module runs and calls its hooks, until the last one that has entered leaves; in whatever order."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._before = ExitStack()
+
+    def __enter__(self) -> None:
+        if not self._inside:
+            with ExitStack() as stack:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+                torch.backends.mha.set_fastpath_enabled(False)
+                self._before = stack.pop_all()
+        self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._before.close()
+
+
+_eager = _Eager()
 
 
 def _first_float(value: Any) -> Tensor | None:

@@ -42,7 +42,17 @@ class Schedule:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
 
     def __contains__(self, step: int) -> bool:
-        return step % self.every_n_steps == 0 or step in self.extra_steps
+        return self.reached(step - 1, step)
+
+    def reached(self, before: int, step: int) -> bool:
+        """Whether a step to measure lies after ``before`` and not after ``step``.
+
+        >>> Schedule(5).reached(before=4, step=6)  # two optimizers: steps come in twos
+        True
+        """
+        return step // self.every_n_steps > before // self.every_n_steps or any(
+            before < extra <= step for extra in self.extra_steps
+        )
 
     def _least_gap(self) -> int:
         """The shortest distance between two measured steps."""

@@ -69,8 +69,8 @@ class IntrinsicDimension(GeometryMetric):
         self.declare(Sample.empty(dim))
 
     def observe(self, rows: Rows) -> None:
-        sample = self.load(Sample)
-        self.store(extend_sample(sample, rows.embeddings, self._size, seed=self.seed, stream=current_rank()))
+        stream = current_rank(self.process_group)
+        self.store(extend_sample(self.load(Sample), rows.embeddings, self._size, seed=self.seed, stream=stream))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self._size))

@@ -49,6 +49,11 @@ class Ranks:
         return reduced
 
 
-def current_rank() -> int:
-    """Rank of this process in the world; 0 outside of distributed runs."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def is_distributed() -> bool:
+    """Whether this process is one of several that exchange rows."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def current_rank(group: Any = None) -> int:
+    """Rank of this process in a process group, the world if None; 0 outside of distributed runs."""
+    return dist.get_rank(group) if is_distributed() else 0

@@ -1,0 +1,1 @@
+"""Monitors for other trainers than Lightning's; each module imports what it is for."""
