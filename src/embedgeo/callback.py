@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from embedgeo.geometry import Geometry
 from embedgeo.layers import measured_model
 from embedgeo.metrics import default_metrics
+from embedgeo.pages import Pages
 from embedgeo.records import Record, custom_scalars_layout, tagged_scalars
 from embedgeo.schedule import Schedule
 
@@ -112,6 +113,7 @@ class GeometryMonitor(Callback):
         )
         self._window_start = self._last_step = None
         self._failed = self._described = False
+        self._pages = Pages(self.prefix)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
@@ -138,6 +140,8 @@ class GeometryMonitor(Callback):
             self._end_window(trainer)
         elif self.probe is not None and self._is_due(trainer.global_step):
             self._measure_probe(trainer, pl_module, trainer.global_step)
+        with isolate_rng(), self._guarded():
+            self._write_pages(trainer, last=True)
         self._geometry = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -225,6 +229,13 @@ class GeometryMonitor(Callback):
                 layout = custom_scalars_layout(dict.fromkeys(r["metric"] for r in records), self.prefix)
                 logger.experiment.add_custom_scalars(layout)
             logger.log_metrics(scalars, step=step)
+        self._write_pages(trainer)
+
+    def _write_pages(self, trainer: Trainer, *, last: bool = False) -> None:
+        """Images and text for TensorBoard, on rank zero."""
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if trainer.is_global_zero and not self._failed:
+            self._pages.write([logger.experiment for logger in loggers], self.history, last=last)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
