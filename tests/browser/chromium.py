@@ -68,10 +68,10 @@ class Browser:
         """What the body of a JavaScript function returns."""
         return self._call("/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, script, seconds=30):
+    def wait(self, script, *arguments, seconds=30):
         """The first result of the script that is true."""
         end = time.monotonic() + seconds
-        while not (result := self.run(script)):
+        while not (result := self.run(script, *arguments)):
             if time.monotonic() > end:
                 raise TimeoutError(f"not within {seconds} s: {script}")
             time.sleep(0.1)
