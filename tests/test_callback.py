@@ -118,6 +118,12 @@ def test_a_window_pools_the_steps_it_covers(tmp_path):
     assert value(monitor, 5, "embed", "token_types") == len(types)
 
 
+def test_sequences_can_be_the_rows(tmp_path):
+    monitor = GeometryMonitor(every_n_steps=2, metrics=moments, rows="last", on_error="raise")
+    fit(tmp_path, monitor, max_steps=3)
+    assert {record["value"] for record in monitor.history if record["metric"] == "n"} == {4}
+
+
 def test_an_unfinished_window_is_logged_when_training_ends(tmp_path):
     monitor = GeometryMonitor(every_n_steps=5, window=4, metrics=moments, on_error="raise")
     fit(tmp_path, monitor, max_steps=7)
@@ -310,6 +316,7 @@ def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, error):
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
+        ({"rows": "words"}, "rows must be one of 'tokens', 'mean', 'first', 'last'; got 'words'"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(options, message):

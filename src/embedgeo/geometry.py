@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from embedgeo.functional.rows import RowUnit, pool_rows, require_row_unit
 from embedgeo.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.metrics import default_metrics
 from embedgeo.probe import Probe
@@ -27,6 +28,8 @@ class Geometry:
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
+        rows: what a row is: a token, or a sequence by the mean of its tokens, its first or its last one, among those
+            that count. Means have no token ids: what needs these is NaN.
         on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
 
     Raises:
@@ -42,8 +45,11 @@ class Geometry:
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         *,
+        rows: RowUnit = "tokens",
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
+        require_row_unit(rows)
+        self._row_unit = rows
         self.layers = resolve_layers(model, layers)
         self.probe = Probe(
             model,
@@ -106,6 +112,7 @@ class Geometry:
         return [name for name, count in self.probe.num_fired.items() if not count]
 
     def _update(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
+        hidden, token_ids, mask = pool_rows(hidden, token_ids, mask, self._row_unit)
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
@@ -162,6 +169,7 @@ def observe(
     metrics: MetricFactory | None = None,
     skip_first_positions: int = 0,
     ignore_token_ids: Sequence[int] = (),
+    rows: RowUnit = "tokens",
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -172,6 +180,7 @@ def observe(
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
+        rows: ``"tokens"``, or sequences: ``"mean"``, ``"first"`` or ``"last"`` of their tokens that count.
 
     Yields:
         A `Geometry`: ``compute()`` gives ``{layer: {metric: float}}``, ``to_frame()`` a table.
@@ -182,7 +191,7 @@ def observe(
     >>> geometry.compute()["01"]["n"]
     4.0
     """
-    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids)
+    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, rows=rows)
     with geometry.probe:
         yield geometry
     silent = geometry.silent_layers()
