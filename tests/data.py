@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -64,6 +64,7 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "Anisotropy": Anisotropy(dim, **kwargs),
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
         "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
+        "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
     }
 
 

@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from embedgeo.callback import GeometryMonitor
     from embedgeo.geometry import Geometry, observe
     from embedgeo.metrics import (
+        AfterProcessing,
         Anisotropy,
         EmbeddingMoments,
         IntrinsicDimension,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AfterProcessing",
     "Anisotropy",
     "EmbeddingMoments",
     "Geometry",

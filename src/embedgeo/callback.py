@@ -8,10 +8,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.monitor import Monitor, Run
+from embedgeo.pages import Pages
 from embedgeo.records import custom_scalars_layout, tagged_scalars
 from embedgeo.structure import measured_model, unwrapped
 
@@ -43,6 +45,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._chart_metrics: list[str] = []
+        self._pages = Pages(self.prefix)
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -69,6 +72,8 @@ class GeometryMonitor(Monitor, Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
+        with isolate_rng(), self._guarded():
+            self._write_pages(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -107,6 +112,13 @@ class GeometryMonitor(Monitor, Callback):
                 self._chart_metrics = list(dict.fromkeys(metric for at in values.values() for metric in at))
                 logger.experiment.add_custom_scalars(_charts(trainer))
             logger.log_metrics(scalars, step=step)
+        self._write_pages(trainer)
+
+    def _write_pages(self, trainer: Trainer, *, last: bool = False) -> None:
+        """Images and text for TensorBoard, on rank zero."""
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if trainer.is_global_zero and not self._failed:
+            self._pages.write([logger.experiment for logger in loggers], self.history, last=last)
 
 
 def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from embedgeo.functional.precision import home
+from embedgeo.functional.rows import RowUnit, pool_rows, require_row_unit
 from embedgeo.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.ranks import Ranks, is_distributed
@@ -30,6 +31,8 @@ class Geometry:
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
+        rows: what a row is: a token, or a sequence by the mean of its tokens, its first or its last one, among those
+            that count. Means have no token ids: what needs these is NaN.
         on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
         device: where ranks exchange what is not at a layer; default: that of the parameters.
         process_group: the ranks that have different rows; the others (tensor parallel) repeat those of one of
@@ -48,10 +51,13 @@ class Geometry:
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         *,
+        rows: RowUnit = "tokens",
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        require_row_unit(rows)
+        self._row_unit = rows
         if callable(layers) and isinstance(part := layers(model), nn.Module):
             model, layers = part, "blocks"
         self.model = model
@@ -132,6 +138,7 @@ class Geometry:
             hidden = hidden.full_tensor()
         if self._is_off:
             return
+        hidden, token_ids, mask = pool_rows(hidden, token_ids, mask, self._row_unit)
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
@@ -199,6 +206,7 @@ def observe(
     metrics: MetricFactory | None = None,
     skip_first_positions: int = 0,
     ignore_token_ids: Sequence[int] = (),
+    rows: RowUnit = "tokens",
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -209,6 +217,7 @@ def observe(
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
+        rows: ``"tokens"``, or sequences: ``"mean"``, ``"first"`` or ``"last"`` of their tokens that count.
 
     Yields:
         A `Geometry`: ``compute()`` gives ``{layer: {metric: float}}``, ``to_frame()`` a table.
@@ -219,7 +228,7 @@ def observe(
     >>> geometry.compute()["01"]["n"]
     4.0
     """
-    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids)
+    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, rows=rows)
     with geometry.probe:
         yield geometry
     silent = geometry.silent_layers()

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.ranks import Ranks, current_rank, is_distributed
@@ -70,6 +71,7 @@ class Monitor:
         on_error: ``"warn"``: a failure in here turns monitoring off, on all ranks, with one warning, and training
             goes on. ``"raise"`` raises it.
         seed: of the rows that the default metrics sample.
+        rows: ``"tokens"``, or sequences: ``"mean"``, ``"first"`` or ``"last"`` of their tokens that count.
 
     Raises:
         TypeError: a probe that can be gone through only once.
@@ -93,7 +95,9 @@ class Monitor:
         prefix: str = "geometry",
         on_error: Literal["warn", "raise"] = "warn",
         seed: int = 0,
+        rows: RowUnit = "tokens",
     ) -> None:
+        require_row_unit(rows)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         if skip_first_positions < 0:
             raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
@@ -113,6 +117,7 @@ class Monitor:
         self.mask = mask
         self.prefix = prefix
         self.on_error = on_error
+        self.rows = rows
         self.history: list[Record] = []
         self._run: Run | None = None
         self._forget()
@@ -132,6 +137,7 @@ class Monitor:
             self.metrics,
             self.skip_first_positions,
             self.ignore_token_ids,
+            rows=self.rows,
             on_error=self._fail,
             device=run.device,
             process_group=run.process_group,

@@ -4,7 +4,23 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-_FIRST_CHARTS = ("V_W_over_V_unbiased", "anisotropy", "M_over_Q", "intrinsic_dimension", "mean_cosine")
+from embedgeo.glossary import in_order, term
+
+AT_A_GLANCE = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
+"""The metrics to look at first."""
+
+_GROUPS = {
+    "at a glance": AT_A_GLANCE,
+    "size and variance": ("Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"),
+    "norms": ("norm_mean", "norm_cv", "norm_max"),
+    "shape": (
+        *("anisotropy_standardized", "anisotropy_null", "participation_ratio", "top_dim_share", "effective_rank"),
+        *("isoscore", "top5_share", "anisotropy_without_top5", "anisotropy_batch_mean", "anisotropy_batch_std"),
+    ),
+    "token types": ("Q_t_cv", "V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"),
+    "rows counted": ("n", "n_nonfinite", "token_types", "n_points", "duplicate_fraction", "intrinsic_dimension_std"),
+}
+_MORE = "more"
 _BLOCK = re.compile(r"(encoder\.|decoder\.|)block\.\d+")
 
 
@@ -40,7 +56,17 @@ def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geo
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom-scalars page: a chart per metric, holding all layers; what to look at first comes first."""
-    metrics = list(metrics)
-    ordered = dict.fromkeys([*(first for first in _FIRST_CHARTS if first in metrics), *metrics])
-    return {prefix: {metric: ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]] for metric in ordered}}
+    """TensorBoard's custom-scalars page: groups of charts, one chart a metric, holding all layers.
+
+    >>> layout = custom_scalars_layout(["V", "anisotropy", "M_over_Q"])
+    >>> {group: list(charts) for group, charts in layout.items()}
+    {'geometry: at a glance': ['M / Q (M_over_Q)', 'anisotropy'], 'geometry: size and variance': ['V']}
+    """
+    of = {metric: group for group, members in _GROUPS.items() for metric in members}
+    layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in (*_GROUPS, _MORE)}
+    for metric in in_order(list(metrics)):
+        name = term(metric).name
+        title = name if name.replace(" ", "_") == metric else f"{name} ({metric})"
+        chart = ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]]
+        layout[f"{prefix}: {of.get(metric, _MORE)}"][title] = chart
+    return {group: charts for group, charts in layout.items() if charts}

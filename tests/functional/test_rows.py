@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from embedgeo.functional.rows import select_rows
+from embedgeo.functional.rows import pool_rows, select_rows
 from tests.data import gaussian
 
 
@@ -76,3 +76,68 @@ X, IDS, MASK = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), torch
 def test_wrong_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         select_rows(*arguments, dim=4)
+
+
+def naive_pool(x, ids, mask, rows):
+    """One sequence after the other: rows, ids, and which sequences have one."""
+    pooled, pooled_ids, some = [], [], []
+    for i in range(len(x)):
+        places = [j for j in range(x.shape[1]) if mask is None or mask[i, j]]
+        some.append(bool(places))
+        if places:
+            place = places[0] if rows == "first" else places[-1]
+            pooled.append(sum(x[i, j].double() for j in places) / len(places) if rows == "mean" else x[i, place])
+            pooled_ids.append(None if rows == "mean" else ids[i, place].item())
+    return pooled, pooled_ids, some
+
+
+MASKS = {
+    "none": None,
+    "all": torch.ones(4, 5),
+    "padded on the right": torch.arange(5) < torch.tensor([[5], [3], [1], [4]]),
+    "padded on the left": torch.arange(5) >= torch.tensor([[0], [2], [4], [1]]),
+    "holes, and one that is empty": torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
+    x, ids = gaussian(20, 3).view(4, 5, 3).to(dtype), torch.arange(20).view(4, 5)
+    mask = None if mask is None else mask.bool()
+    if mask is not None:
+        x[~mask] = torch.nan  # of padding, nothing matters
+    pooled, pooled_ids, kept = pool_rows(x, ids, mask, rows)
+    expected, expected_ids, some = naive_pool(x, ids, mask, rows)
+    kept = torch.ones(4, dtype=torch.bool) if kept is None else kept
+    assert kept.tolist() == some
+    wide = torch.promote_types(dtype, torch.float32) if rows == "mean" else dtype
+    torch.testing.assert_close(
+        pooled[kept], torch.stack(expected).to(wide), rtol=0, atol=1e-15 if wide == torch.float64 else 0
+    )
+    assert pooled_ids is None if rows == "mean" else pooled_ids[kept].tolist() == expected_ids
+
+
+def test_means_of_many_float16_tokens_do_not_overflow():
+    x = torch.full((1, 1000, 2), 6e4, dtype=torch.float16)
+    assert pool_rows(x, None, None, "mean")[0].tolist() == [[x[0, 0, 0].item()] * 2]
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3)])
+@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+def test_no_sequences_and_no_positions_give_no_rows(shape, rows):
+    x = torch.zeros(shape)
+    pooled, _, kept = pool_rows(x, torch.zeros(shape[:2], dtype=torch.int64), None, rows)
+    assert pooled.shape == (shape[0], 3)
+    assert len(pooled if kept is None else pooled[kept]) == 0
+
+
+def test_tokens_are_left_as_they_are():
+    x, ids, mask = torch.ones(7, 3), torch.arange(7), torch.ones(7, dtype=torch.bool)
+    assert all(a is b for a, b in zip(pool_rows(x, ids, mask, "tokens"), (x, ids, mask), strict=True))
+
+
+def test_sequences_need_positions():
+    with pytest.raises(ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"):
+        pool_rows(torch.ones(7, 3), None, None, "last")

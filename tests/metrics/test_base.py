@@ -308,7 +308,7 @@ ABOUT_THE_ORIGIN = {
     "norm_max",
     "Q_t_cv",
 } | LINES
-PER_AXIS = {"top_dim_share", "anisotropy_standardized"}
+PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"}
 SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}
 UNITS = {"norm_mean", "norm_max"}
 

@@ -218,4 +218,4 @@ def test_synchronising_reduces_about_one_state_and_gathers_only_ids_and_keys(ran
         reduced = sum(torch.Size(shape).numel() for shape in traffic["reduced"])
         assert 0 < reduced <= 2.2 * traffic["state"]
         assert all(len(shape) == 1 and shape[0] <= 300 for shape in traffic["gathered"])
-        assert bool(traffic["gathered"]) == (kind.startswith("Token") or kind == "IntrinsicDimension")
+        assert bool(traffic["gathered"]) == ("Token" in kind or kind in ("IntrinsicDimension", "AfterProcessing"))

@@ -75,6 +75,12 @@ def test_a_window_pools_the_steps_it_covers(tmp_path):
     assert value(monitor, 5, "embed", "token_types") == len(types)
 
 
+def test_sequences_can_be_the_rows(tmp_path):
+    monitor = GeometryMonitor(every_n_steps=2, metrics=moments, rows="last", on_error="raise")
+    fit(tmp_path, monitor, max_steps=3)
+    assert {record["value"] for record in monitor.history if record["metric"] == "n"} == {4}
+
+
 def test_an_unfinished_window_is_logged_when_training_ends(tmp_path):
     monitor = GeometryMonitor(every_n_steps=5, window=4, metrics=moments, on_error="raise")
     fit(tmp_path, monitor, max_steps=7)
@@ -165,10 +171,12 @@ def test_tensorboard_gets_one_chart_per_metric(tmp_path):
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     (event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    assert [category.title for category in layout.category][:2] == ["g: at a glance", "g: size and variance"]
     charts = [chart for category in layout.category for chart in category.chart]
-    assert {chart.title for chart in charts} == {r["metric"] for r in monitor.history}
-    assert [chart.title for chart in charts[:3]] == ["V_W_over_V_unbiased", "M_over_Q", "mean_cosine"]
-    assert list(charts[1].multiline.tag) == [r"^g\.M_over_Q\/"]
+    shown = [tag for chart in charts for tag in chart.multiline.tag]
+    assert sorted(shown) == sorted({rf"^g\.{r['metric']}\/" for r in monitor.history})
+    assert shown[:3] == [r"^g\.V_W_over_V_unbiased\/", r"^g\.M_over_Q\/", r"^g\.mean_cosine\/"]
+    assert [chart.title for chart in charts[1:3]] == ["M / Q (M_over_Q)", "mean cosine"]
 
 
 def test_early_stopping_can_watch_the_geometry(tmp_path):

@@ -3,6 +3,16 @@
 from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
 from embedgeo.functional.moments import Moments, VarianceMoments, merge, moment_values, pool, row_moments
 from embedgeo.functional.neighbors import two_nearest_distances
+from embedgeo.functional.processing import (
+    Affine,
+    PrincipalAxes,
+    pca_whitening,
+    principal_axes,
+    processed_values,
+    top_removal,
+    z_scoring,
+    zca_whitening,
+)
 from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
 from embedgeo.functional.spectrum import (
     Scatter,
@@ -23,7 +33,9 @@ from embedgeo.functional.tokens import (
 )
 
 __all__ = [
+    "Affine",
     "Moments",
+    "PrincipalAxes",
     "Sample",
     "Scatter",
     "TokenTable",
@@ -36,17 +48,23 @@ __all__ = [
     "merge_duplicates",
     "merge_samples",
     "moment_values",
+    "pca_whitening",
     "pool",
     "pool_scatter",
+    "principal_axes",
+    "processed_values",
     "row_moments",
     "row_scatter",
     "spectrum_values",
     "token_table",
     "top_eigenvalue",
+    "top_removal",
     "two_nearest_distances",
     "twonn_dimension",
     "type_regressions",
     "type_values",
     "unbiased_split",
     "variance_split",
+    "z_scoring",
+    "zca_whitening",
 ]

@@ -1,11 +1,14 @@
 """From what a model hands over (any shape, dtype, mask) to the rows that count."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import matmul_precision
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+
+RowUnit = Literal["tokens", "mean", "first", "last"]
+"""What a row is: a token, or a sequence by the mean of its tokens, its first token or its last one."""
 
 
 class Rows(NamedTuple):
@@ -83,6 +86,57 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
     starts[:, 1:] = position_ids.diff(dim=1).to(real.device) <= 0
     before = torch.where(starts, number - real.to(number.dtype), 0)
     return number - before.cummax(1).values
+
+
+def require_row_unit(rows: str) -> None:
+    """Raise ValueError unless ``rows`` is a `RowUnit`."""
+    if rows not in get_args(RowUnit):
+        raise ValueError(f"rows must be one of {', '.join(map(repr, get_args(RowUnit)))}; got {rows!r}.")
+
+
+def pool_rows(
+    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: RowUnit
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Make sequences the rows: each by the mean of the tokens that count, or by the first or last of them.
+
+    Args:
+        hidden: shape (batch, positions, d), any floating dtype; for ``"tokens"``, (..., d).
+        token_ids: shape (batch, positions), or None.
+        mask: shape (batch, positions), bool, True = a token that counts; None where all do.
+        rows: the row unit; ``"tokens"`` leaves everything as it is.
+
+    Returns:
+        Hidden states, shape (batch, d), means in float32 at least, summed in float64; the token's own id, shape
+        (batch,), None for means; and a mask, shape (batch,), False for sequences of which no token counts, or None.
+
+    Raises:
+        ValueError: hidden states without a batch and positions.
+
+    >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
+    >>> pool_rows(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
+    (tensor([[3.]]), tensor([6]), None)
+    """
+    if rows == "tokens":
+        return hidden, token_ids, mask
+    if hidden.ndim != 3:
+        raise ValueError(
+            f"rows={rows!r} needs hidden states of shape (batch, positions, d); got {tuple(hidden.shape)}. "
+            'Leave the layer out, or take rows="tokens".'
+        )
+    counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+    counts = counts.to(hidden.device)
+    some = counts.any(1)
+    kept = None if bool(some.all()) else some
+    if rows == "mean":
+        total = hidden.masked_fill(~counts[..., None], 0).sum(1, dtype=accumulator_dtype(hidden.device))
+        mean = total / counts.sum(1, keepdim=True).clamp(min=1)
+        return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
+    if hidden.shape[1] == 0:
+        return hidden.new_zeros(len(hidden), hidden.shape[2]), None, kept
+    place = counts.int().argmax(1) if rows == "first" else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
+    sequence = torch.arange(len(hidden), device=hidden.device)
+    ids = None if token_ids is None else token_ids.to(hidden.device)[sequence, place]
+    return hidden[sequence, place], ids, kept
 
 
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:

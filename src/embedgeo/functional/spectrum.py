@@ -34,6 +34,12 @@ class Scatter(NamedTuple):
     mean: Tensor
     scatter: Tensor
 
+    @classmethod
+    def empty(cls, dim: int) -> "Scatter":
+        """That of no rows; the scatter of shape (1, 1), for broadcasting."""
+        zero = torch.zeros((), dtype=torch.float64)
+        return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1))
+
 
 def pool_scatter(
     parts: Sequence[Scatter], total: Callable[[Sequence[Tensor]], Tensor] = lambda terms: sum(terms[1:], terms[0])
@@ -176,7 +182,7 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         ``isoscore``; ``top5_share`` of λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All are NaN where
         the rows do not vary.
     """
-    s = _scatter_matrix(scatter)
+    s = varying_scatter(scatter)
     variance = s.diagonal()
     trace = variance.sum()
     scale = torch.where(variance > 0, variance.rsqrt(), 0)
@@ -192,7 +198,7 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **_full_spectrum_values(eigenvalues)}
 
 
-def _scatter_matrix(scatter: Scatter) -> Tensor:
+def varying_scatter(scatter: Scatter) -> Tensor:
     """The scatter, shape (d, d), exactly 0 in the coordinates that do not vary."""
     variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
     varies = (variance != 0).to(variance.dtype)
@@ -221,5 +227,5 @@ def anisotropy(x: Tensor) -> Tensor:
     >>> anisotropy(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]])).item()
     0.8
     """
-    s = _scatter_matrix(row_scatter(x))
+    s = varying_scatter(row_scatter(x))
     return ratio(top_eigenvalue(s), s.trace())

@@ -5,9 +5,11 @@ from torchmetrics import Metric
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.moments import EmbeddingMoments
+from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.tokens import TokenMoments
 
 __all__ = [
+    "AfterProcessing",
     "Anisotropy",
     "EmbeddingMoments",
     "IntrinsicDimension",

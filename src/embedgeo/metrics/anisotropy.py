@@ -59,9 +59,9 @@ class Anisotropy(GeometryMetric):
             raise ValueError(f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}.")
         self.spectrum = spectrum
         self.batch_size = batch_size
-        zero = torch.zeros((), dtype=torch.float64)
-        self.declare(Scatter(zero, zero.new_zeros(dim), zero.new_zeros(1, 1)))  # broadcast to (dim, dim) when rows come
+        self.declare(Scatter.empty(dim))
         if batch_size is not None:
+            zero = torch.zeros((), dtype=torch.float64)
             self.declare(Spread(zero, zero, zero), _BATCH)
             self.add_state("batch_pending", torch.zeros(0, dim), dist_reduce_fx=None)
 

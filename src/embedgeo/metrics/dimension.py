@@ -76,15 +76,7 @@ class IntrinsicDimension(GeometryMetric):
         self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self._size))
 
     def pool_ranks(self, ranks: Ranks) -> None:
-        rows, keys, seen = self.load(Sample)
-        everyone, offset = ranks.concatenate(keys)
-        order = everyone.argsort(stable=True)[: self._size]
-        slots = ((order >= offset) & (order < offset + len(keys))).nonzero().flatten()  # those of this rank's rows
-        is_double = bool(ranks.largest(seen.new_tensor(rows.dtype == torch.float64)))
-        dtype = torch.float64 if is_double else torch.float32
-        pooled = torch.zeros(len(order), self.dim, dtype=dtype, device=rows.device)
-        pooled.index_copy_(0, slots, rows.index_select(0, order[slots] - offset).to(dtype))
-        self.store(Sample(ranks.total(pooled), everyone[order], ranks.total(seen)))
+        self.store(ranks.sample(self.load(Sample), self._size))
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from embedgeo.functional.sampling import Sample
+
 
 class Ranks:
     """All-reduce and gather over a process group; arguments are left as they are.
@@ -42,6 +44,18 @@ class Ranks:
         dist.all_gather(gathered, padded, group=self.group)
         parts = [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
         return torch.cat(parts), sum(map(len, parts[: dist.get_rank(self.group)]))
+
+    def sample(self, drawn: Sample, size: int) -> Sample:
+        """The sample of at most ``size`` rows of what all ranks' samples were drawn from; only these rows travel."""
+        rows, keys, seen = drawn
+        everyone, offset = self.concatenate(keys)
+        order = everyone.argsort(stable=True)[:size]
+        slots = ((order >= offset) & (order < offset + len(keys))).nonzero().flatten()  # those of this rank's rows
+        is_double = bool(self.largest(seen.new_tensor(rows.dtype == torch.float64)))
+        dtype = torch.float64 if is_double else torch.float32
+        pooled = torch.zeros(len(order), rows.shape[1], dtype=dtype, device=rows.device)
+        pooled.index_copy_(0, slots, rows.index_select(0, order[slots] - offset).to(dtype))
+        return Sample(self.total(pooled), everyone[order], self.total(seen))
 
     def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,179 @@
+"""After-processing of embeddings: z-scoring, whitening and removal of the top directions, from mean and scatter.
+
+Each is an affine map, so that what it does to the covariance, and to every number of the spectrum, follows from the
+mean and the scatter alone; mean cosines do not, and need rows.
+
+Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for the whitenings.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.moments import CHUNK_ELEMENTS, Moments, moment_values, ratio, row_moments, without_rounding
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
+
+RTOL = 1e-7
+"""Variance of a direction, relative to the largest, that the scatter of float32 rows can tell from none."""
+
+
+class Affine(NamedTuple):
+    """The map of rows x to (x - center) @ matrix.
+
+    Attributes:
+        center: shape (d,).
+        matrix: shape (d, d).
+    """
+
+    center: Tensor
+    matrix: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map the rows of ``x``, shape (..., d), of any floating dtype.
+
+        Computed in float64, on the device of ``x``; float64 rows give float64, all others float32.
+
+        Raises:
+            TypeError: ``x`` is not floating point.
+            ValueError: its last dimension is not d.
+        """
+        dim = len(self.center)
+        if not x.is_floating_point():
+            raise TypeError(f"x must be a floating-point tensor; got {x.dtype}.")
+        if x.ndim == 0 or x.shape[-1] != dim:
+            raise ValueError(f"x must have shape (..., {dim}), the width this was fitted on; got {tuple(x.shape)}.")
+        wide = accumulator_dtype(x.device)
+        narrow = torch.float64 if x.dtype == torch.float64 else torch.float32
+        center, matrix = (tensor.to(x.device, wide) for tensor in self)
+        with matmul_precision(x.device):
+            mapped = [
+                ((rows.to(wide) - center) @ matrix).to(narrow)
+                for rows in x.reshape(-1, dim).split(max(1, CHUNK_ELEMENTS // dim))
+            ]
+        return torch.cat(mapped).reshape(x.shape)
+
+    def scatter(self, scatter: Scatter) -> Scatter:
+        """Mean and scatter of the mapped rows, exactly, from those of the rows."""
+        mapped = self.matrix.T @ scatter.scatter @ self.matrix
+        return Scatter(scatter.n, (scatter.mean - self.center) @ self.matrix, (mapped + mapped.T) / 2)
+
+
+def z_scoring(fitted: Scatter | Moments) -> Affine:
+    """Every coordinate centred and scaled to variance 1 (mean of squares, n and not n - 1 below).
+
+    A coordinate that does not vary becomes 0; n = 0 gives NaN.
+
+    >>> from embedgeo.functional import row_scatter
+    >>> x = torch.tensor([[1.0, 10.0, 3.0], [3.0, 30.0, 3.0]])
+    >>> z_scoring(row_scatter(x))(x)
+    tensor([[-1., -1.,  0.],
+            [ 1.,  1.,  0.]])
+    """
+    m2 = fitted.m2 if isinstance(fitted, Moments) else fitted.scatter.diagonal()
+    variance = ratio(without_rounding(m2, fitted.n, fitted.mean), fitted.n)
+    return Affine(fitted.mean, torch.diag(torch.where(variance == 0, 0, variance.sqrt() / variance)))
+
+
+class PrincipalAxes(NamedTuple):
+    """Directions of the rows' variance, by descending variance.
+
+    Attributes:
+        mean: mean row, shape (d,).
+        variance: along each axis (n, not n - 1, below), shape (d,).
+        axes: the columns of shape (d, d), each pointing to where its largest coordinate is positive.
+        rank: how many axes have a variance that can be told from none, scalar int64; the last ones have not.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    axes: Tensor
+    rank: Tensor
+
+
+def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
+    """Principal axes of the rows, from their mean and scatter; all NaN for n = 0.
+
+    Args:
+        fitted: mean and scatter of the rows.
+        rtol: a variance of at most this share of the largest one is taken for rounding, as are all from the n-th on.
+            Less than the default is right for the scatter of float64 rows only.
+    """
+    covariance = ratio(varying_scatter(fitted), fitted.n)
+    if not bool(covariance.isfinite().all()):
+        rank = torch.zeros((), dtype=torch.int64, device=covariance.device)
+        return PrincipalAxes(fitted.mean, covariance[0] * torch.nan, covariance * torch.nan, rank)
+    variance, axes = (tensor.flip(-1) for tensor in torch.linalg.eigh(covariance))
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    rank = torch.minimum((variance > rtol * variance[0]).sum(), (fitted.n - 1).to(torch.int64))
+    return PrincipalAxes(fitted.mean, variance.clamp(min=0), axes * largest.sign(), rank)
+
+
+def pca_whitening(fitted: PrincipalAxes) -> Affine:
+    """The principal axes as coordinates, each scaled to variance 1 (n, not n - 1, below).
+
+    Coordinates beyond the rank become 0: the inverse is a pseudo-inverse. n = 0 gives NaN.
+    """
+    return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted))
+
+
+def zca_whitening(fitted: PrincipalAxes) -> Affine:
+    """The whitening that moves the rows least: `pca_whitening`, rotated back to the coordinates of the rows."""
+    return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted) @ fitted.axes.T)
+
+
+def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
+    """The rows centred, without their part along the ``top`` principal axes; n = 0 gives NaN.
+
+    Source: Mu & Viswanath 2018, who take about d / 100 of them.
+
+    Raises:
+        ValueError: ``top`` is negative.
+    """
+    if top < 0:
+        raise ValueError(f"top must not be negative; got {top}.")
+    kept = fitted.axes[:, top:]
+    return Affine(fitted.mean, kept @ kept.T)
+
+
+def _reciprocal_root(fitted: PrincipalAxes) -> Tensor:
+    unknown = torch.arange(len(fitted.variance), device=fitted.variance.device) >= fitted.rank
+    return fitted.variance.rsqrt().masked_fill(unknown & ~fitted.variance.isnan(), 0)
+
+
+def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = RTOL) -> dict[str, Tensor]:
+    """Anisotropy and mean cosine after each after-processing.
+
+    The anisotropies follow exactly from the scatter. The mean cosines do not follow from second moments: they are
+    those of ``rows``, mapped, and have the sampling error of these.
+
+    Args:
+        fitted: mean and scatter of all rows.
+        rows: some of them, drawn uniformly, shape (m, d).
+        top: how many principal axes are removed.
+        rtol: see `principal_axes`.
+
+    Returns:
+        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a rotation, which
+        changes neither number) and ``top{top}_removed``; ``anisotropy_…`` for the same but ``centered``, which does
+        not change it. NaN where nothing varies.
+    """
+    axes = principal_axes(fitted, rtol=rtol)
+    standard = z_scoring(fitted)
+    left = axes.variance[top:].sum() if top < axes.rank else axes.variance.new_tensor(torch.nan)
+    correlation = standard.scatter(fitted).scatter
+    values = {
+        "anisotropy_z_scored": ratio(top_eigenvalue(correlation), correlation.trace()),
+        "anisotropy_whitened": ratio(torch.ones_like(left), axes.rank),
+        f"anisotropy_top{top}_removed": ratio(axes.variance[min(top, len(axes.variance) - 1)], left),
+    }
+    maps = {
+        "centered": Affine(fitted.mean, torch.eye(len(fitted.mean), dtype=axes.axes.dtype, device=axes.axes.device)),
+        "z_scored": standard,
+        "whitened": pca_whitening(axes),
+        f"top{top}_removed": top_removal(axes, top),
+    }
+    for name, process in maps.items():
+        values[f"mean_cosine_{name}"] = moment_values(row_moments(process(rows)))["mean_cosine"]
+    return values

@@ -1,0 +1,92 @@
+"""A heatmap of layers against steps, drawn pixel by pixel: a picture takes a few milliseconds."""
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedgeo.glossary import Term
+from embedgeo.pages.axis import StepAxis, short, shortened
+
+WIDTH = 720
+"""Pixels: twice what TensorBoard gives to an image until one clicks on it, and letters as large as that needs."""
+
+_LEFT, _TOP, _RIGHT, _BOTTOM, _BAR = 142, 74, 146, 74, 24
+_BLACK, _WHITE, _UNDEFINED, _FIRST, _COLOURS = 0, 15, 16, 17, 239
+"""Of the palette: from black to white, so that letters drawn on white have smooth edges; grey; the colour map."""
+
+_FONT_SIZE = 20
+
+
+def heatmap(
+    term: Term, steps: Sequence[int], layers: Sequence[str], values: NDArray[np.float64]
+) -> tuple[bytes, int, int]:
+    """Draw values of shape (steps, layers), the first layer at the bottom; what is not finite is grey.
+
+    Returns:
+        The PNG, its width and height.
+    """
+    from PIL import Image, ImageDraw
+
+    row = max(3, min(44, 480 // len(layers)))
+    wide, high = WIDTH - _LEFT - _RIGHT, row * len(layers)
+    axis = StepAxis(steps)
+    places = axis.place(steps)
+    edges = (places[1:] + places[:-1]) / 2  # between columns, so that each is around its step
+    columns = np.searchsorted(edges, (np.arange(wide) + 0.5) / wide)
+    finite = values[np.isfinite(values)]
+    low, top = finite.min(), finite.max()
+    is_log = term.ranges and low > 0 and top > 10 * low
+    scaled, ends = (np.log10(values), np.log10([low, top])) if is_log else (values, np.array([low, top]))
+    middle = 10 ** ends.mean() if is_log else ends.mean()
+    shade = np.nan_to_num((scaled - ends[0]) / (np.ptp(ends) or 1), nan=0, posinf=0, neginf=0)
+    cells = np.where(np.isfinite(values), _FIRST + np.rint(shade * (_COLOURS - 1)), _UNDEFINED).astype(np.uint8)
+
+    pixels = np.full((_TOP + high + _BOTTOM, WIDTH), _WHITE, dtype=np.uint8)
+    pixels[_TOP : _TOP + high, _LEFT : _LEFT + wide] = cells[columns].T[::-1].repeat(row, axis=0)
+    bar = slice(WIDTH - _RIGHT + 16, WIDTH - _RIGHT + 16 + _BAR)
+    pixels[_TOP : _TOP + high, bar] = _FIRST + np.linspace(_COLOURS - 1, 0, high).round().astype(np.uint8)[:, None]
+    image = Image.fromarray(pixels)
+    image.putpalette(_palette())
+    draw = ImageDraw.Draw(image)
+    draw.fontmode = "L"
+
+    def text(x: float, y: float, words: str, anchor: str, size: int = _FONT_SIZE) -> None:
+        draw.text((round(x), round(y)), words, fill=_BLACK, font=_font(size), anchor=anchor)
+
+    text(8, 20, term.name, "lm", size=_FONT_SIZE + 4)
+    text(8, 50, term.unit + (" (log colours)" if is_log else ""), "lm")
+    stride = -(-(_FONT_SIZE + 2) // row)
+    for i in range(0, len(layers), stride):
+        text(_LEFT - 10, _TOP + high - (i + 0.5) * row, shortened(layers[i]), "rm")
+    for step, place in zip(axis.ticks(), axis.place(axis.ticks()), strict=True):
+        x = _LEFT + place * (wide - 1)
+        draw.line((x, _TOP + high, x, _TOP + high + 6), fill=_BLACK)
+        text(x, _TOP + high + 11, short(step), "mt")
+    text(_LEFT + wide / 2, _TOP + high + 42, str(axis), "mt")
+    for value, y in ((top, _TOP), (middle, _TOP + high / 2), (low, _TOP + high - 1)):
+        text(bar.stop + 8, y, short(value), "lm")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue(), image.width, image.height
+
+
+@cache
+def _font(size: int) -> Any:
+    from matplotlib import get_data_path
+    from PIL import ImageFont
+
+    return ImageFont.truetype(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
+
+
+@cache
+def _palette() -> bytes:
+    from matplotlib import colormaps
+
+    colours = colormaps["cividis"](np.linspace(0, 1, _COLOURS))[:, :3]
+    greys = np.append(np.linspace(0, 1, _WHITE + 1), 0.82)[:, None].repeat(3, axis=1)
+    return (np.vstack((greys, colours)) * 255).round().astype(np.uint8).tobytes()

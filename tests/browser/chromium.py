@@ -1,0 +1,95 @@
+"""Headless Chromium, driven over the W3C WebDriver protocol: plain HTTP to the chromedriver beside it."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+MISSING = " and ".join(name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if path is None)
+
+_FLAGS = [
+    "--headless=new",
+    "--no-sandbox",  # root has none
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # nothing outside of this machine
+    "--force-device-scale-factor=1",
+]
+
+
+class Browser:
+    """A browser with one window; a context manager."""
+
+    def __init__(self, profile: Path, width: int = 1400, height: int = 1000):
+        self.profile, self.window = profile, f"--window-size={width},{height}"
+
+    def __enter__(self):
+        self.driver = subprocess.Popen(
+            [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            started = next(
+                found for line in self.driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
+            )
+            self.url = f"http://127.0.0.1:{started[1]}/session"
+            options = {"binary": CHROMIUM, "args": [*_FLAGS, self.window, f"--user-data-dir={self.profile}"]}
+            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            session = self._call("", {"capabilities": {"alwaysMatch": wanted}})
+            self.url += f"/{session['sessionId']}"
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        try:
+            self._call("", method="DELETE")
+        finally:
+            self._stop()
+
+    def _stop(self):
+        self.driver.terminate()
+        self.driver.wait(20)
+        self.driver.stdout.close()
+
+    def open(self, page):
+        """A URL or a file. The console of the page before is forgotten."""
+        self.console()
+        self._call("/url", {"url": page.as_uri() if isinstance(page, Path) else page})
+
+    def run(self, script, *arguments):
+        """What the body of a JavaScript function returns."""
+        return self._call("/execute/sync", {"script": script, "args": list(arguments)})
+
+    def wait(self, script, *arguments, seconds=30):
+        """The first result of the script that is true."""
+        end = time.monotonic() + seconds
+        while not (result := self.run(script, *arguments)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not within {seconds} s: {script}")
+            time.sleep(0.1)
+        return result
+
+    def console(self):
+        """Messages since the last call, as (level, text)."""
+        return [(entry["level"], entry["message"]) for entry in self._call("/se/log", {"type": "browser"})]
+
+    def screenshot(self, path):
+        path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
+
+    def _call(self, path, body=None, *, method="POST"):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as error:
+            reason = json.load(error)["value"]
+            raise RuntimeError(f"{method} {path}: {reason['error']}: {reason['message'][:500]}") from None

@@ -1,0 +1,115 @@
+"""TensorBoard shows a monitored run: what its server says, and what a browser draws."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from urllib.parse import urlencode
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from embedgeo import GeometryMonitor
+from embedgeo.records import AT_A_GLANCE
+from tests.training import fit
+
+MEASURED = [0, 2, 4, 6, 8]
+LAYERS = ["block.00", "block.01", "block.02", "embed", "final_norm", "mean"]
+INSIDE = """
+const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.shadowRoot ? inside(e.shadowRoot) : [])]);
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """TensorBoard on a small monitored run: its address."""
+    folder = tmp_path_factory.mktemp("run")
+    monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
+    fit(folder, monitor, max_steps=10, logger=TensorBoardLogger(folder, name="tb", version="run"))
+    options = ["--logdir", folder / "tb", "--host", "127.0.0.1", "--port", "0"]
+    log = folder / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *options], stdout=file, stderr=file)
+    try:
+        end = time.monotonic() + 60
+        while not (address := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        while time.monotonic() < end and "geometry.heatmap/anisotropy" not in str(get(address[0], "images/tags")):
+            time.sleep(0.2)
+        yield address[0]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def get(address, path, **query):
+    query = query.get("query") or urlencode(query)
+    with urllib.request.urlopen(f"{address}/data/plugin/{path}?{query}", timeout=30) as response:
+        content = response.read()
+        return json.loads(content) if "json" in response.headers["Content-Type"] else content
+
+
+@pytest.fixture(scope="module")
+def charts(server):
+    """Title and regular expression of each chart, in order."""
+    layout = get(server, "custom_scalars/layout")
+    return [(c["title"], c["multiline"]["tag"][0]) for category in layout["category"] for c in category["chart"]]
+
+
+def test_the_server_has_data_for_every_chart(server, charts):
+    assert [title for title, _ in charts[:5]] == [
+        "V_W / V (V_W_over_V_unbiased)",
+        "M / Q (M_over_Q)",
+        "anisotropy",
+        "intrinsic dimension",
+        "mean cosine",
+    ]
+    for title, pattern in charts:
+        series = get(server, "custom_scalars/scalars", run="run", tag=pattern)["tag_to_events"]
+        assert [tag.rsplit("/", 1)[1] for tag in sorted(series)] == LAYERS, title
+        assert all([event[1] for event in events] == MEASURED for events in series.values()), title
+
+
+def test_the_server_has_the_images_and_the_text(server):
+    tags = get(server, "images/tags")["run"]
+    assert {tag.partition("/")[0] for tag in tags} == {"geometry.heatmap", "geometry.profile", "geometry.shares"}
+    for tag in tags:
+        for image in get(server, "images/images", run="run", tag=tag, sample=0):
+            assert get(server, "images/individualImage", query=image["query"]).startswith(b"\x89PNG")
+    (text,) = get(server, "text/text", run="run", tag="geometry/what the numbers mean/text_summary")
+    assert "<table>" in text["text"]
+
+
+def test_the_custom_scalars_page_draws_a_line_a_layer(server, charts, browser):
+    browser.open(f"{server}/#custom_scalars")
+    drawn = browser.wait(
+        INSIDE
+        + """
+        const cards = inside(document).filter(e => e.tagName === "TF-CUSTOM-SCALAR-MULTI-LINE-CHART-CARD");
+        const points = path => path.getAttribute("d").split("L").length;
+        const shown = cards.slice(0, arguments[0]).map(card => [inside(card.shadowRoot).map(e => e.textContent).join(),
+            inside(card.shadowRoot).filter(e => e.matches("path.line") && points(e) > 2).length]);
+        return shown.length === arguments[0] && shown.every(([_, lines]) => lines === arguments[1]) && shown;
+        """,
+        len(AT_A_GLANCE),
+        2 * len(LAYERS),  # smoothed, and pale as they are
+    )
+    for (title, _), (text, _) in zip(charts, drawn, strict=False):
+        assert title in text
+
+
+def test_the_images_page_loads_the_images_it_shows(server, browser):
+    browser.open(f"{server}/#images")
+    sizes = browser.wait(
+        INSIDE
+        + """
+        const images = inside(document).filter(e => e.tagName === "IMG" && /individualImage/.test(e.src));
+        const sizes = images.map(image => [image.naturalWidth, image.naturalHeight]);
+        return sizes.length >= arguments[0] && sizes.every(([width]) => width) && sizes;
+        """,
+        2 * len(AT_A_GLANCE),  # heatmaps and profiles: further groups are closed
+    )
+    assert all(width == 720 and height >= 300 for width, height in sizes)

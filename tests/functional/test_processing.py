@@ -1,0 +1,223 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+
+from embedgeo.functional import (
+    anisotropy,
+    pca_whitening,
+    principal_axes,
+    processed_values,
+    row_moments,
+    row_scatter,
+    spectrum_values,
+    top_removal,
+    z_scoring,
+    zca_whitening,
+)
+from tests import references
+from tests.data import all_nan, floats, gaussian, spectral
+
+VARIANCES = [50.0, 9.0, 4.0, 2.0, 1.0, 0.5, 0.2, 0.01]
+MEAN = torch.linspace(-3, 20, 8, dtype=torch.float64)
+
+
+def rows(n=300, dtype=torch.float64):
+    return (spectral(n, VARIANCES) + MEAN).to(dtype)
+
+
+def fitted(process, x):
+    """The map that ``process`` names, fitted on the rows of ``x``."""
+    scatter = row_scatter(x)
+    return {
+        "z_scoring": lambda: z_scoring(scatter),
+        "pca_whitening": lambda: pca_whitening(principal_axes(scatter)),
+        "zca_whitening": lambda: zca_whitening(principal_axes(scatter)),
+        "top_removal": lambda: top_removal(principal_axes(scatter), 3),
+    }[process]()
+
+
+def naive(process, x):
+    """What it makes of the rows it was fitted on, from their singular vectors or from scikit-learn."""
+    x = x.double().numpy()
+    u, s, v = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    known = s > 1e-6 * s[0]
+    if process == "z_scoring":
+        return StandardScaler().fit_transform(x)
+    if process == "pca_whitening":
+        pca = PCA(whiten=True, svd_solver="full").fit(x)
+        signs = np.sign(pca.components_[np.arange(len(pca.components_)), np.abs(pca.components_).argmax(1)])
+        return pca.transform(x) * signs * np.sqrt(len(x) / (len(x) - 1))
+    if process == "zca_whitening":
+        return np.sqrt(len(x)) * (u * known) @ v
+    return (u[:, 3:] * s[3:]) @ v[3:]
+
+
+PROCESS = pytest.mark.parametrize("process", ["z_scoring", "pca_whitening", "zca_whitening", "top_removal"])
+
+
+@PROCESS
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)], ids=str
+)
+def test_it_gives_what_the_reference_gives(process, dtype, tolerance):
+    x = rows(dtype=dtype)
+    mapped = fitted(process, x)(x)
+    assert mapped.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert np.abs(mapped.double().numpy() - naive(process, x)).max() < tolerance * 20
+
+
+@PROCESS
+def test_it_moves_rows_that_it_was_not_fitted_on_alike(process):
+    x = rows(400)
+    process = fitted(process, x[:300])
+    both = process(x.view(4, 100, 8))
+    assert both.shape == (4, 100, 8)
+    torch.testing.assert_close(both.view(400, 8)[:300], process(x[:300]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(process(x[300]), both[3, 0], rtol=0, atol=1e-12)
+    assert process(x[:0]).shape == (0, 8)
+
+
+def test_z_scoring_from_moments_is_that_from_the_scatter():
+    x = rows()
+    for a, b in zip(z_scoring(row_moments(x)), z_scoring(row_scatter(x)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("whitening", [pca_whitening, zca_whitening])
+@pytest.mark.parametrize("n", [300, 9, 6, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_whitened_rows_have_variance_one_along_as_many_directions_as_they_span(whitening, n, dtype):
+    x = rows(n, dtype)
+    mapped = whitening(principal_axes(row_scatter(x)))(x).double()
+    variances = torch.linalg.eigvalsh(mapped.T.cov(correction=0))
+    rank = min(n - 1, 8)
+    expected = torch.cat((torch.zeros(8 - rank), torch.ones(rank))).double()
+    torch.testing.assert_close(variances, expected, rtol=0, atol=1e-3 if dtype == torch.float32 else 1e-9)
+
+
+def test_zca_is_symmetric_and_moves_the_rows_least():
+    x = rows()
+    axes = principal_axes(row_scatter(x))
+    pca, zca = pca_whitening(axes), zca_whitening(axes)
+    torch.testing.assert_close(zca.matrix, zca.matrix.T, rtol=0, atol=1e-12)
+    centered = x - x.mean(0)
+    assert (zca(x) - centered).square().sum() < (pca(x) - centered).square().sum()
+
+
+@PROCESS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_coordinates_that_do_not_vary_become_zero(process, dtype):
+    x = rows(dtype=dtype)
+    x[:, 2], x[:, 5] = 1234.5, 0
+    mapped = fitted(process, x)(x)
+    assert mapped.isfinite().all()
+    if process != "pca_whitening":  # there the axes are sorted
+        assert mapped[:, [2, 5]].abs().max() < 1e-5
+        assert (mapped.abs().amax(0) > 0.01).sum() == 6
+    assert principal_axes(row_scatter(x)).rank == 6
+
+
+def test_directions_of_float32_rounding_are_not_blown_up():
+    x = torch.nn.functional.layer_norm(gaussian(2000, 64).float() * torch.linspace(0.1, 2, 64), (64,))
+    axes = principal_axes(row_scatter(x))  # the coordinates sum to 0
+    assert axes.rank == 63
+    assert zca_whitening(axes)(x).abs().max() < 10
+
+
+def test_rounding_can_be_told_apart_by_rtol():
+    x = spectral(500, [1.0, 1e-4, 1e-9])
+    assert principal_axes(row_scatter(x)).rank == 2
+    assert principal_axes(row_scatter(x), rtol=1e-13).rank == 3
+
+
+def test_rows_span_fewer_directions_than_there_are_of_them_whatever_rtol_is():
+    x = gaussian(20, 64).float() + 3
+    assert principal_axes(row_scatter(x), rtol=0).rank == 19
+
+
+@PROCESS
+def test_no_rows_give_nan_and_one_row_gives_zero(process):
+    x = rows(5)
+    assert fitted(process, x[:0])(x).isnan().all()
+    assert fitted(process, x[:1])(x[:1]).abs().max() == 0
+
+
+def test_rows_whose_squares_overflow_have_no_axes():
+    x = rows(5) * 1e200
+    assert pca_whitening(principal_axes(row_scatter(x)))(x).isnan().all()
+
+
+@PROCESS
+def test_the_scatter_of_the_mapped_rows_follows_from_theirs(process):
+    x, seen = rows(300), rows(200)
+    process = fitted(process, seen)
+    follows, direct = process.scatter(row_scatter(x)), row_scatter(process(x))
+    assert follows.n == direct.n
+    for a, b in zip(follows, direct, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    one, other = (spectrum_values(scatter)["anisotropy"].item() for scatter in (follows, direct))
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+@pytest.mark.parametrize("top", [0, 1, 3, 7])
+def test_values_after_processing_are_those_of_the_processed_rows(top):
+    x = rows(500)
+    values = floats(processed_values(row_scatter(x), x, top=top))
+    left = (torch.eye(8) - sum(torch.outer(v, v) for v in torch.linalg.svd(x - x.mean(0)).Vh[:top])).double()
+    expected = {
+        "centered": x - x.mean(0),
+        "z_scored": torch.from_numpy(naive("z_scoring", x)),
+        "whitened": torch.from_numpy(naive("zca_whitening", x)),
+        f"top{top}_removed": (x - x.mean(0)) @ left,
+    }
+    assert len(values) == 7
+    for name, processed in expected.items():
+        reference = references.row_values(processed)["mean_cosine"]
+        assert values[f"mean_cosine_{name}"] == pytest.approx(reference, abs=1e-10), name
+        if name != "centered":
+            assert values[f"anisotropy_{name}"] == pytest.approx(anisotropy(processed).item(), rel=1e-9), name
+
+
+def test_a_sample_gives_the_mean_cosines_nearly():
+    x = spectral(20_000, VARIANCES) + MEAN
+    whole, part = (floats(processed_values(row_scatter(x), sample, top=2)) for sample in (x, x[:4096]))
+    assert whole.keys() == part.keys()
+    for key, value in whole.items():
+        assert part[key] == pytest.approx(value, abs=5e-3 if key.startswith("mean_cosine") else 0), key
+
+
+def test_fewer_rows_than_dimensions_are_equally_far_apart_when_whitened():
+    x = gaussian(6, 20) + 5
+    values = floats(processed_values(row_scatter(x), x, top=5))
+    assert values["anisotropy_whitened"] == pytest.approx(1 / 5)
+    assert values["mean_cosine_whitened"] == pytest.approx(-1 / 5)
+    assert np.isnan(values["anisotropy_top5_removed"])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_without_variance_all_values_are_undefined(n):
+    x = rows(3)[:n]
+    assert all_nan(floats(processed_values(row_scatter(x), x, top=2)))
+
+
+def test_all_axes_and_more_can_be_removed_but_not_less_than_none():
+    x = rows()
+    axes = principal_axes(row_scatter(x))
+    assert top_removal(axes, 9)(x).abs().max() == 0
+    with pytest.raises(ValueError, match="must not be negative; got -1"):
+        top_removal(axes, -1)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(3, 7), ValueError, r"shape \(\.\.\., 8\), .*; got \(3, 7\)"),
+        (torch.tensor(1.0), ValueError, r"got \(\)"),
+        (torch.zeros(3, 8, dtype=torch.int64), TypeError, "must be a floating-point tensor; got torch.int64"),
+    ],
+)
+def test_other_rows_are_refused(x, error, message):
+    with pytest.raises(error, match=message):
+        z_scoring(row_scatter(rows()))(x)

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from embedgeo.functional import processed_values, row_scatter
+from embedgeo.metrics import AfterProcessing, Anisotropy
+from tests.data import assert_values, floats, spectral, updated
+
+VARIANCES = [0.7**i for i in range(12)]
+PARTS = [slice(0, 100), slice(100, 100), slice(100, 500)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_are_those_of_all_rows_where_the_sample_holds_them(dtype):
+    x = (spectral(500, VARIANCES) + 3).to(dtype)
+    values = updated(AfterProcessing(12, top=2), x, None, PARTS).compute()
+    # in bfloat16 the batches' float32 products differ in the last digit
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    assert_values(values, processed_values(row_scatter(x), x, top=2), rtol=tolerance, atol=1e-7)
+
+
+def test_anisotropies_are_of_all_rows_and_mean_cosines_of_the_sample():
+    x = spectral(500, VARIANCES) + 3
+    metric = updated(AfterProcessing(12, sample_size=50), x, None, PARTS)
+    assert metric.rows.shape == (50, 12)
+    assert_values(metric.compute(), processed_values(row_scatter(x), metric.rows, top=3), rtol=1e-9, atol=1e-12)
+
+
+def test_it_agrees_with_the_numbers_that_anisotropy_gives():
+    x = spectral(500, VARIANCES)
+    expected = floats(updated(Anisotropy(12, spectrum=True), x).compute())
+    values = floats(updated(AfterProcessing(12, top=5), x).compute())
+    assert values["anisotropy_z_scored"] == pytest.approx(expected["anisotropy_standardized"], rel=1e-9)
+    assert values["anisotropy_top5_removed"] == pytest.approx(expected["anisotropy_without_top5"], rel=1e-9)
+    assert not values.keys() & expected.keys()
+
+
+@pytest.mark.parametrize(("options", "message"), [({"top": -1}, "top must"), ({"sample_size": 1}, "sample_size must")])
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        AfterProcessing(3, **options)
