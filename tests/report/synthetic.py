@@ -12,9 +12,9 @@ from embedgeo.store import SweepFolder, records_of
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
 METRICS = (
-    "n Q M V M_over_Q mean_cosine V_W_unbiased V_B_unbiased V_W_over_V_unbiased anisotropy anisotropy_null "
-    "intrinsic_dimension n_points token_types"
-).split()
+    *("n", "Q", "M", "V", "M_over_Q", "mean_cosine", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"),
+    *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
+)
 
 
 def layer_names(num_blocks: int) -> list[str]:

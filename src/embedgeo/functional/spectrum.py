@@ -192,7 +192,7 @@ def _scatter_matrix(scatter: Scatter) -> Tensor:
 
 
 def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
-    """What `spectrum_values` adds with ``full``, given all eigenvalues of the scatter in descending order, shape (d,)."""
+    """What `spectrum_values` adds with ``full``, given the eigenvalues of the scatter, descending, shape (d,)."""
     dim, total = len(eigenvalues), eigenvalues.sum()
     share = ratio(eigenvalues.sqrt(), eigenvalues.sqrt().sum())
     direction = ratio(eigenvalues, torch.linalg.vector_norm(eigenvalues)) * math.sqrt(dim)

@@ -1,7 +1,7 @@
 """Figures, numbers and one page from the records of runs: the command ``embedgeo report``."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -61,7 +61,7 @@ def _sections(
 ) -> Iterator[Section]:
     """The page from top to bottom; what comes first finds room on it."""
 
-    def of_each(draw: Callable[[int], Sequence[Drawn]]) -> list[tuple[str, list[Shown]]]:
+    def of_each(draw: Callable[[int], Iterable[Drawn]]) -> list[tuple[str, list[Shown]]]:
         groups = []
         for i, run in enumerate(runs):
             label = run.label if len(runs) > 1 else ""
@@ -80,7 +80,7 @@ def _sections(
         groups += of_each(lambda i: _of_metric(runs[i], nulls[i], metric))
         return Part(term(metric).name, metric, term(metric).meaning, groups)
 
-    metrics = [m for m in in_order([m for run in runs for m in run.values if _varies(run, m)]) if m not in _NOT_DRAWN]
+    metrics = [m for m in in_order([m for run in runs for m in run.metrics if _varies(run, m)]) if m not in _NOT_DRAWN]
     processed = {metric for run in runs for metric in figures.processed_metrics(run)}
     metrics = [metric for metric in metrics if metric not in processed]
     parts_of_Q = of_each(lambda i: [figures.decomposition(runs[i])] if _has_parts(runs[i]) else [])
@@ -149,11 +149,10 @@ def _write_records(path: Path, runs: Sequence[Run], nulls: Sequence[pd.DataFrame
     """All values, with those of the null beside them."""
     parts = []
     for run, null in zip(runs, nulls, strict=True):
-        long = run.values.stack(future_stack=True).rename("value").to_frame()
-        long["random"] = null.stack(future_stack=True)
-        whole = run.model.stack(future_stack=True).rename("value").to_frame()
-        for frame in (whole.assign(layer=MODEL).reset_index(), long.reset_index()):
-            parts.append(frame.dropna(subset="value").assign(run=run.label))
+        values, random, model = (f.stack(future_stack=True) for f in (run.values, null, run.model))
+        of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
+        at_layers = pd.DataFrame({"value": values, "random": random.reindex(values.index)}).reset_index()
+        parts += [frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)]
     records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "random"]]
     table = pa.Table.from_pandas(records, preserve_index=False)
     pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -31,7 +31,7 @@ DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.l
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.88, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on white."""
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.size": 9.5,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -73,7 +73,8 @@ def style() -> Iterator[None]:
     """The look of all figures."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+        parameters: Any = mpl.rcParams
+        parameters.update(_STYLE)
         yield
 
 
@@ -116,12 +117,11 @@ def save(drawn: Drawn, folder: Path) -> bytes:
     drawn.numbers.to_csv(folder / f"{drawn.name}.csv", lineterminator="\n")
     drawn.figure.savefig(folder / f"{drawn.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     drawn.figure.set_dpi(DPI)
-    canvas = drawn.figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
+    canvas: Any = drawn.figure.canvas
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     (folder / f"{drawn.name}.png").write_bytes(buffer.getvalue())
     return buffer.getvalue()
 
@@ -136,6 +136,15 @@ def short(number: float, _: object = None) -> str:
         if abs(number) >= size:
             return f"{number / size:.6g}{letter}"
     return f"{number:.6g}"
+
+
+def number(value: float) -> str:
+    """A number in a sentence or a table.
+
+    >>> number(323_812.4), number(0.012345), number(7.0)
+    ('323,812', '0.01234', '7')
+    """
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def layer_label(layer: str) -> str:
@@ -202,7 +211,7 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | None = Non
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
     known = pd.Series(dtype=float) if null is None else null[null.notna()]
-    if len(known):
+    if null is not None and len(known):
         near, label = known[known.between(*room)], "random"
         low, high = min([low, *near]), max([high, *near])
         if near.empty:
@@ -239,7 +248,7 @@ def lines(ax: Axes, x: Array, rows: Array, colours: Array) -> None:
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Colours of the layers, and the bar that explains them."""
     norm = Normalize(0, max(1, len(layers) - 1))
-    bar = _bar(ax, ScalarMappable(norm, DEPTH), "layer")
+    bar = value_bar(ax, ScalarMappable(norm, DEPTH), "layer")
     named = thinned(len(layers), 6)
     bar.set_ticks(named, labels=[layer_label(layers[i]) for i in named])
     return DEPTH(norm(np.arange(len(layers))))
@@ -248,16 +257,17 @@ def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
     """Colours of the steps, and the bar that explains them."""
     norm = SymLogNorm(1, linscale=0.4, vmin=steps[0], vmax=max(steps[-1], steps[0] + 1))
-    bar = _bar(ax, ScalarMappable(norm, TIME), "optimizer step (log scale)")
+    bar = value_bar(ax, ScalarMappable(norm, TIME), "optimizer step (log scale)")
     ticks = [t for t in (0, *(10**k for k in range(12))) if steps[0] <= t <= steps[-1]]
     bar.set_ticks(ticks, labels=[short(t) for t in ticks])
     bar.minorticks_off()
     return TIME(norm(np.array(steps, dtype=float)))
 
 
-def _bar(ax: Axes, mappable: ScalarMappable, label: str):
+def value_bar(ax: Axes, mappable: ScalarMappable, label: str) -> Any:
+    """A colour bar to the right of an axes."""
     box = ax.get_position()
-    figure = ax.figure
+    figure: Any = ax.figure
     width = figure.get_size_inches()[0]
     cax = figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))
     bar = figure.colorbar(mappable, cax=cax)
@@ -266,6 +276,3 @@ def _bar(ax: Axes, mappable: ScalarMappable, label: str):
     cax.tick_params(labelsize=8, length=2, pad=1.5)
     cax.grid(visible=False)
     return bar
-
-
-value_bar = _bar

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
@@ -20,6 +22,7 @@ from embedgeo.report.drawing import (
     legend,
     lines,
     new_figure,
+    number,
     short,
     step_axis,
     time_bar,
@@ -28,7 +31,7 @@ from embedgeo.report.drawing import (
 )
 from embedgeo.report.runs import Run
 
-_BOLD = {"color": "black", "lw": 2.0}
+_BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 PARTS = {"M": "#0072b2", "V_W": "#009e73", "V_B": "#e69f00"}
 
 
@@ -56,7 +59,7 @@ def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     of = term(metric)
     figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
     layer_axis(ax, run.depth)
-    x = np.arange(len(run.depth))
+    x = np.arange(float(len(run.depth)))
     lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
     ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
@@ -89,13 +92,13 @@ def heatmap(run: Run, metric: str) -> Drawn:
     bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""))
     bar.ax.yaxis.set_major_formatter(short)
     bar.ax.yaxis.set_minor_formatter("")
-    place = np.unravel_index(np.nanargmax(values), values.shape) if finite.size else (0, 0)
-    text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {_value(values[place])}."
+    place = divmod(int(np.nanargmax(values)), values.shape[1]) if finite.size else (0, 0)
+    text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {number(values[place])}."
     alt = f"{of.name} as colour over steps and layers."
     return Drawn(f"{metric}-heatmap", figure, table, alt, text if finite.size else "Undefined everywhere.")
 
 
-def _edges(ax, steps: Sequence[int]) -> Array:
+def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
     transform = ax.xaxis.get_transform()
     at = transform.transform(np.array(steps, dtype=float))
@@ -152,14 +155,14 @@ def after_processing(run: Run) -> Drawn:
         ax.legend(loc="best", fontsize=8)
     numbers = pd.DataFrame(shown)
     means = numbers[numbers.index.isin(run.blocks)].mean()
-    text = "; ".join(f"{term(key).name} {_value(value)}" for key, value in means.items())
+    text = "; ".join(f"{term(str(key)).name} {number(value)}" for key, value in means.items())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
     return Drawn("after-processing", figure, numbers, alt, f"Means over blocks: {text}.")
 
 
 def processed_metrics(run: Run) -> list[str]:
     """Metrics of the rows after processing."""
-    return [metric for metric in run.values if is_processed(metric)]
+    return [metric for metric in run.metrics if is_processed(metric)]
 
 
 def loss(run: Run, outliers: Sequence[int]) -> Drawn:
@@ -210,7 +213,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
     return Drawn(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
 
 
-def _draw_runs(ax, curves: dict[str, pd.Series]) -> None:
+def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:
     styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
     for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
         ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=max(1, len(curve) // 12), label=label)
@@ -223,9 +226,9 @@ def _course(values: pd.Series) -> str:
     if finite.empty:
         return "undefined."
     at = {name: _place(place) for name, place in (("lowest", finite.idxmin()), ("highest", finite.idxmax()))}
-    ends = f"{_value(finite.iloc[0])} at {_place(finite.index[0])}, {_value(finite.iloc[-1])} at {_place(finite.index[-1])}"
+    ends = ", ".join(f"{number(finite.iloc[i])} at {_place(finite.index[i])}" for i in (0, -1))
     return (
-        f"{ends}; lowest {_value(finite.min())} at {at['lowest']}, highest {_value(finite.max())} at {at['highest']}."
+        f"{ends}; lowest {number(finite.min())} at {at['lowest']}, highest {number(finite.max())} at {at['highest']}."
     )
 
 
@@ -235,10 +238,6 @@ def _place(place: object) -> str:
     return place if isinstance(place, str) else f"step {place:,}"
 
 
-def _value(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def _null_text(null: pd.Series) -> str:
     known = null.dropna()
-    return f" Random embeddings: {_value(known.iloc[-1])} at the last step." if len(known) else ""
+    return f" Random embeddings: {number(known.iloc[-1])} at the last step." if len(known) else ""

@@ -90,7 +90,7 @@ def _nonfinite(run: Run) -> Flag | None:
         return None
     rows = run.table("n_nonfinite")
     details = [
-        f"{layer}: {_count(int(found.max()), 'row')} at most, at {_steps(found.index)}"
+        f"{layer}: {_count(int(found.max()), 'row')} at most, at {_steps(list(found.index))}"
         for layer in run.layers
         if len(found := rows[layer][rows[layer] > 0])
     ]
@@ -113,8 +113,8 @@ def _few_rows(run: Run) -> Flag | None:
         run, run.values.get("n", pd.Series(dtype=float)) / widths(run.values), FEW_ROWS, "rows for each dimension"
     )
     text = (
-        f"Fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and lowers the participation "
-        "ratio; compare with the dashed line."
+        f"Fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and lowers the "
+        "participation ratio; compare with the dashed line."
     )
     return Flag("Few rows for the spectrum", text, details) if details else None
 
@@ -131,14 +131,14 @@ def _biased(run: Run) -> Flag | None:
 
 def _undefined(run: Run) -> Flag | None:
     details = []
-    for metric in run.values:
+    for metric in run.metrics:
         missing = run.table(metric).isna()
         if metric == "intrinsic_dimension_std" or not missing.to_numpy().any():
             continue
         layers = [layer for layer in run.layers if missing[layer].any()]
         where = "all layers" if len(layers) == len(run.layers) else _some(layers)
-        details.append(f"{term(metric).name}: {where}, {_steps(missing.index[missing.any(axis=1)])}")
-    text = "These numbers are undefined (rows that do not vary, too few of them) or were not measured: gaps in the figures."
+        details.append(f"{term(metric).name}: {where}, {_steps(list(missing.index[missing.any(axis=1)]))}")
+    text = "Gaps in the figures: numbers that are undefined (rows that do not vary, too few) or were not measured."
     return Flag("Gaps", text, details) if details else None
 
 

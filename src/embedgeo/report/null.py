@@ -5,7 +5,8 @@ closed form where there is one; the rest is simulated once for each number of ro
 """
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -90,21 +91,25 @@ def null_values(values: pd.DataFrame, counts: Array | None = None) -> pd.DataFra
         "duplicate_fraction": zero,
         "intrinsic_dimension": _each(_twonn, values.get("n_points", n), dim),
     }
-    known |= {key: _each(lambda n, d, key=key: _spectrum(n, d)[key], n, dim) for key in _SPECTRUM & set(values)}
-    known |= {key: zero for key in values if key.startswith("mean_cosine_")}
+    known |= {key: _each(partial(_spectral, key), n, dim) for key in _SPECTRUM & set(values)}
+    known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
     if counts is not None and len(counts):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)
 
 
-def _each(simulated, n: pd.Series, dim: pd.Series) -> pd.Series:
+def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) -> pd.Series:
     pairs = zip(n, dim, strict=True)
     return pd.Series([simulated(int(a), int(b)) if a >= 3 and b >= 2 else np.nan for a, b in pairs], index=n.index)
 
 
+def _spectral(key: str, n: int, dim: int) -> float:
+    return _spectrum(n, dim)[key]
+
+
 @cache
 def _spectrum(n: int, dim: int) -> dict[str, float]:
-    """Numbers of the spectrum of one Gaussian sample, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
+    """Numbers of the spectrum of a Gaussian sample, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
     small, large = min(n - 1, dim), max(n - 1, dim)
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))

@@ -10,7 +10,7 @@ import jinja2
 import pandas as pd
 
 from embedgeo.glossary import in_order, term
-from embedgeo.report.drawing import Drawn, save
+from embedgeo.report.drawing import Drawn, number, save
 from embedgeo.report.flags import Flag
 from embedgeo.report.null import widths
 from embedgeo.report.runs import Run
@@ -66,10 +66,8 @@ class Gallery:
     def add(self, drawn: Drawn, label: str = "") -> Shown:
         """Save a figure under its name and that of its run."""
         name = wanted = re.sub(r"[^\w.-]+", "-", f"{label}-{drawn.name}" if label else drawn.name)
-        number = 1
         while name.lower() in self._names:
-            number += 1
-            name = f"{wanted}-{number}"
+            name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
         data = base64.b64encode(save(drawn._replace(name=name), self.folder)).decode()
         if len(data) > self._left:
@@ -91,7 +89,7 @@ def write_page(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     labels = [run.label for run in runs]
-    metrics = in_order([metric for run in runs for metric in run.values])
+    metrics = in_order([metric for run in runs for metric in run.metrics])
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {', '.join(labels)}",
         about=[{"label": run.label, "cells": _about(run)} for run in runs],
@@ -126,20 +124,14 @@ def _span(values: pd.Series) -> str:
 
 def _overview(run: Run, null: pd.DataFrame) -> list[list[Any]]:
     rows = []
-    for metric in in_order(set(run.values) - {"anisotropy_null"}):
+    for metric in in_order(set(run.metrics) - {"anisotropy_null"}):
         mean = run.table(metric)[run.blocks].mean(axis=1).dropna()
         random = run.table(metric, null)[run.blocks].mean(axis=1).dropna()
         if len(mean):
-            lowest, highest = mean.idxmin(), mean.idxmax()
-            ends = (
-                (f"{mean.iloc[0]:.4g}", "–", "–", f"{mean.iloc[-1]:.4g}")
-                if mean.nunique() == 1
-                else (
-                    f"{mean.iloc[0]:.4g}",
-                    f"{mean[lowest]:.4g} ({lowest:,})",
-                    f"{mean[highest]:.4g} ({highest:,})",
-                    f"{mean.iloc[-1]:.4g}",
-                )
-            )
-            rows.append([metric, term(metric).name, *ends, f"{random.iloc[-1]:.4g}" if len(random) else "–"])
+            places = mean.argmin(), mean.argmax()
+            between = [f"{number(mean.iloc[at])} ({mean.index[at]:,})" for at in places]
+            between = between if mean.nunique() > 1 else ["–", "–"]
+            ends = [number(mean.iloc[at]) for at in (0, -1)]
+            last = number(random.iloc[-1]) if len(random) else "–"
+            rows.append([metric, term(metric).name, ends[0], *between, ends[1], last])
     return rows

@@ -44,6 +44,11 @@ class Run:
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
+    def metrics(self) -> list[str]:
+        """Of the layers."""
+        return [str(metric) for metric in self.values]
+
+    @property
     def steps(self) -> list[int]:
         """Measured steps."""
         return sorted({int(step) for step in self.values.index.get_level_values("step")})

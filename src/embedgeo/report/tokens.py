@@ -1,9 +1,11 @@
 """Figures of single token types, from the tables of a checkpoint."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
@@ -26,7 +28,7 @@ from embedgeo.report.runs import Run, read_projection, read_tokens
 REGRESSED = (10, 100_000)
 """Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
 
-_LINE = {"color": NULL, "lw": 1.6}
+_LINE: dict[str, Any] = {"color": NULL, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
 
 
@@ -75,8 +77,8 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
     figure, axes = new_figure("Token types through the layers", "over token types, least squares", panels=3)
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
-        for step, colour, marker in zip(found, RUNS, "o^s", strict=False):
-            at = numbers.loc[step, key].reindex(run.depth)
+        for step, colour, marker in zip(found, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
+            at = numbers[key].unstack("layer").loc[step, run.depth]
             ax.plot(at.to_numpy(), color=colour, marker=marker, ms=3.5, label=f"step {short(step)}")
         if key in null:
             ax.plot(run.table(key, null)[run.depth].iloc[-1].to_numpy(), color=NULL, ls=(0, (4, 2)), label="random")
@@ -92,7 +94,8 @@ def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     """Q, M and V of the token types against how often they occur, at the last block."""
     layer = run.blocks[-1]
     at = table[(table["layer"] == layer) & table["n"].between(*REGRESSED)]
-    logs = np.log10(at[["Q", "M", "V"]] + 1).assign(n=np.log10(at["n"]), token_id=at["token_id"]).set_index("token_id")
+    logs = (at.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
+    logs["n"] = np.log10(at["n"].to_numpy())
     figure, axes = new_figure(
         f"Q, M and V against frequency at {layer}, step {step:,}",
         "a point a token type; embeddings in squared embedding units; both axes logarithms",
@@ -195,7 +198,7 @@ def _least_squares(x: Array, y: Array) -> tuple[float, float, float]:
     return float(slope), float(y.mean() - slope * x.mean()), float(r2)
 
 
-def _draw_line(ax, x: Array, y: Array) -> tuple[float, float]:
+def _draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:
     slope, intercept, r2 = _least_squares(x, y)
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
@@ -223,7 +226,7 @@ def _limits(values: Array) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _few_ticks(ax) -> None:
+def _few_ticks(ax: Axes) -> None:
     ax.locator_params(nbins=5)
     ax.xaxis.set_major_formatter(short)
     ax.yaxis.set_major_formatter(short)
