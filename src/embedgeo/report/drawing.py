@@ -45,6 +45,7 @@ _STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
+    "text.parse_math": False,  # names are the users'
     "svg.hashsalt": "embedgeo",
     "svg.fonttype": "none",
 }
@@ -273,6 +274,7 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str) -> Any:
     bar = figure.colorbar(mappable, cax=cax)
     bar.set_label(label, fontsize=8.5, labelpad=2)
     bar.outline.set_visible(False)
+    cax.yaxis.set_minor_formatter(ticker.NullFormatter())
     cax.tick_params(labelsize=8, length=2, pad=1.5)
     cax.grid(visible=False)
     return bar

@@ -91,7 +91,6 @@ def heatmap(run: Run, metric: str) -> Drawn:
     ax.set_xlim(edges[0], edges[-1])
     bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""))
     bar.ax.yaxis.set_major_formatter(short)
-    bar.ax.yaxis.set_minor_formatter("")
     place = divmod(int(np.nanargmax(values)), values.shape[1]) if finite.size else (0, 0)
     text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {number(values[place])}."
     alt = f"{of.name} as colour over steps and layers."

@@ -58,10 +58,9 @@ def _failed(run: Run) -> Flag | None:
 
 def _duplicates(run: Run) -> Flag | None:
     about = run.checkpoints.reset_index()
-    same = about[about["weights_sha256"].fillna("") != ""]
-    by_hash = same.groupby("weights_sha256")["revision"].transform("first")
-    original = about["duplicate_of"].where(about["duplicate_of"].fillna("") != "").fillna(by_hash)
-    copies = about.assign(original=original)[original.notna() & (original != about["revision"])]
+    by_hash = about.groupby("weights_sha256")["revision"].transform("first").where(about["weights_sha256"] != "", "")
+    original = about["duplicate_of"].where(about["duplicate_of"] != "", by_hash)
+    copies = about.assign(original=original)[(original != "") & (original != about["revision"])]
     if copies.empty:
         return None
     details = [

@@ -65,7 +65,8 @@ class Gallery:
 
     def add(self, drawn: Drawn, label: str = "") -> Shown:
         """Save a figure under its name and that of its run."""
-        name = wanted = re.sub(r"[^\w.-]+", "-", f"{label}-{drawn.name}" if label else drawn.name)
+        parts = (re.sub(r"[^\w.-]+", "-", part).strip("-") for part in (label, drawn.name))
+        name = wanted = "-".join(part for part in parts if part)
         while name.lower() in self._names:
             name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
@@ -129,7 +130,7 @@ def _overview(run: Run, null: pd.DataFrame) -> list[list[Any]]:
         random = run.table(metric, null)[run.blocks].mean(axis=1).dropna()
         if len(mean):
             places = mean.argmin(), mean.argmax()
-            between = [f"{number(mean.iloc[at])} ({mean.index[at]:,})" for at in places]
+            between = [f"{number(mean.iloc[at])} ({mean.index[int(at)]:,})" for at in places]
             between = between if mean.nunique() > 1 else ["–", "–"]
             ends = [number(mean.iloc[at]) for at in (0, -1)]
             last = number(random.iloc[-1]) if len(random) else "–"

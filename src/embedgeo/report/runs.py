@@ -106,7 +106,7 @@ def _read_folder(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     if files:
         series = _series(folder)
         records = pd.concat([_read_parquet(path).assign(name=path.stem) for path in files], ignore_index=True)
-        for part, of_part in records.groupby(records["name"].map(series).fillna(""), sort=True):
+        for part, of_part in records.groupby(records["name"].map(lambda name: series.get(name, "")), sort=True):
             yield str(part), of_part
     elif history.exists():
         yield "", _read_parquet(history)
@@ -170,11 +170,10 @@ def _read_events(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _run(label: str, folder: Path, records: pd.DataFrame) -> Run:
     for column in _ABOUT:
-        if column not in records:
-            records[column] = ""
-    records = records.assign(
-        revision=records["revision"].where(records["revision"] != "", records["step"].map("step{}".format))
-    )
+        known = records.get(column, pd.Series("", index=records.index)).astype(object)
+        records = records.assign(**{column: known.where(known.notna(), "")})
+    unnamed = records["revision"] == ""
+    records.loc[unnamed, "revision"] = "step" + records["step"].astype(str)
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]

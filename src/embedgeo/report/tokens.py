@@ -167,7 +167,7 @@ def projection(run: Run) -> Drawn:
         ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=NULL)
         for token in tokens.nlargest(8, "n").itertuples():
             name = str(getattr(token, "token", token.token_id))
-            ax.annotate(name, (token.pc1, token.pc2), fontsize=7.5, parse_math=False)
+            ax.annotate(name, (token.pc1, token.pc2), fontsize=7.5)
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first component")
     axes[0].set_ylabel("second component")
