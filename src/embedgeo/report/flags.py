@@ -137,8 +137,8 @@ def _undefined(run: Run) -> Flag | None:
         layers = [layer for layer in run.layers if missing[layer].any()]
         where = "all layers" if len(layers) == len(run.layers) else _some(layers)
         details.append(f"{term(metric).name}: {where}, {_steps(list(missing.index[missing.any(axis=1)]))}")
-    text = "Gaps in the figures: numbers that are undefined (rows that do not vary, too few) or were not measured."
-    return Flag("Gaps", text, details) if details else None
+    text = "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in the figures."
+    return Flag("Missing numbers", text, details) if details else None
 
 
 def _where_below(run: Run, values: pd.Series, least: float, what: str) -> list[str]:

@@ -19,6 +19,7 @@ from embedgeo.report.drawing import (
     layer_label,
     legend,
     new_figure,
+    number,
     short,
     thinned,
     value_bar,
@@ -87,7 +88,9 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
         texts.append(f"{name} from {at.min():.3g} to {at.max():.3g}")
     legend(figure, axes[0])
     alt = "C.V. of Q, slope and R² of V on M against layer."
-    return Drawn("tokens-statistics", figure, numbers, alt, f"At step {max(found):,}: {', '.join(texts)}.")
+    regressed = numbers["token_types_regressed"].loc[max(found)]
+    text = f"At step {max(found):,}, regressed over {number(regressed.max())} token types: {', '.join(texts)}."
+    return Drawn("tokens-statistics", figure, numbers, alt, text)
 
 
 def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
