@@ -11,24 +11,21 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
 from embedgeo.glossary import is_processed, term
-from embedgeo.report.drawing import (
+from embedgeo.report.axes import (
     NULL,
     RUNS,
     Array,
-    Drawn,
     depth_bar,
     is_logarithmic,
     layer_axis,
-    legend,
     lines,
-    new_figure,
-    number,
     short,
     step_axis,
     time_bar,
     value_axis,
     value_bar,
 )
+from embedgeo.report.drawing import Drawn, legend, new_figure, number
 from embedgeo.report.runs import Run
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}

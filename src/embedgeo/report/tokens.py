@@ -9,21 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from embedgeo.report.drawing import (
+from embedgeo.report.axes import (
     DEPTH,
     NULL,
     RUNS,
     Array,
-    Drawn,
     layer_axis,
     layer_label,
-    legend,
-    new_figure,
-    number,
     short,
     thinned,
     value_bar,
 )
+from embedgeo.report.drawing import Drawn, legend, new_figure, number
 from embedgeo.report.runs import Run, read_projection, read_tokens
 
 REGRESSED = (10, 100_000)
