@@ -1,0 +1,122 @@
+"""What all figures share: style, margins, legend, and how they are saved."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+DPI = 170
+WIDTH, HEIGHT = 4.6, 3.5
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "text.parse_math": False,  # names are the users'
+    "svg.hashsalt": "embedgeo",
+    "svg.fonttype": "none",
+}
+
+
+class Drawn(NamedTuple):
+    """A figure with what it shows.
+
+    Attributes:
+        name: of its files.
+        figure: the picture.
+        numbers: what is drawn.
+        alt: what kind of figure it is, for those who do not see it.
+        text: what it shows, in one or two sentences.
+    """
+
+    name: str
+    figure: Figure
+    numbers: pd.DataFrame
+    alt: str
+    text: str
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of all figures."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        parameters: Any = mpl.rcParams
+        parameters.update(_STYLE)
+        yield
+
+
+def new_figure(title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with some panels side by side; margins are fixed, which is much faster than fitting them.
+
+    Args:
+        title: of the whole, in bold.
+        subtitle: below it: units, estimators.
+        panels: how many.
+        sidebar: leave room for a colour bar.
+    """
+    width = WIDTH * (1 if panels == 1 else 0.8 * panels)
+    figure = Figure(figsize=(width, HEIGHT))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    left, right, bottom, top = (
+        0.72 if panels == 1 else 0.84,
+        0.86 if sidebar else 0.16,
+        0.54,
+        0.72 if panels == 1 else 0.88,
+    )
+    figure.subplots_adjust(left / width, bottom / HEIGHT, 1 - right / width, 1 - top / HEIGHT, wspace=0.3)
+    figure.text(0.12 / width, 1 - 0.07 / HEIGHT, title, va="top", fontsize=10.5, weight="bold")
+    figure.text(0.12 / width, 1 - 0.27 / HEIGHT, subtitle, va="top", fontsize=8.5, color="#444444")
+    return figure, list(axes)
+
+
+def legend(figure: Figure, ax: Axes) -> None:
+    """The legend of an axes, in a row below the subtitle."""
+    width = figure.get_size_inches()[0]
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        place = (0.04 / width, 1 - 0.43 / HEIGHT)
+        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, ncols=4, columnspacing=1.4, borderpad=0)
+
+
+def save(drawn: Drawn, folder: Path) -> bytes:
+    """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
+    drawn.numbers.to_csv(folder / f"{drawn.name}.csv", lineterminator="\n")
+    drawn.figure.savefig(folder / f"{drawn.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None})
+    drawn.figure.set_dpi(DPI)
+    canvas: Any = drawn.figure.canvas
+    canvas.draw()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    buffer = io.BytesIO()
+    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    (folder / f"{drawn.name}.png").write_bytes(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def number(value: float) -> str:
+    """A number in a sentence or a table.
+
+    >>> number(323_812.4), number(0.0123456), number(7.0)
+    ('323,812', '0.01235', '7')
+    """
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
