@@ -32,6 +32,16 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
+TOKENS_SCHEMA = pa.schema(
+    [
+        ("layer", pa.string()),
+        ("layer_index", pa.int64()),
+        ("token_id", pa.int64()),
+        *((name, pa.float64()) for name in ("n", "Q", "M", "V")),
+    ]
+)
+"""Columns of the tables of token types."""
+
 _EVENTS = "events.out.tfevents."
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
@@ -41,6 +51,7 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     ``checkpoints/<name>.parquet`` are the records of a checkpoint: the file's existence means that it is done.
+    ``tokens/<name>.parquet``, where asked for, is its table of token types, and is there before.
     ``metrics.csv`` and ``tensorboard/`` hold the same values and follow from those files alone. Every file is written
     under a temporary name, then renamed. Several processes may write into one folder, each its own checkpoints.
 
@@ -51,6 +62,7 @@ class SweepFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self.tokens = self.path / "tokens"
         self.failures = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
 
@@ -68,7 +80,7 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
+            _remove_leftovers(self.path, self.checkpoints, self.tokens, self.tensorboard, self.failures)
             manifest = {"asked": dict(asked), **about}
             with _replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
@@ -107,13 +119,17 @@ class SweepFolder:
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
-        return pq.read_table(self.checkpoints / f"{name}.parquet", partitioning=None).to_pandas()
+        return _read(self.checkpoints / f"{name}.parquet")
 
-    def write(self, name: str, records: pd.DataFrame) -> None:
-        """Write the records of a checkpoint, which is done then."""
-        table = pa.Table.from_pandas(records, schema=SCHEMA, preserve_index=False).replace_schema_metadata(None)
-        with _replacing(self.checkpoints / f"{name}.parquet") as temporary:
-            pq.write_table(table, temporary)
+    def read_tokens(self, name: str) -> pd.DataFrame:
+        """The table of token types of a checkpoint that is done."""
+        return _read(self.tokens / f"{name}.parquet")
+
+    def write(self, name: str, records: pd.DataFrame, tokens: pd.DataFrame | None = None) -> None:
+        """Write the records of a checkpoint, which is done then, and before them its table of token types."""
+        if tokens is not None:
+            _write(self.tokens / f"{name}.parquet", tokens, TOKENS_SCHEMA)
+        _write(self.checkpoints / f"{name}.parquet", records, SCHEMA)
         self._failure(name).unlink(missing_ok=True)
 
     def fail(self, name: str, reason: str) -> None:
@@ -183,6 +199,16 @@ def _write_events(path: Path, records: pd.DataFrame) -> None:
         for summary in summaries:
             writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
         writer.flush()
+
+
+def _read(path: Path) -> pd.DataFrame:
+    return pq.read_table(path, partitioning=None).to_pandas()
+
+
+def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
+    with _replacing(path) as temporary:
+        pq.write_table(table, temporary)
 
 
 def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:

@@ -213,3 +213,20 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard").glob("events*"))) == 2
+
+
+def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):
+    local_run(tmp_path / "run", steps=(1,))
+    folder, order = SweepFolder(options["out"]), []
+    replace = Path.replace
+
+    def observed(self, target):
+        order.append((Path(target).parent.name, folder.done()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
+    assert ("tokens", set()) in order
+    assert order.index(("tokens", set())) < order.index(("checkpoints", set()))
+    with pytest.raises(ValueError, match="token_tables was True, is False"):
+        sweep(str(tmp_path / "run"), **options)

@@ -26,6 +26,7 @@ def sweep(
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32",
     skip_first_positions: int = 0,
     ignore_token_ids: list[int] = [],  # noqa: B006
+    token_tables: bool = False,
     out: str | None = None,
     shard: str = "0/1",
     evict: bool = True,
@@ -54,6 +55,7 @@ def sweep(
         dtype: of the weights.
         skip_first_positions: leave out so many positions at the start of every sequence.
         ignore_token_ids: leave out these tokens.
+        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer.
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
         evict: take what this sweep downloads out of the cache again; never what was there before.
@@ -87,6 +89,7 @@ def sweep(
         ignore_token_ids=tuple(ignore_token_ids),
         model_class=model_class,
         trust_remote_code=trust_remote_code,
+        token_tables=token_tables,
         precision=options.get("precision"),
         text_sha256=hash_documents(documents),
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
@@ -53,7 +54,7 @@ def choose_masked(token_ids: Tensor, special: Sequence[int], seed: int = 0) -> T
 
 
 class Measurement(LightningModule):
-    """One checkpoint under ``Trainer.predict``; ``rows`` are the results, on every rank.
+    """One checkpoint under ``Trainer.predict``; ``rows`` and ``tokens`` are the results, on every rank.
 
     Args:
         loaded: the model.
@@ -61,6 +62,7 @@ class Measurement(LightningModule):
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         mask_token_id: what stands for a masked token, for an encoder's loss; None to leave that out.
+        token_tables: also make the table of token types.
     """
 
     def __init__(
@@ -71,13 +73,16 @@ class Measurement(LightningModule):
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         mask_token_id: int | None = None,
+        token_tables: bool = False,
     ) -> None:
         super().__init__()
         self.model: nn.Module | None = loaded.model
         self.is_encoder = loaded.is_encoder
         self.wants_loss = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self.mask_token_id = mask_token_id
+        self.token_tables = token_tables
         self.rows: list[Row] = []
+        self.tokens: pd.DataFrame | None = None
         self._make_geometry = partial(
             Geometry,
             layers=layers,
@@ -133,6 +138,8 @@ class Measurement(LightningModule):
         silent = [name for name in names if name not in values]
         if silent:
             raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
+        if self.token_tables:
+            self.tokens = self._geometry.token_tables()
         loss, count = self.trainer.strategy.reduce(self._loss.to(self.device), reduce_op="sum").tolist()
         self.rows = [(name, i, key, v) for i, name in enumerate(names) for key, v in values[name].items()]
         if self.wants_loss and count:

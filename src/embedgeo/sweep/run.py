@@ -33,6 +33,10 @@ from embedgeo.sweep.settings import Settings
 from embedgeo.sweep.summary import headline
 
 
+Results = tuple[pd.DataFrame, pd.DataFrame | None]
+"""Records, and the table of token types where that was asked for."""
+
+
 class Rendezvous(LightningModule):
     """Predicts nothing: the Trainer starts the other processes for it."""
 
@@ -119,11 +123,9 @@ class Sweep:
     def _finish(self, planned: Planned, index: int, console: Console) -> None:
         started = time.monotonic()
         try:
-            records = self._copied(planned)
-            if records is None:
-                records = self._measured(planned, index)
+            records, tokens = self._copied(planned) or self._measured(planned, index)
             if self.trainer.is_global_zero:
-                self.out.write(planned.name, records)
+                self.out.write(planned.name, records, tokens)
         except Exception as error:
             why = self.failures[planned.name] = planned.error or reason(error)
             if self.trainer.is_global_zero:
@@ -140,9 +142,9 @@ class Sweep:
             if self.evict and planned.checkpoint.path is None and self.trainer.local_rank == 0:
                 self._evictions.append(self._worker.submit(self._downloads.evict, planned.name))
 
-    def _copied(self, planned: Planned) -> pd.DataFrame | None:
-        """The records of the checkpoint that this one duplicates, as its own; None where it is to be measured."""
-        records = None
+    def _copied(self, planned: Planned) -> Results | None:
+        """The results of the checkpoint that this one duplicates, as its own; None where it is to be measured."""
+        results = None
         original = planned.duplicate_of
         if self.trainer.is_global_zero and original in self.out.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
@@ -150,10 +152,11 @@ class Sweep:
                     copied = self.out.read(original)
                     rows = copied[copied["metric"] != "tokens_seen"][["layer", "layer_index", "metric", "value"]]
                     own = [*rows.itertuples(index=False, name=None), *_tokens_seen(planned)]
-                    records = records_of(own, **self._columns(planned))
-        return self.trainer.strategy.broadcast(records)
+                    tokens = self.out.read_tokens(original) if self.settings.token_tables else None
+                    results = records_of(own, **self._columns(planned)), tokens
+        return self.trainer.strategy.broadcast(results)
 
-    def _measured(self, planned: Planned, index: int) -> pd.DataFrame:
+    def _measured(self, planned: Planned, index: int) -> Results:
         """Every step that can fail on one rank is followed by one on which all agree."""
         path, error = None, None
         try:
@@ -183,6 +186,7 @@ class Sweep:
             skip_first_positions=self.settings.skip_first_positions,
             ignore_token_ids=self.settings.ignore_token_ids,
             mask_token_id=self.text.mask_token_id,
+            token_tables=self.settings.token_tables,
         )
         del loaded
         try:
@@ -197,7 +201,8 @@ class Sweep:
                 self.trainer.predict(measurement, loader, return_predictions=False)
         finally:
             measurement.release()
-        return records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
+        records = records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
+        return records, measurement.tokens
 
     def _agree(self, error: Exception | None) -> None:
         """Raise on every rank if there is an error on one."""

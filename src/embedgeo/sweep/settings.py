@@ -31,6 +31,7 @@ class Settings:
     ignore_token_ids: Sequence[int]
     model_class: str | None
     trust_remote_code: bool
+    token_tables: bool
     precision: str | int | None
     text_sha256: str = field(default="")
 
