@@ -62,6 +62,7 @@ def plain(folder: Path, steps: list[int]) -> dict[str, object]:
         with torch.inference_mode():
             for batch in tokens.split(BATCH_SIZE):
                 loaded.model(input_ids=batch)
+        del loaded
         seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
     return {"seconds": seconds, "peak": peak_bytes()}
 

@@ -15,10 +15,12 @@ from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import WeakFileLock
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_HASH = re.compile(r"[0-9a-f]{40,64}")
 _WAITS = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each further attempt."""
 
@@ -174,7 +176,7 @@ class Downloads:
             "repository": repository,
             "commit": commit,
             "files": [file for file in contents.names if not (snapshot / file).exists()],
-            "blobs": [file.digest.removeprefix("git:") for file in contents.weights],
+            "blobs": [file.digest.removeprefix("git:") for file in (*contents.weights, *contents.others)],
         }
         self.journal.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -221,8 +223,12 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
         ours = {snapshot / file for file in files}
         cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
         cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
-    for leftover in (path for digest in blobs for path in folder.glob(f"blobs/{digest}*.incomplete")):
-        leftover.unlink(missing_ok=True)
+    for digest in filter(_HASH.fullmatch, blobs):
+        if any(folder.glob(f"blobs/{digest}*.incomplete")):
+            lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
+            with WeakFileLock(lock):
+                for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
+                    leftover.unlink(missing_ok=True)
     if not any(snapshot.glob("*")):
         (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
     for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):

@@ -32,7 +32,6 @@ from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.settings import Settings
 from embedgeo.sweep.summary import headline
 
-
 Results = tuple[pd.DataFrame, pd.DataFrame | None]
 """Records, and the table of token types where that was asked for."""
 
@@ -180,14 +179,7 @@ class Sweep:
         self._downloads.release(planned.name)
         if self.trainer.local_rank == 0:
             self._prefetch(index + 1)
-        measurement = Measurement(
-            loaded,
-            self.settings.layers,
-            skip_first_positions=self.settings.skip_first_positions,
-            ignore_token_ids=self.settings.ignore_token_ids,
-            mask_token_id=self.text.mask_token_id,
-            token_tables=self.settings.token_tables,
-        )
+        measurement = Measurement(loaded, self.settings, self.text.mask_token_id)
         del loaded
         try:
             with _without_advice():
