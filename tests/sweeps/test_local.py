@@ -13,8 +13,6 @@ from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo.checkpoints import list_checkpoints
-from embedgeo.demo import Settings
-from embedgeo.demo import run as run_demo
 from embedgeo.store import SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.sweep.summary import loss_outliers
@@ -81,21 +79,6 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     assert offline.keys() == online.keys()
     assert {step for step, _, _ in online} == {0, 1, 2, 3}
     np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
-
-
-def test_a_sweep_over_the_demos_checkpoints_gives_its_history(tmp_path):
-    size = {"num_layers": 2, "hidden_size": 32, "vocab_size": 512, "seq_len": 64, "batch_size": 2}
-    run_demo(tmp_path / "demo", Settings(max_steps=3, every_n_steps=1, learning_rate=1e-3, seed=0, **size))
-    probe = str(tmp_path / "demo" / "probe.txt")
-    arguments = {"text": probe, "seq_len": 64, "num_tokens": 10**7, "batch_size": 8, "out": str(tmp_path / "out")}
-    assert sweep(str(tmp_path / "demo" / "checkpoints"), **arguments) == 0
-    offline = pd.read_csv(tmp_path / "out" / "metrics.csv")
-    online = pd.read_parquet(tmp_path / "demo" / "history.parquet")
-    keys = ["step", "layer", "metric"]
-    both = online.merge(offline, on=keys, how="left", suffixes=("", "_offline"), validate="one_to_one")
-    assert set(both["step"]) == {0, 1, 2, 3}
-    np.testing.assert_allclose(both["value_offline"], both["value"], rtol=1e-6, atol=1e-12)
-    assert both["weights_sha256"].equals(both["weights_sha256_offline"])
 
 
 @pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])
