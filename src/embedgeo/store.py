@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedgeo.records import custom_scalars_layout, tagged_scalars
+from embedgeo.records import write_events
 
 SCHEMA = pa.schema(
     [
@@ -161,12 +161,13 @@ class SweepFolder:
         wanted: dict[str, Path] = {}
         for name, records in tables.items():
             run = "" if is_one_run else quote(series.get(name, "other"), safe=" =+,@") or "other"
-            path = self.tensorboard / run / f"{_EVENTS}{records['step'].iloc[0]:012d}.{name}"
+            step = int(records["step"].iloc[0])
+            path = self.tensorboard / run / f"{_EVENTS}{step:012d}.{name}"
             wanted[name] = path
             changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
             if not path.exists() or path.stat().st_mtime_ns < changed:
                 with _replacing(path) as temporary:
-                    _write_events(temporary, records)
+                    write_events(temporary, step, _by_layer(records))
         for path in self.tensorboard.rglob(f"{_EVENTS}*"):
             name = path.name.removeprefix(_EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
@@ -174,31 +175,6 @@ class SweepFolder:
 
     def _failure(self, name: str) -> Path:
         return self.failures / f"{name}.txt"
-
-
-def scalars(records: pd.DataFrame) -> dict[str, float]:
-    """TensorBoard tags and values of a checkpoint: the monitor's."""
-    values: dict[str, dict[str, float]] = {}
-    for layer, metric, value in records[["layer", "metric", "value"]].itertuples(index=False, name=None):
-        values.setdefault(layer, {})[metric] = float(value)
-    return tagged_scalars(values)
-
-
-def _write_events(path: Path, records: pd.DataFrame) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-    from torch.utils.tensorboard.summary import custom_scalars, scalar
-
-    step = int(records["step"].iloc[0])
-    charts = custom_scalars_layout(dict.fromkeys(records["metric"]))
-    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in scalars(records).items())]
-    now = time.time()
-    with path.open("wb") as file:
-        writer = RecordWriter(file)
-        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-        for summary in summaries:
-            writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
-        writer.flush()
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -209,6 +185,13 @@ def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
     with _replacing(path) as temporary:
         pq.write_table(table, temporary)
+
+
+def _by_layer(records: pd.DataFrame) -> dict[str, dict[str, float]]:
+    values: dict[str, dict[str, float]] = {}
+    for layer, metric, value in records[["layer", "metric", "value"]].itertuples(index=False, name=None):
+        values.setdefault(layer, {})[metric] = float(value)
+    return values
 
 
 def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:

@@ -15,7 +15,6 @@ from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import WeakFileLock
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 
@@ -226,7 +225,8 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
     for digest in filter(_HASH.fullmatch, blobs):
         if any(folder.glob(f"blobs/{digest}*.incomplete")):
             lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
-            with WeakFileLock(lock):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock):
                 for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
                     leftover.unlink(missing_ok=True)
     if not any(snapshot.glob("*")):
