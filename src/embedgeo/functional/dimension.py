@@ -11,6 +11,7 @@ from skdim.id import TwoNN
 from torch import Tensor
 
 from embedgeo.functional.neighbors import two_nearest_distances
+from embedgeo.functional.precision import accumulator_dtype
 
 
 class GlobalEstimator(Protocol):
@@ -36,7 +37,8 @@ def merge_duplicates(x: Tensor) -> Tensor:
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
-    if len(x.sum(1).unique()) == len(x):  # equal rows have equal sums: no need to sort the rows themselves
+    sums = x.sum(1, dtype=accumulator_dtype(x.device))
+    if len(sums.unique()) == len(x):  # equal rows have equal sums: no need to sort the rows themselves
         return x
     return x.unique(dim=0)
 

@@ -6,7 +6,11 @@ from torch import Tensor
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 
-_CANDIDATES = 6
+_CANDIDATES = 12
+_FIRST_CANDIDATES = 6
+_GROUPS = 256
+_GATHERED_ROWS = 64
+_SUMMED = 256
 _BLOCK_ELEMENTS = 1 << 21
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
@@ -15,9 +19,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
     Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16 and are measured from the difference of
-    the rows in float64. A row whose second distance lies below every other candidate by more than the rounding of
-    those products can have shifted is done; the others are taken again with products in float32, then in float64,
-    and at last by differences alone. Exact duplicates have distance 0.
+    the rows, in float32 with float64 sums. A row whose second distance lies below every other candidate by more
+    than the rounding of those products can have shifted is done; the others are taken again with products in
+    float32, then in float64, and at last by differences alone. Exact duplicates have distance 0.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -66,9 +70,9 @@ def _screen(
     for chunk in row_chunks(x):
         rows = (x[chunk].to(center.dtype) - center).to(dtype)
         y[chunk] = rows.bfloat16() if rounded else rows
-        norm[chunk] = torch.linalg.vector_norm(y[chunk].to(wide), dim=1)
+        norm[chunk] = _norms(y[chunk], wide)
         if rounded:
-            lost[chunk] = torch.linalg.vector_norm(rows - y[chunk], dim=1).to(wide)
+            lost[chunk] = torch.linalg.vector_norm(rows.sub_(y[chunk]), dim=1).to(wide)
     norm2 = norm.square().to(dtype)
     rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(dtype).eps
     eps, tiny, huge = torch.finfo(dtype).eps, torch.finfo(dtype).tiny, torch.finfo(dtype).max
@@ -78,13 +82,13 @@ def _screen(
         with matmul_precision(x.device, reduced=rounded):
             squared = torch.mm(y.index_select(0, block).mul_(-2), y.T, out=products[: len(block)]).add_(norm2)
         squared[torch.arange(len(block), device=x.device), block] = torch.inf
-        candidates = squared.topk(_CANDIDATES, largest=False)
-        nearest[block] = _compare_with(x, block, candidates.indices, dtype)
+        values, candidates = _smallest(squared, _FIRST_CANDIDATES if rounded else _CANDIDATES)
+        nearest[block] = _compare_with(x, block, candidates, dtype)
         second, own = nearest[block, 1], norm[block]
         reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
         moved = lost[block] + rounding * reach + 4 * eps * own
-        slack = eps * (2 * (dim + 4) * own * reach + 4 * reach.square()) + 8 * dim * tiny
-        beyond = candidates.values[:, -1].to(wide) + own.square()
+        slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
+        beyond = values[:, -1].to(wide) + own.square()
         proved = (second + moved).square() + slack <= beyond
         proved &= beyond < huge / 4  # nothing overflowed, and below, for float32: nothing underflowed
         if dtype != wide:
@@ -93,23 +97,43 @@ def _screen(
     return torch.cat(left)
 
 
+def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest values of each row of ``squared``, shape (b, n), ascending, and their columns.
+
+    First the groups of columns with the smallest minima, which hold them all; then the values of those groups.
+    """
+    n = squared.shape[1]
+    if n < 2 * _GROUPS:
+        return squared.topk(k, largest=False)
+    whole = n - n % _GROUPS
+    groups = squared[:, :whole].unflatten(1, (-1, _GROUPS)).amin(1).topk(k, largest=False, sorted=False)
+    members = torch.arange(0, whole, _GROUPS, device=squared.device)
+    columns = (groups.indices.unsqueeze(2) + members).flatten(1)
+    if whole < n:
+        rest = torch.arange(whole, n, device=squared.device).expand(len(squared), -1)
+        columns = torch.cat((columns, rest), dim=1)
+    values, places = squared.gather(1, columns).topk(k, largest=False)
+    return values, columns.gather(1, places)
+
+
 def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
     """The two smallest distances of the rows ``block``, shape (b,), to the rows ``others``, shape (b, k).
 
-    Differences in ``dtype`` (or that of ``x``, if wider) say which two; float64 says how far.
+    Differences are taken in ``dtype``, or in that of ``x``, if wider.
     """
-    narrow = torch.promote_types(x.dtype, dtype)
-    nearest = []
-    for rows, columns in zip(block.split(32), others.split(32), strict=True):
-        two = _distances(x, rows, columns, narrow).topk(2, largest=False).indices
-        nearest.append(_distances(x, rows, columns.gather(1, two), accumulator_dtype(x.device)))
-    return torch.cat(nearest).sort(dim=1).values
+    narrow, wide = torch.promote_types(x.dtype, dtype), accumulator_dtype(x.device)
+    distances = []
+    for rows, columns in zip(block.split(_GATHERED_ROWS), others.split(_GATHERED_ROWS), strict=True):
+        gathered = x.index_select(0, columns.reshape(-1)).to(narrow).view(*columns.shape, -1)
+        gathered -= x.index_select(0, rows).unsqueeze(1)
+        distances.append(_norms(gathered, wide))
+    return torch.cat(distances).topk(2, largest=False).values
 
 
-def _distances(x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    a = x.index_select(0, rows).to(dtype).unsqueeze(1)
-    b = x.index_select(0, columns.reshape(-1)).to(dtype).view(*columns.shape, -1)
-    return torch.linalg.vector_norm(b - a, dim=2)
+def _norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Norms along the last dimension, in ``dtype``; no more than 256 squares are summed in that of ``rows``."""
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED, dim=-1)]
+    return torch.linalg.vector_norm(torch.stack(parts, dim=-1).to(dtype), dim=-1)
 
 
 def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ def merge_samples(a: Sample, b: Sample, size: int) -> Sample:
 
 def sample_batches(sample: Sample, batch_size: int) -> tuple[Tensor, ...]:
     """Split a sample at random into batches of ``batch_size`` rows; a single smaller one where it has no more."""
+    if len(sample.rows) <= batch_size:
+        return (sample.rows,)
     rows = sample.rows.index_select(0, sample.keys.argsort())
     whole = len(rows) // batch_size * batch_size
-    return rows[: whole or len(rows)].split(batch_size)
+    return rows[:whole].split(batch_size)

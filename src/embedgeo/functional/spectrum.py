@@ -15,7 +15,7 @@ from embedgeo.functional.moments import ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
-_GRAM_BLOCK = 256
+_GRAM_BLOCK = 128
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16
 _MAX_LANCZOS_STEPS = 10 * _LANCZOS_STEPS
@@ -59,19 +59,27 @@ def row_scatter(x: Tensor) -> Scatter:
     """
     wide = accumulator_dtype(x.device)
     narrow = torch.promote_types(x.dtype, torch.float32)
-    n = torch.tensor(float(x.shape[0]), dtype=wide, device=x.device)
-    mean, scatter = n.new_zeros(x.shape[1]), n.new_zeros(x.shape[1], x.shape[1])
-    for chunk in row_chunks(x):
-        mean += x[chunk].to(wide).sum(0)
-    mean /= n.clamp(min=1)
-    center = mean.to(narrow)
+    dim = x.shape[1]
+    whole = Scatter(*(torch.zeros(shape, dtype=wide, device=x.device) for shape in ((), (dim,), (dim, dim))))
     with matmul_precision(x.device):
         for chunk in row_chunks(x, _PRODUCT_ELEMENTS):
-            rows = x[chunk].to(narrow) - center
-            product = _gram(rows)
-            scatter += product if in_range(product.diagonal()) else _gram(rows.to(wide))
-    rounding = mean - center
-    return Scatter(n, mean, scatter.addr_(n * rounding, rounding, alpha=-1))
+            part = _scatter_in(narrow, x[chunk])
+            whole = pool_scatter([whole, part]) if chunk.start else part
+    return whole
+
+
+def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
+    """Mean and scatter of a few rows, centred twice in ``dtype``; in float64 where that does not hold the squares."""
+    wide = accumulator_dtype(x.device)
+    rows = x.to(dtype)
+    center = rows.mean(0)
+    rows = rows - center
+    rounding = rows.mean(0).to(wide)
+    gram = _gram(rows)
+    if dtype != wide and not in_range(gram.diagonal()):
+        return _scatter_in(wide, x)
+    n = rounding.new_tensor(float(len(x)))
+    return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ class TokenTable(Generic[AnyMoments]):
 
     def merge(self, other: "TokenTable[AnyMoments]") -> "TokenTable[AnyMoments]":
         """The table of the rows of both; only the types that ``other`` has are worked on."""
+        if not len(self.token_ids):
+            return other
         types = torch.cat((self.token_ids, other.token_ids)).unique()
         place = torch.searchsorted(types, other.token_ids)
         whole = self.spread(types).moments

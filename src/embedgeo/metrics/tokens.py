@@ -125,13 +125,15 @@ class TokenMoments(GeometryMetric):
 
     def _token_values(self, variance: Tensor, types: VarianceMoments) -> dict[str, Tensor]:
         n, m2 = types.n.sum(), types.m2.sum()
-        regressed = self._types_in(self.regression_count_range)
+        every = types if self.count_range is None else variance_moments(self._types().moments)
+        by_type = type_values(every)
+        regressed = _occur(by_type["n"], self.regression_count_range)
         return {
             "token_types": n.new_tensor(len(types.n)),
             **variance_split(types),
             **unbiased_split(n, variance, m2, n - len(types.n)),
-            "Q_t_cv": coefficient_of_variation(type_values(types)["Q"]),
-            **type_regressions(type_values(variance_moments(regressed.moments))),
+            "Q_t_cv": coefficient_of_variation(by_type["Q"][_occur(by_type["n"], self.count_range)]),
+            **type_regressions({key: value[regressed] for key, value in by_type.items()}),
         }
 
     def _types(self, states: Mapping[str, Tensor] | None = None) -> TokenTable[Any]:
@@ -145,8 +147,13 @@ class TokenMoments(GeometryMetric):
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable[Any]:
         if count_range is None:
             return self._types()
-        n = self._types().moments.n
-        return self._types().select((n >= count_range[0]) & (n <= count_range[1]))
+        return self._types().select(_occur(self._types().moments.n, count_range))
+
+
+def _occur(n: Tensor, count_range: tuple[int, int] | None) -> Tensor:
+    """Which token types occur that often, given their counts."""
+    lo, hi = count_range or (1, torch.inf)
+    return (n >= lo) & (n <= hi)
 
 
 def _checked_range(name: str, bounds: tuple[int, int]) -> tuple[int, int]:
