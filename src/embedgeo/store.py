@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedgeo.atomic import remove_leftovers, replacing
 from embedgeo.records import write_events
 
 SCHEMA = pa.schema(
@@ -43,8 +42,6 @@ TOKENS_SCHEMA = pa.schema(
 """Columns of the tables of token types."""
 
 _EVENTS = "events.out.tfevents."
-_TEMPORARY = ".tmp-"
-_ONE_DAY = 86_400
 
 
 class SweepFolder:
@@ -80,9 +77,9 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self.path, self.checkpoints, self.tokens, self.tensorboard, self.failures)
+            remove_leftovers(self.path, self.checkpoints, self.tokens, self.tensorboard, self.failures)
             manifest = {"asked": dict(asked), **about}
-            with _replacing(self.path / "manifest.json", keep=True) as temporary:
+            with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
@@ -136,7 +133,7 @@ class SweepFolder:
         """Write down why a checkpoint failed, for the reader; the next run tries it again."""
         with suppress(OSError):  # as where the disk is full: the summary says it, too
             self.failures.mkdir(exist_ok=True)
-            with _replacing(self._failure(name)) as temporary:
+            with replacing(self._failure(name)) as temporary:
                 temporary.write_text(reason + "\n")
 
     def rebuild(self, series: Mapping[str, str]) -> None:
@@ -151,7 +148,7 @@ class SweepFolder:
         while (now := sorted(self.checkpoints.glob("[!.]*.parquet"))) != seen:  # others may finish meanwhile
             seen = now
             tables = {path.stem: self.read(path.stem) for path in seen}
-            with _replacing(self.path / "metrics.csv") as temporary:
+            with replacing(self.path / "metrics.csv") as temporary:
                 _ordered(tables, series).to_csv(temporary, index=False)
             self._write_scalars(tables, series)
 
@@ -166,7 +163,7 @@ class SweepFolder:
             wanted[name] = path
             changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
             if not path.exists() or path.stat().st_mtime_ns < changed:
-                with _replacing(path) as temporary:
+                with replacing(path) as temporary:
                     write_events(temporary, step, _by_layer(records))
         for path in self.tensorboard.rglob(f"{_EVENTS}*"):
             name = path.name.removeprefix(_EVENTS).partition(".")[2]
@@ -183,7 +180,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
 
@@ -200,49 +197,6 @@ def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> p
         return SCHEMA.empty_table().to_pandas()
     names = sorted(tables, key=lambda name: (series.get(name, ""), tables[name]["step"].iloc[0], name))
     return pd.concat([tables[name] for name in names], ignore_index=True)
-
-
-@contextmanager
-def _replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        if not keep:
-            temporary.replace(path)
-        else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _remove_leftovers(*folders: Path) -> None:
-    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
-    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
-        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
-        is_ours = not host and rest.partition("-")[0].isdigit()
-        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
-        with suppress(FileNotFoundError):
-            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
-                path.unlink()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def records_of(rows: Sequence[tuple[str, int, str, float]], **checkpoint: Any) -> pd.DataFrame:

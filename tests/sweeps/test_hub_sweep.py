@@ -9,8 +9,8 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import list_checkpoints
+from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.store import SCHEMA
 from embedgeo.sweep import check, sweep
 from embedgeo.text import read_documents, tokenize_sequences
@@ -130,7 +130,7 @@ def test_nothing_is_left_in_a_cache_that_was_empty(run, options):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_what_a_killed_download_has_left_is_evicted(run, options, tmp_path, name):
     contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads = hub_source.Downloads(tmp_path / "notes")
+    downloads = Downloads(tmp_path / "notes")
     downloads.note("step0", REPOSITORY, run["step0"], contents)
     digest = next(file.digest for file in (*contents.weights, *contents.others) if file.name == name)
     left = Path(constants.HF_HUB_CACHE, "models--lab--tiny", "blobs", f"{digest.removeprefix('git:')}.1a2b.incomplete")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from embedgeo.checkpoints import hub
+from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.sweep.plan import Planned
 
 
@@ -24,7 +25,7 @@ class Fetching:
 
     def __init__(self, journal: Path, evict: bool) -> None:
         self._evict = evict
-        self._downloads = hub.Downloads(journal)
+        self._downloads = Downloads(journal)
         self._worker = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}
         self._evictions: list[Future[None]] = []
