@@ -48,7 +48,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def plain(folder: Path, steps: list[int]) -> dict[str, object]:
+def plain(folder: Path, steps: list[int], **forward: int) -> dict[str, Any]:
     """Load and run checkpoints; nothing is measured."""
     tokenizer = loading.load_tokenizer(folder / "step0")
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())
@@ -61,12 +61,18 @@ def plain(folder: Path, steps: list[int]) -> dict[str, object]:
         loaded = loading.load_model(checkpoint.path, contents, dtype=torch.float32)
         with torch.inference_mode():
             for batch in tokens.split(BATCH_SIZE):
-                loaded.model(input_ids=batch)
+                loaded.model(input_ids=batch, **forward)
+        del loaded
         seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
     return {"seconds": seconds, "peak": peak_bytes()}
 
 
-def swept(folder: Path, steps: list[int]) -> dict[str, object]:
+def without_logits(folder: Path, steps: list[int]) -> dict[str, Any]:
+    """The same, but for the logits: of the last position only."""
+    return plain(folder, steps, logits_to_keep=1)
+
+
+def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
     """The same checkpoints in a sweep: seconds from the start of each to its Parquet file."""
     seconds = []
     finish = Sweep._finish
@@ -92,14 +98,14 @@ def swept(folder: Path, steps: list[int]) -> dict[str, object]:
     return {"seconds": seconds, "peak": peak_bytes()}
 
 
-def interleaved(folder: Path, steps: list[int]) -> dict[str, object]:
+def interleaved(folder: Path, steps: list[int]) -> dict[str, Any]:
     """Each checkpoint both ways, one after the other; the first one does not count."""
     plain(folder, steps[:1]), swept(folder, steps[:1])
     pairs = [[plain(folder, [step])["seconds"][0], swept(folder, [step])["seconds"][0]] for step in steps[1:]]
     return {"pairs": pairs}
 
 
-def state_bytes(folder: Path, steps: list[int]) -> dict[str, object]:
+def state_bytes(folder: Path, steps: list[int]) -> dict[str, Any]:
     """Bytes of the metrics' states of one checkpoint, over the same batches."""
     model = loading.empty_model(loading.load_config(folder / f"step{steps[0]}"))
     geometry = Geometry(model.to_empty(device="cpu"))
@@ -120,29 +126,40 @@ def in_a_process(what: str, folder: Path, num_checkpoints: int) -> dict[str, Any
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoints", type=int, default=4)
-    parser.add_argument("--only", choices=["plain", "swept", "interleaved", "state_bytes"])
-    parser.add_argument("--folder", type=Path)
-    arguments = parser.parse_args()
-    steps = list(range(arguments.checkpoints))
-    if arguments.only:
-        sides = {"plain": plain, "swept": swept, "interleaved": interleaved, "state_bytes": state_bytes}
-        print(json.dumps(sides[arguments.only](arguments.folder, steps)))
-        return
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_run(folder, arguments.checkpoints)
-        pairs = in_a_process("interleaved", folder, arguments.checkpoints)["pairs"]
-        before, after = in_a_process("plain", folder, 2), in_a_process("swept", folder, 2)
-        states = in_a_process("state_bytes", folder, 1)["states"]
+SIDES = {side.__name__: side for side in (plain, without_logits, swept, interleaved, state_bytes)}
+
+
+def say_seconds(pairs: list[list[list[float]]]) -> None:
     for i, clock in enumerate(("wall", "processor")):
         a, b = (statistics.median(pair[side][i] for pair in pairs) for side in (0, 1))
         print(f"a checkpoint, {clock} time: {a:.1f} s loaded and run, {b:.1f} s in a sweep: {b / a:.2f}")
-    more = after["peak"] - before["peak"]
-    print(f"peak memory: {before['peak'] / 1e6:.0f} MB loaded and run, {after['peak'] / 1e6:.0f} MB in a sweep:")
-    print(f"  {more / 1e6:.0f} MB more, {more / states:.2f} times the {states / 1e6:.0f} MB of one checkpoint's states")
+
+
+def say_memory(folder: Path) -> None:
+    states = in_a_process("state_bytes", folder, 1)["states"]
+    peak = in_a_process("swept", folder, 2)["peak"]
+    print(f"peak memory of a sweep: {peak / 1e6:.0f} MB; states of one checkpoint: {states / 1e6:.0f} MB")
+    for side, words in (("plain", "loaded and run"), ("without_logits", "loaded and run, without the logits")):
+        before = in_a_process(side, folder, 2)["peak"]
+        more = peak - before
+        print(
+            f"  {words}: {before / 1e6:.0f} MB; the sweep: {more / 1e6:+.0f} MB, {more / states:+.2f} times the states"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--only", choices=SIDES)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.only:
+        print(json.dumps(SIDES[arguments.only](arguments.folder, list(range(arguments.checkpoints)))))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        make_run(Path(name), arguments.checkpoints)
+        say_seconds(in_a_process("interleaved", Path(name), arguments.checkpoints)["pairs"])
+        say_memory(Path(name))
 
 
 if __name__ == "__main__":

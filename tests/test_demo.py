@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedgeo
 from embedgeo.cli import main
+from embedgeo.demo.outcome import compare
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
 SEQ_LEN = 64
@@ -96,6 +98,25 @@ def test_a_checkpoint_gives_the_online_numbers_again(out: Path, records: pd.Data
     for key, value in offline.items():
         expected = pytest.approx(value, rel=1e-6, abs=1e-12, nan_ok=True)
         assert online[key] == expected, key
+
+
+def test_the_sweep_gives_the_monitors_numbers_again_and_says_so(
+    finished: tuple[Path, str], records: pd.DataFrame
+) -> None:
+    out, printed = finished
+    offline = pd.read_csv(out / "sweep" / "metrics.csv")
+    both = records.merge(offline, on=["step", "layer", "metric"], suffixes=("", "_again"), validate="one_to_one")
+    assert len(both) == len(records) == len(offline[offline["layer"] != "model"])
+    np.testing.assert_allclose(both["value_again"], both["value"], rtol=1e-6, atol=1e-12)
+    assert both["weights_sha256"].equals(both["weights_sha256_again"])
+    assert f"The sweep gives the monitor's {len(records):,} numbers again" in " ".join(printed.split())
+    assert {path.stem for path in (out / "sweep" / "tokens").iterdir()} == {f"step{step}" for step in STEPS}
+
+
+def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
+    other = records.assign(value=records["value"].where(records.index != 7, records["value"] * 1.01))
+    assert f"only {len(records) - 1:,} of" in compare(records, other)
+    assert f"only {len(records) - 1:,} of" in compare(records, records.drop(index=7))
 
 
 def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(out: Path, records: pd.DataFrame) -> None:

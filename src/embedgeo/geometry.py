@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from embedgeo.functional.precision import home
 from embedgeo.functional.rows import RowUnit, pool_rows, require_row_unit
 from embedgeo.layers import Layer, LayerSpec, resolve_layers
-from embedgeo.metrics import default_metrics
+from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.ranks import Ranks, is_distributed
 from embedgeo.probe import Probe
 
@@ -88,15 +88,12 @@ class Geometry:
         failures: list[Exception] = []
         for layer in self.layers:
             for metric in self._metrics.get(layer.name, []):
-                metric.sync()  # the collectives; whatever fails after them leaves the other ranks in step
-                try:
-                    values.update({(layer.name, key): value for key, value in metric.compute().items()})
-                except Exception as error:
-                    error.add_note(f"at layer {layer.name!r}")
-                    failures.append(error)
-                finally:
-                    if metric._is_synced:
-                        metric.unsync()
+                with _over_ranks(metric):
+                    try:
+                        values.update({(layer.name, key): value for key, value in metric.compute().items()})
+                    except Exception as error:  # after the collectives: the other ranks are in step
+                        error.add_note(f"at layer {layer.name!r}")
+                        failures.append(error)
         if failures:
             raise failures[0]
         if not values:
@@ -114,6 +111,23 @@ class Geometry:
         index = {layer.name: i for i, layer in enumerate(self.layers)}
         rows = [(name, index[name], key, v) for name, values in self.compute().items() for key, v in values.items()]
         return pd.DataFrame(rows, columns=["layer", "layer_index", "metric", "value"])
+
+    def token_tables(self) -> pd.DataFrame:
+        """A row for each layer and token type seen, over the rows of all ranks; every rank must call this.
+
+        The columns are layer, layer_index, token_id, n, Q, M and V: see `embedgeo.TokenMoments.table`. Without rows
+        where no metric keeps a table.
+        """
+        self._match_ranks()
+        columns = ["layer", "layer_index", "token_id", "n", "Q", "M", "V"]
+        tables = [pd.DataFrame(columns=columns)]
+        for i, layer in enumerate(self.layers):
+            for metric in self._metrics.get(layer.name, []):
+                if isinstance(metric, TokenMoments):
+                    with _over_ranks(metric):
+                        table = {name: column.cpu().numpy() for name, column in metric.table().items()}
+                    tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
+        return pd.concat(tables[1:] or tables, ignore_index=True)
 
     def reset(self) -> None:
         """Forget the rows seen so far, and free the memory they took."""
@@ -193,6 +207,17 @@ class Geometry:
                         f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                     )
                 owners[key] = name
+
+
+@contextmanager
+def _over_ranks(metric: Metric) -> Iterator[None]:
+    """The metric with the states of all ranks."""
+    metric.sync()
+    try:
+        yield
+    finally:
+        if metric._is_synced:
+            metric.unsync()
 
 
 def _no_rows(dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:

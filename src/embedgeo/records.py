@@ -1,7 +1,9 @@
 """What is measured, as records and as TensorBoard sees it."""
 
 import re
+import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
 from embedgeo.glossary import in_order, term
@@ -70,3 +72,26 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
         chart = ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]]
         layout[f"{prefix}: {of.get(metric, _MORE)}"][title] = chart
     return {group: charts for group, charts in layout.items() if charts}
+
+
+def write_events(path: Path, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+    """Write TensorBoard's event file of one step: each tag once, and the custom-scalars page.
+
+    Args:
+        path: the file.
+        step: of all values.
+        values: by layer and metric.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import custom_scalars, scalar
+
+    charts = custom_scalars_layout(dict.fromkeys(metric for at in values.values() for metric in at))
+    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in tagged_scalars(values).items())]
+    now = time.time()
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        for summary in summaries:
+            writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
+        writer.flush()

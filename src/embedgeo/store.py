@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedgeo.records import custom_scalars_layout, tagged_scalars
+from embedgeo.atomic import remove_leftovers, replacing
+from embedgeo.records import write_events
 
 SCHEMA = pa.schema(
     [
@@ -32,15 +31,24 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
+TOKENS_SCHEMA = pa.schema(
+    [
+        ("layer", pa.string()),
+        ("layer_index", pa.int64()),
+        ("token_id", pa.int64()),
+        *((name, pa.float64()) for name in ("n", "Q", "M", "V")),
+    ]
+)
+"""Columns of the tables of token types."""
+
 _EVENTS = "events.out.tfevents."
-_TEMPORARY = ".tmp-"
-_ONE_DAY = 86_400
 
 
 class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     ``checkpoints/<name>.parquet`` are the records of a checkpoint: the file's existence means that it is done.
+    ``tokens/<name>.parquet``, where asked for, is its table of token types, and is there before.
     ``metrics.csv`` and ``tensorboard/`` hold the same values and follow from those files alone. Every file is written
     under a temporary name, then renamed. Several processes may write into one folder, each its own checkpoints.
 
@@ -51,6 +59,7 @@ class SweepFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self.tokens = self.path / "tokens"
         self.failures = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
 
@@ -68,9 +77,9 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
+            remove_leftovers(self.path, self.checkpoints, self.tokens, self.tensorboard, self.failures)
             manifest = {"asked": dict(asked), **about}
-            with _replacing(self.path / "manifest.json", keep=True) as temporary:
+            with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
@@ -107,20 +116,24 @@ class SweepFolder:
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
-        return pq.read_table(self.checkpoints / f"{name}.parquet", partitioning=None).to_pandas()
+        return _read(self.checkpoints / f"{name}.parquet")
 
-    def write(self, name: str, records: pd.DataFrame) -> None:
-        """Write the records of a checkpoint, which is done then."""
-        table = pa.Table.from_pandas(records, schema=SCHEMA, preserve_index=False).replace_schema_metadata(None)
-        with _replacing(self.checkpoints / f"{name}.parquet") as temporary:
-            pq.write_table(table, temporary)
+    def read_tokens(self, name: str) -> pd.DataFrame:
+        """The table of token types of a checkpoint that is done."""
+        return _read(self.tokens / f"{name}.parquet")
+
+    def write(self, name: str, records: pd.DataFrame, tokens: pd.DataFrame | None = None) -> None:
+        """Write the records of a checkpoint, which is done then, and before them its table of token types."""
+        if tokens is not None:
+            _write(self.tokens / f"{name}.parquet", tokens, TOKENS_SCHEMA)
+        _write(self.checkpoints / f"{name}.parquet", records, SCHEMA)
         self._failure(name).unlink(missing_ok=True)
 
     def fail(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for the reader; the next run tries it again."""
         with suppress(OSError):  # as where the disk is full: the summary says it, too
             self.failures.mkdir(exist_ok=True)
-            with _replacing(self._failure(name)) as temporary:
+            with replacing(self._failure(name)) as temporary:
                 temporary.write_text(reason + "\n")
 
     def rebuild(self, series: Mapping[str, str]) -> None:
@@ -135,7 +148,7 @@ class SweepFolder:
         while (now := sorted(self.checkpoints.glob("[!.]*.parquet"))) != seen:  # others may finish meanwhile
             seen = now
             tables = {path.stem: self.read(path.stem) for path in seen}
-            with _replacing(self.path / "metrics.csv") as temporary:
+            with replacing(self.path / "metrics.csv") as temporary:
                 _ordered(tables, series).to_csv(temporary, index=False)
             self._write_scalars(tables, series)
 
@@ -145,12 +158,13 @@ class SweepFolder:
         wanted: dict[str, Path] = {}
         for name, records in tables.items():
             run = "" if is_one_run else quote(series.get(name, "other"), safe=" =+,@") or "other"
-            path = self.tensorboard / run / f"{_EVENTS}{records['step'].iloc[0]:012d}.{name}"
+            step = int(records["step"].iloc[0])
+            path = self.tensorboard / run / f"{_EVENTS}{step:012d}.{name}"
             wanted[name] = path
             changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
             if not path.exists() or path.stat().st_mtime_ns < changed:
-                with _replacing(path) as temporary:
-                    _write_events(temporary, records)
+                with replacing(path) as temporary:
+                    write_events(temporary, step, _by_layer(records))
         for path in self.tensorboard.rglob(f"{_EVENTS}*"):
             name = path.name.removeprefix(_EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
@@ -160,29 +174,21 @@ class SweepFolder:
         return self.failures / f"{name}.txt"
 
 
-def scalars(records: pd.DataFrame) -> dict[str, float]:
-    """TensorBoard tags and values of a checkpoint: the monitor's."""
+def _read(path: Path) -> pd.DataFrame:
+    return pq.read_table(path, partitioning=None).to_pandas()
+
+
+def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def _by_layer(records: pd.DataFrame) -> dict[str, dict[str, float]]:
     values: dict[str, dict[str, float]] = {}
     for layer, metric, value in records[["layer", "metric", "value"]].itertuples(index=False, name=None):
         values.setdefault(layer, {})[metric] = float(value)
-    return tagged_scalars(values)
-
-
-def _write_events(path: Path, records: pd.DataFrame) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-    from torch.utils.tensorboard.summary import custom_scalars, scalar
-
-    step = int(records["step"].iloc[0])
-    charts = custom_scalars_layout(dict.fromkeys(records["metric"]))
-    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in scalars(records).items())]
-    now = time.time()
-    with path.open("wb") as file:
-        writer = RecordWriter(file)
-        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-        for summary in summaries:
-            writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
-        writer.flush()
+    return values
 
 
 def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:
@@ -191,49 +197,6 @@ def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> p
         return SCHEMA.empty_table().to_pandas()
     names = sorted(tables, key=lambda name: (series.get(name, ""), tables[name]["step"].iloc[0], name))
     return pd.concat([tables[name] for name in names], ignore_index=True)
-
-
-@contextmanager
-def _replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        if not keep:
-            temporary.replace(path)
-        else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _remove_leftovers(*folders: Path) -> None:
-    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
-    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
-        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
-        is_ours = not host and rest.partition("-")[0].isdigit()
-        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
-        with suppress(FileNotFoundError):
-            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
-                path.unlink()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def records_of(rows: Sequence[tuple[str, int, str, float]], **checkpoint: Any) -> pd.DataFrame:

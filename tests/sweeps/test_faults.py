@@ -220,12 +220,9 @@ def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
     assert Path(options["out"]).read_text() == "a file"
 
 
-def test_a_model_without_blocks_is_refused(hub, options, monkeypatch):
-    from embedgeo import layers
-
-    monkeypatch.setattr(layers, "_find_blocks", lambda model: None)
-    hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    refused("needs a list of transformer blocks", REPOSITORY, **options)
+def test_a_model_without_hidden_layers_is_refused(hub, options):
+    hub.add(REPOSITORY, "step1", {**checkpoint_files(1), "config.json": changed_config(num_hidden_layers=0)})
+    refused("needs a list of transformer blocks; found none in GPTNeoXForCausalLM", REPOSITORY, **options)
     assert not Path(options["out"]).exists()
 
 

@@ -9,6 +9,8 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
+from embedgeo.checkpoints import list_checkpoints
+from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.store import SCHEMA
 from embedgeo.sweep import check, sweep
 from embedgeo.text import read_documents, tokenize_sequences
@@ -84,6 +86,26 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     assert manifest["versions"]["torch"] == torch.__version__
 
 
+def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
+    sweep(REPOSITORY, **options, token_tables=True)
+    out = Path(options["out"])
+    assert sorted(p.stem for p in (out / "tokens").iterdir()) == ["step0", "step1", "step10", "step2"]
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    for step, same_as in {0: 0, 1: 0, 10: 10}.items():
+        table = pd.read_parquet(out / "tokens" / f"step{step}.parquet")
+        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V"]
+        assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
+        hidden = model(same_as)(ids, output_hidden_states=True).hidden_states[1].detach().double()
+        block = table[table["layer"] == "block.00"]
+        assert set(block["layer_index"]) == {1}
+        assert block["token_id"].tolist() == ids.unique().tolist()
+        for row in block.itertuples():
+            x = hidden[ids == row.token_id]
+            want = [len(x), x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
+            np.testing.assert_allclose([row.n, row.Q, row.M, row.V], want, rtol=1e-5, atol=1e-9)
+
+
 def test_what_was_downloaded_is_evicted_and_what_was_there_stays(run, options):
     snapshot_download(REPOSITORY, revision=run["step2"])
     snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
@@ -103,6 +125,20 @@ def test_nothing_is_left_in_a_cache_that_was_empty(run, options):
     sweep(REPOSITORY, **options)
     left = [p for p in Path(constants.HF_HUB_CACHE).rglob("*") if p.is_file() and ".locks" not in p.parts]
     assert [p.name for p in left if p.name != "CACHEDIR.TAG"] == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_a_killed_download_has_left_is_evicted(run, options, tmp_path, name):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads = Downloads(tmp_path / "notes")
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    digest = next(file.digest for file in (*contents.weights, *contents.others) if file.name == name)
+    left = Path(constants.HF_HUB_CACHE, "models--lab--tiny", "blobs", f"{digest.removeprefix('git:')}.1a2b.incomplete")
+    left.parent.mkdir(parents=True)
+    left.write_text("half")
+    downloads.evict("step0")
+    assert not left.exists()
+    assert not (tmp_path / "notes").exists()
 
 
 def test_evict_false_keeps_everything(run, options):

@@ -13,8 +13,6 @@ from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo.checkpoints import list_checkpoints
-from embedgeo.demo import Settings
-from embedgeo.demo import run as run_demo
 from embedgeo.store import SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.sweep.summary import loss_outliers
@@ -81,21 +79,6 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     assert offline.keys() == online.keys()
     assert {step for step, _, _ in online} == {0, 1, 2, 3}
     np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
-
-
-def test_a_sweep_over_the_demos_checkpoints_gives_its_history(tmp_path):
-    size = {"num_layers": 2, "hidden_size": 32, "vocab_size": 512, "seq_len": 64, "batch_size": 2}
-    run_demo(tmp_path / "demo", Settings(max_steps=3, every_n_steps=1, learning_rate=1e-3, seed=0, **size))
-    probe = str(tmp_path / "demo" / "probe.txt")
-    arguments = {"text": probe, "seq_len": 64, "num_tokens": 10**7, "batch_size": 8, "out": str(tmp_path / "out")}
-    assert sweep(str(tmp_path / "demo" / "checkpoints"), **arguments) == 0
-    offline = pd.read_csv(tmp_path / "out" / "metrics.csv")
-    online = pd.read_parquet(tmp_path / "demo" / "history.parquet")
-    keys = ["step", "layer", "metric"]
-    both = online.merge(offline, on=keys, how="left", suffixes=("", "_offline"), validate="one_to_one")
-    assert set(both["step"]) == {0, 1, 2, 3}
-    np.testing.assert_allclose(both["value_offline"], both["value"], rtol=1e-6, atol=1e-12)
-    assert both["weights_sha256"].equals(both["weights_sha256_offline"])
 
 
 @pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])
@@ -213,3 +196,20 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard").glob("events*"))) == 2
+
+
+def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):
+    local_run(tmp_path / "run", steps=(1,))
+    folder, order = SweepFolder(options["out"]), []
+    replace = Path.replace
+
+    def observed(self, target):
+        order.append((Path(target).parent.name, folder.done()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
+    assert ("tokens", set()) in order
+    assert order.index(("tokens", set())) < order.index(("checkpoints", set()))
+    with pytest.raises(ValueError, match="token_tables was True, is False"):
+        sweep(str(tmp_path / "run"), **options)

@@ -1,13 +1,16 @@
 """The presets: parsed by the command line and planned against a Hub that has each suite's names."""
 
+import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from embedgeo.cli import main
-from tests.sweeps.tiny import checkpoint_files
+from tests.sweeps.tiny import checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
 LOG = [0, *(2**k for k in range(10)), *range(1000, 144000, 1000)]
@@ -67,8 +70,33 @@ def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name
     assert list(tmp_path.glob("runs")) == []
 
 
-def test_the_array_example_gives_each_task_its_part(tmp_path):
+def test_the_array_example_gives_each_task_its_part(tmp_path, options):
+    model = str(local_run(tmp_path / "run", steps=(1, 2, 3)))
+    (tmp_path / "config.yaml").write_text(json.dumps({**options, "model": model, "text": [options["text"]]}))
+    command = tmp_path / "bin" / "embedgeo"  # in its place: what it is called with
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$HF_HUB_CACHE" "$@"\n')
+    command.chmod(0o755)
+    out, caches, taken = tmp_path / "shared", set(), []
+    for task in range(2):
+        environment = {
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "SLURM_ARRAY_TASK_COUNT": "2",
+            "CONFIG": str(tmp_path / "config.yaml"),
+            "OUT": str(out),
+        }
+        script = ["bash", str(ROOT / "examples" / "sweep.slurm"), "--trainer.accelerator", "cpu"]
+        said = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+        cache, *arguments = said.splitlines()
+        caches.add(cache)
+        assert main(arguments) == 0
+        taken.append({path.stem for path in (out / "checkpoints").iterdir()})
+    assert taken == [{"step1", "step3"}, {"step1", "step2", "step3"}]
+    assert len(caches) == 2
+
+
+def test_the_array_examples_preset_is_there():
     text = (ROOT / "examples" / "sweep.slurm").read_text()
-    assert '--shard "${SLURM_ARRAY_TASK_ID:-0}/${SLURM_ARRAY_TASK_COUNT:-1}"' in text
-    config = re.search(r"CONFIG:-(\S+?)\}", text)[1]
-    assert yaml.safe_load((ROOT / config).read_text())["model"]
+    assert (ROOT / re.search(r"CONFIG:-(\S+?)\}", text)[1]).is_file()

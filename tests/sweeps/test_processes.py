@@ -61,9 +61,8 @@ def results(out):
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
         values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    files = {
-        p.name: p.read_bytes() for p in [*(out / "checkpoints").glob("*"), out / "metrics.csv", out / "manifest.json"]
-    }
+    tables = [*(out / "checkpoints").glob("*"), *(out / "tokens").glob("*")]
+    files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
 
@@ -71,6 +70,7 @@ def results(out):
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
+    options["token_tables"] = "true"
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0
@@ -110,7 +110,7 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
     model = str(tmp_path / "run")
-    one, two = ({**options, "out": str(tmp_path / name)} for name in ("one", "two"))
+    one, two = ({**options, "token_tables": "true", "out": str(tmp_path / name)} for name in ("one", "two"))
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
     args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
     ended = run(args, environment, tmp_path)
@@ -123,6 +123,9 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     pd.testing.assert_frame_equal(a[keys], b[keys])
     sampled = a["metric"].isin(["intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"])
     np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
+    for step in (1, 2, 8, 9):
+        a, b = (pd.read_parquet(Path(out["out"]) / "tokens" / f"step{step}.parquet") for out in (one, two))
+        pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_exit_statuses_and_help(options, environment, tmp_path):

@@ -128,6 +128,7 @@ def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_re
         first = lacking or sorted(map(str, info["mismatched_keys"]))
         raise ValueError(f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}.")
     has_head = auto_class is not AutoModel and not missing
+    model.config.use_cache = False  # nothing is generated
     return LoadedModel(model.eval(), is_encoder(config), has_head)
 
 

@@ -6,9 +6,11 @@ It writes, under one folder:
 - ``checkpoints/step{N}``: model and tokenizer as Hugging Face folders, at exactly the measured steps;
 - ``history.parquet``: the monitor's numbers, a record a row, in the columns of a sweep's records;
 - ``probe.txt``: the held-out text that was measured;
+- ``sweep``: the same numbers again, from the checkpoints, as ``embedgeo sweep`` gives them, with tables of token types,
+  and ``sweep/report``: the page that ``embedgeo report`` makes of them;
 - ``demo.yaml``: the settings, for ``embedgeo demo --config``.
 
-The numbers can be had again from the checkpoints: the whole of ``probe.txt`` is tokenized as one document and cut
+How the sweep comes to the same numbers: the whole of ``probe.txt`` is tokenized as one document and cut
 into consecutive sequences (`embedgeo.text.cut_sequences`) of ``seq_len`` tokens, run in
 batches of 8, in float32 on a CPU.
 """
@@ -18,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -25,7 +28,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from embedgeo.callback import GeometryMonitor
-from embedgeo.demo.outcome import show, to_records
+from embedgeo.demo.outcome import compare, show, to_records
 from embedgeo.demo.training import (
     HEAD_WIDTH,
     LanguageModel,
@@ -36,12 +39,15 @@ from embedgeo.demo.training import (
     quiet,
     training_batches,
 )
+from embedgeo.report import write_report
 from embedgeo.schedule import log_spaced_steps
+from embedgeo.sweep import sweep
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 __all__ = ["Settings", "run"]
 
 SETTINGS_FILE = "demo.yaml"
+PROBE_BATCH = 8
 
 
 def run(out: Path, settings: Settings) -> None:
@@ -71,7 +77,7 @@ def run(out: Path, settings: Settings) -> None:
     monitor = GeometryMonitor(
         settings.every_n_steps,
         extra_steps=sorted(steps),
-        probe=DataLoader(sequences, batch_size=8),
+        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
         on_error="raise",
     )
     checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
@@ -96,6 +102,20 @@ def run(out: Path, settings: Settings) -> None:
         )
     records = to_records(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
+    console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
+    with quiet():
+        sweep(
+            str(out / "checkpoints"),
+            text=str(out / "probe.txt"),
+            num_tokens=probe.numel(),
+            seq_len=settings.seq_len,
+            batch_size=PROBE_BATCH,
+            token_tables=True,
+            out=str(out / "sweep"),
+            trainer={"accelerator": "cpu"},
+        )
+    console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
+    write_report([out / "sweep"])
     show(console, out, records)
 
 
@@ -105,7 +125,7 @@ def _make_empty(out: Path) -> None:
         raise FileExistsError(f"--out must be a new or empty folder, or an earlier demo; {out} holds something else.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "history.parquet").unlink(missing_ok=True)
-    for name in ("checkpoints", "tensorboard"):
+    for name in ("checkpoints", "tensorboard", "sweep"):
         if (out / name).exists():
             shutil.rmtree(out / name)
 

@@ -24,6 +24,19 @@ def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFr
     return frame
 
 
+def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
+    """Whether the numbers of a sweep are those of the monitor, in a sentence."""
+    keys = ["step", "layer", "metric"]
+    both = online.merge(offline, on=keys, how="left", suffixes=("", "_again"))
+    value, again = both["value"], both["value_again"]
+    apart = (value - again).abs() / value.abs().clip(lower=1e-12)
+    num_same = int(((apart <= 1e-6) | (value.isna() & again.isna())).sum())
+    largest = f"the largest relative difference is {apart.max():.1g}"
+    if num_same == len(both):
+        return f"The sweep gives the monitor's {num_same:,} numbers again: {largest}."
+    return f"The sweep gives only {num_same:,} of the monitor's {len(both):,} numbers again to 1e-6: {largest}."
+
+
 def show(console: Console, out: Path, records: pd.DataFrame) -> None:
     """What happened, where it lies, what to open."""
     table = Table("layer", title="first → last step, and the peak (or low) with its step", box=None)
@@ -39,6 +52,8 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
         ("checkpoints", "a Hugging Face folder for each measured step"),
         ("history.parquet", f"{len(records):,} records: every metric at every layer and measured step"),
         ("probe.txt", "the held-out text that was measured"),
+        ("sweep", "the same numbers out of the checkpoints, and Q, M, V of each token type"),
+        ("sweep/report/index.html", "all of it in figures: open it in a browser"),
         ("tensorboard", "the curves; to look at them:"),
     ):
         console.print(f"[bold]{out / name}[/bold]  {content}", highlight=False, soft_wrap=True)

@@ -1,13 +1,13 @@
 """Geometry over the checkpoints of training runs: the commands ``embedgeo sweep`` and ``embedgeo check``."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.store import SweepFolder
 from embedgeo.sweep.plan import Planned, describe, make_plan, parse_shard, shard_of
-from embedgeo.sweep.settings import Settings, default_out, trainer_options, versions
+from embedgeo.sweep.quiet import quiet
+from embedgeo.sweep.settings import Settings, default_out, versions
 from embedgeo.text import hash_documents, read_documents
 
 __all__ = ["check", "sweep"]
@@ -26,6 +26,7 @@ def sweep(
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32",
     skip_first_positions: int = 0,
     ignore_token_ids: list[int] = [],  # noqa: B006
+    token_tables: bool = False,
     out: str | None = None,
     shard: str = "0/1",
     evict: bool = True,
@@ -54,6 +55,7 @@ def sweep(
         dtype: of the weights.
         skip_first_positions: leave out so many positions at the start of every sequence.
         ignore_token_ids: leave out these tokens.
+        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer.
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
         evict: take what this sweep downloads out of the cache again; never what was there before.
@@ -70,7 +72,6 @@ def sweep(
         OSError: the folder cannot be written, or the source cannot be listed.
     """
     models = (model,) if isinstance(model, str) else tuple(model)
-    options = trainer_options(trainer)
     part = parse_shard(shard)
     documents = read_documents([text] if isinstance(text, str) else text)
     settings = Settings(
@@ -87,17 +88,18 @@ def sweep(
         ignore_token_ids=tuple(ignore_token_ids),
         model_class=model_class,
         trust_remote_code=trust_remote_code,
-        precision=options.get("precision"),
+        token_tables=token_tables,
+        precision=(trainer or {}).get("precision"),
         text_sha256=hash_documents(documents),
     )
     folder = SweepFolder(out or default_out(models))
     folder.require_same(settings.as_manifest())
-    with _quiet():
+    with quiet():
         if dry_run:
             plan = make_plan(models, revisions, steps, _known_hash(folder))
             print(describe(shard_of(plan, part), folder.done()))
             return 0
-        return _run(settings, options, part, documents, folder, evict)
+        return _run(settings, trainer or {}, part, documents, folder, evict)
 
 
 def _run(
@@ -110,8 +112,9 @@ def _run(
 ) -> int:
     from embedgeo.sweep.measure import probe_loader
     from embedgeo.sweep.probe_text import ProbeText, empty_text, prepare_text
-    from embedgeo.sweep.run import Sweep, make_trainer, rendezvous
+    from embedgeo.sweep.run import Sweep
     from embedgeo.sweep.summary import summarize
+    from embedgeo.sweep.trainer import make_trainer, rendezvous
 
     trainer = make_trainer(options)
     job: tuple[list[Planned], list[Planned], ProbeText] | None = None
@@ -150,7 +153,7 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     Returns:
         Exit status: 0 all different, 1 some have the same weights, or share a file of them, 3 some cannot be read.
     """
-    with _quiet():
+    with quiet():
         plan = make_plan(model, revisions, steps)
     groups: dict[str, list[str]] = {}
     for planned in plan:
@@ -200,34 +203,3 @@ def _known_hash(folder: SweepFolder) -> Any:
         return str(folder.read(name)["weights_sha256"].iloc[0]) if name in done else None
 
     return known
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars and advice of the libraries underneath: a sweep has its own."""
-    import logging
-
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    hub_level, transformers_level = hub_logging.get_verbosity(), transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    disable_progress_bars()
-    transformers_logging.disable_progress_bar()
-    hub_logging.set_verbosity(logging.ERROR)
-    transformers_logging.set_verbosity(logging.ERROR)
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        enable_progress_bars()
-        if bars:
-            transformers_logging.enable_progress_bar()
-        hub_logging.set_verbosity(hub_level)
-        transformers_logging.set_verbosity(transformers_level)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -1,17 +1,14 @@
 """The loop over checkpoints: fetch, load, measure, write, evict; the next is fetched while one is measured."""
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,42 +19,18 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch.utils.data import DataLoader, TensorDataset
 
-from embedgeo.checkpoints import hub, loading
+from embedgeo.checkpoints import loading
 from embedgeo.store import SweepFolder, records_of
+from embedgeo.sweep.fetching import Fetching, folder_of
 from embedgeo.sweep.measure import MODEL, Measurement, Row, probe_loader
 from embedgeo.sweep.plan import Planned, reason
 from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.settings import Settings
 from embedgeo.sweep.summary import headline
 
-
-class Rendezvous(LightningModule):
-    """Predicts nothing: the Trainer starts the other processes for it."""
-
-    def predict_step(self, batch: Any, batch_idx: int) -> int:
-        """Nothing."""
-        return batch_idx
-
-
-def make_trainer(options: dict[str, Any]) -> Trainer:
-    """The Trainer.
-
-    Raises:
-        ValueError: options that it does not take, or a strategy that forgets its processes between checkpoints.
-    """
-    try:
-        trainer = Trainer(**options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"trainer must be options of lightning's Trainer; got {options} ({error}).") from error
-    except Exception as error:  # lightning's MisconfigurationException
-        raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-        raise ValueError(  # noqa: TRY004 - it is the user's choice of a value
-            "trainer.strategy must keep its processes over the sweep, as ddp does; got one that spawns."
-        )
-    return trainer
+Results = tuple[pd.DataFrame, pd.DataFrame | None]
+"""Records, and the table of token types where that was asked for."""
 
 
 class Sweep:
@@ -90,28 +63,21 @@ class Sweep:
         self.plan = {planned.name: planned for planned in plan}
         self.series = {planned.name: planned.checkpoint.position.series for planned in plan}
         self.out = out
-        self.evict = evict
         self.failures: dict[str, str] = {}
-        self._downloads = hub.Downloads(out.path / ".downloads" / str(trainer.node_rank))
-        self._fetches: dict[str, Future[Path]] = {}
-        self._evictions: list[Future[None]] = []
+        self._fetching = Fetching(out.path / ".downloads" / str(trainer.node_rank), evict)
         self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
 
     def run(self) -> dict[str, str]:
         """Do everything that is pending; returns the reasons of those that failed, by name."""
-        with ThreadPoolExecutor(1) as worker, self._progress() as progress:
-            self._worker = worker
-            try:
-                self._evict_done()
-                for i, planned in enumerate(self.pending):
-                    progress.update(TaskID(0), description=planned.name)
-                    self._finish(planned, i, progress.console)
-                    progress.update(TaskID(0), advance=1)
-            except BaseException:
-                worker.shutdown(cancel_futures=True)  # the notes tell the next run what to evict
-                raise
-            for problem in {str(eviction.exception()) for eviction in self._evictions if eviction.exception()}:
-                progress.console.print(f"not evicted from the cache: {problem}", markup=False)
+        with self._progress() as progress, self._fetching as fetching:
+            if self.trainer.local_rank == 0:
+                fetching.evict_done(self.out.done())
+            for i, planned in enumerate(self.pending):
+                progress.update(TaskID(0), description=planned.name)
+                self._finish(planned, i, progress.console)
+                progress.update(TaskID(0), advance=1)
+        for problem in self._fetching.problems():
+            print(f"not evicted from the cache: {problem}")
         if self.trainer.is_global_zero:
             self.out.rebuild(self.series)
         return self.failures
@@ -119,11 +85,9 @@ class Sweep:
     def _finish(self, planned: Planned, index: int, console: Console) -> None:
         started = time.monotonic()
         try:
-            records = self._copied(planned)
-            if records is None:
-                records = self._measured(planned, index)
+            records, tokens = self._copied(planned) or self._measured(planned, index)
             if self.trainer.is_global_zero:
-                self.out.write(planned.name, records)
+                self.out.write(planned.name, records, tokens)
         except Exception as error:
             why = self.failures[planned.name] = planned.error or reason(error)
             if self.trainer.is_global_zero:
@@ -135,14 +99,12 @@ class Sweep:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._rebuild_sometimes()
         finally:
-            self._fetches.pop(planned.name, None)
-            self._downloads.release(planned.name)
-            if self.evict and planned.checkpoint.path is None and self.trainer.local_rank == 0:
-                self._evictions.append(self._worker.submit(self._downloads.evict, planned.name))
+            if self.trainer.local_rank == 0:
+                self._fetching.finish(planned)
 
-    def _copied(self, planned: Planned) -> pd.DataFrame | None:
-        """The records of the checkpoint that this one duplicates, as its own; None where it is to be measured."""
-        records = None
+    def _copied(self, planned: Planned) -> Results | None:
+        """The results of the checkpoint that this one duplicates, as its own; None where it is to be measured."""
+        results = None
         original = planned.duplicate_of
         if self.trainer.is_global_zero and original in self.out.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
@@ -150,54 +112,50 @@ class Sweep:
                     copied = self.out.read(original)
                     rows = copied[copied["metric"] != "tokens_seen"][["layer", "layer_index", "metric", "value"]]
                     own = [*rows.itertuples(index=False, name=None), *_tokens_seen(planned)]
-                    records = records_of(own, **self._columns(planned))
-        return self.trainer.strategy.broadcast(records)
+                    tokens = self.out.read_tokens(original) if self.settings.token_tables else None
+                    results = records_of(own, **self._columns(planned)), tokens
+        return self.trainer.strategy.broadcast(results)
 
-    def _measured(self, planned: Planned, index: int) -> pd.DataFrame:
+    def _measured(self, planned: Planned, index: int) -> Results:
         """Every step that can fail on one rank is followed by one on which all agree."""
         path, error = None, None
         try:
             if planned.error:
                 raise FileNotFoundError(planned.error)
             if self.trainer.local_rank == 0:
-                path = self._fetch(planned).result()
+                path = self._fetching.start(planned).result()
         except Exception as caught:
             error = caught
         self._agree(error)
         loaded = None
         try:
-            path = path or self._folder(planned)
-            loaded = self._load(planned, path)
+            loaded = self._load(planned, path or folder_of(planned))
             if loading.num_token_types(loaded.model) is not None:
                 require_vocabulary(loaded.model, self.text.token_ids)
         except Exception as caught:
             error = caught
         self._agree(error)
         assert loaded is not None
-        self._downloads.release(planned.name)
         if self.trainer.local_rank == 0:
-            self._prefetch(index + 1)
-        measurement = Measurement(
-            loaded,
-            self.settings.layers,
-            skip_first_positions=self.settings.skip_first_positions,
-            ignore_token_ids=self.settings.ignore_token_ids,
-            mask_token_id=self.text.mask_token_id,
-        )
+            self._fetching.release(planned)
+            upcoming = (p for p in self.pending[index + 1 :] if not p.duplicate_of and not p.error)
+            for following in islice(upcoming, 1):  # duplicates are expected to be copied
+                self._fetching.start(following)
+        measurement = Measurement(loaded, self.settings, self.text.mask_token_id)
         del loaded
         try:
-            with _without_advice():
-                loader = probe_loader(
-                    self.text.token_ids,
-                    self.text.masked,
-                    self.settings.batch_size,
-                    rank=self.trainer.global_rank,
-                    world_size=self.trainer.world_size,
-                )
-                self.trainer.predict(measurement, loader, return_predictions=False)
+            loader = probe_loader(
+                self.text.token_ids,
+                self.text.masked,
+                self.settings.batch_size,
+                rank=self.trainer.global_rank,
+                world_size=self.trainer.world_size,
+            )
+            self.trainer.predict(measurement, loader, return_predictions=False)
         finally:
             measurement.release()
-        return records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
+        records = records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
+        return records, measurement.tokens
 
     def _agree(self, error: Exception | None) -> None:
         """Raise on every rank if there is an error on one."""
@@ -205,33 +163,6 @@ class Sweep:
             raise error or RuntimeError("it failed on another rank")
         if error is not None:
             raise error
-
-    def _fetch(self, planned: Planned) -> "Future[Path]":
-        name = planned.name
-        if name not in self._fetches:
-            self._fetches[name] = self._worker.submit(self._fetch_now, planned)
-        return self._fetches[name]
-
-    def _fetch_now(self, planned: Planned) -> Path:
-        checkpoint = planned.checkpoint
-        if checkpoint.path is not None:
-            return checkpoint.path
-        assert planned.contents is not None
-        self._downloads.lease(planned.name, checkpoint.commit)
-        if self.evict:
-            self._downloads.note(planned.name, checkpoint.model, checkpoint.commit, planned.contents)
-        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents)
-
-    def _folder(self, planned: Planned) -> Path:
-        """Where another rank of this machine has put the files."""
-        return planned.checkpoint.path or hub.snapshot_folder(planned.checkpoint.model, planned.checkpoint.commit)
-
-    def _prefetch(self, start: int) -> None:
-        """Begin to fetch the next one that has to be: duplicates are expected to be copied."""
-        for planned in self.pending[start:]:
-            if not planned.duplicate_of and not planned.error:
-                self._fetch(planned)
-                return
 
     def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
         if path.is_file():
@@ -265,14 +196,6 @@ class Sweep:
                 self.out.rebuild(self.series)
             self._rebuilt = started, time.monotonic() - started
 
-    def _evict_done(self) -> None:
-        """What an earlier run, killed meanwhile, has left in the cache of checkpoints that are done."""
-        if self.evict and self.trainer.local_rank == 0:
-            done = self.out.done()
-            for name in self._downloads.noted():
-                if name in done:
-                    self._evictions.append(self._worker.submit(self._downloads.evict, name))
-
     @contextmanager
     def _progress(self) -> Iterator[Progress]:
         columns = (
@@ -288,23 +211,6 @@ class Sweep:
             yield progress
 
 
-def rendezvous(trainer: Trainer) -> None:
-    """Start the other processes, and meet them."""
-    if trainer.world_size > 1:
-        with _without_advice():
-            loader = DataLoader(TensorDataset(torch.zeros(trainer.world_size)))
-            trainer.predict(Rendezvous(), loader, return_predictions=False)
-
-
 def _tokens_seen(planned: Planned) -> list[Row]:
     tokens = planned.checkpoint.position.tokens
     return [] if tokens is None else [(MODEL, -1, "tokens_seen", float(tokens))]
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Without lightning's advice on the Trainer's options, which are the user's choice, and on loading from memory."""
-    with warnings.catch_warnings():
-        for message in (".*does not have many workers", "GPU available but not used", ".*treespec, LeafSpec"):
-            warnings.filterwarnings("ignore", message)
-        yield

@@ -1,7 +1,7 @@
 """What a sweep is asked for."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ class Settings:
     ignore_token_ids: Sequence[int]
     model_class: str | None
     trust_remote_code: bool
+    token_tables: bool
     precision: str | int | None
     text_sha256: str = field(default="")
 
@@ -59,23 +60,3 @@ def versions() -> dict[str, str]:
 def default_out(model: Sequence[str]) -> Path:
     """Where a sweep goes unless told otherwise: ``runs/sweep-`` and the name of the (first) model."""
     return Path("runs") / f"sweep-{Path(model[0]).name.replace('*', '') or 'model'}"
-
-
-def trainer_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the Trainer is made with: what was asked for, over what a sweep needs.
-
-    Raises:
-        ValueError: an option that a sweep decides itself.
-    """
-    own = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "inference_mode": True,
-        "use_distributed_sampler": False,
-    }
-    taken = sorted(own.keys() & (options or {}).keys())
-    if taken:
-        raise ValueError(f"trainer takes what says where and how to run; a sweep decides {', '.join(taken)} itself.")
-    return {"devices": 1, **(options or {}), **own}

@@ -1,0 +1,109 @@
+"""What has been downloaded into the cache, and taking it out again."""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock
+from huggingface_hub import constants, scan_cache_dir
+
+from embedgeo.checkpoints.files import Contents
+from embedgeo.checkpoints.hub import repository_folder, snapshot_folder
+
+_HASH = re.compile(r"[0-9a-f]{40,64}")
+
+
+class Downloads:
+    """What a sweep has downloaded: written down before each download, so that it is evicted also after a kill.
+
+    Between `lease` and `release` no other sweep on this machine evicts the commit.
+
+    Args:
+        journal: a folder of its own, in another one, for the notes.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self._leases: dict[str, FileLock] = {}
+
+    def lease(self, name: str, commit: str) -> None:
+        """Wait until no other sweep uses or evicts the commit, and keep others from it."""
+        if name not in self._leases:
+            lock = _lock(commit)
+            lock.acquire()
+            self._leases[name] = lock
+
+    def release(self, name: str) -> None:
+        """Let others have the commit; does nothing where there is no lease."""
+        lock = self._leases.pop(name, None)
+        if lock is not None:
+            lock.release()
+
+    def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
+        """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
+        path = self._path(name)
+        if path.exists() and json.loads(path.read_text())["cache"] == constants.HF_HUB_CACHE:
+            return  # an earlier run has begun: what is there now is ours
+        snapshot = snapshot_folder(repository, commit)
+        note = {
+            "cache": constants.HF_HUB_CACHE,
+            "repository": repository,
+            "commit": commit,
+            "files": [file for file in contents.names if not (snapshot / file).exists()],
+            "blobs": [file.digest.removeprefix("git:") for file in (*contents.weights, *contents.others)],
+        }
+        self.journal.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(note))
+        temporary.replace(path)
+
+    def evict(self, name: str) -> None:
+        """Take out of the cache what was noted, and the note away."""
+        path = self._path(name)
+        if not path.exists():
+            return
+        note = json.loads(path.read_text())
+        if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
+            with _lock(note["commit"]):
+                _remove(note["repository"], note["commit"], note["files"], note["blobs"])
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.journal.rmdir()
+            self.journal.parent.rmdir()
+
+    def noted(self) -> list[str]:
+        """Names of the checkpoints of which there is a note."""
+        return sorted(path.stem for path in self.journal.glob("*.json"))
+
+    def _path(self, name: str) -> Path:
+        return self.journal / f"{name}.json"
+
+
+def _lock(commit: str) -> FileLock:
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"embedgeo-{commit}.lock", thread_local=False)
+
+
+def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:
+    """Take files of a commit out of the cache, what a killed process has left of their blobs, and empty folders."""
+    folder, snapshot = repository_folder(repository), snapshot_folder(repository, commit)
+    if snapshot.exists():
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+        ours = {snapshot / file for file in files}
+        cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
+        cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
+    for digest in filter(_HASH.fullmatch, blobs):
+        if any(folder.glob(f"blobs/{digest}*.incomplete")):
+            lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock):
+                for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
+                    leftover.unlink(missing_ok=True)
+    if not any(snapshot.glob("*")):
+        (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
+    for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
+        with suppress(OSError):  # not empty, or not there
+            empty.rmdir()

@@ -1,0 +1,37 @@
+"""A sweep has its own progress bar, and says itself what matters."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+_ADVICE = (  # on the Trainer's options, which are the user's choice, and on loading from memory
+    ".*does not have many workers",
+    "GPU available but not used",
+    ".*treespec, LeafSpec",
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and advice of the libraries underneath."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    with ExitStack() as after, warnings.catch_warnings():
+        for message in _ADVICE:
+            warnings.filterwarnings("ignore", message)
+        for library in (hub_logging, transformers_logging):
+            after.callback(library.set_verbosity, library.get_verbosity())
+            library.set_verbosity(logging.ERROR)
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logger = logging.getLogger(name)
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        after.callback(enable_progress_bars)
+        disable_progress_bars()
+        if transformers_logging.is_progress_bar_enabled():
+            after.callback(transformers_logging.enable_progress_bar)
+        transformers_logging.disable_progress_bar()
+        yield
