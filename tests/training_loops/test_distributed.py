@@ -27,7 +27,7 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     for rank in range(WORLD_SIZE):
         folder.joinpath(str(rank)).mkdir()
-    return on_two_ranks(everything, folder, folder)
+    return on_two_ranks(everything, folder, folder, seconds=300)  # some 25 on a free machine
 
 
 def by_step(history):
