@@ -18,7 +18,7 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
 failed (the next run tries only those)."""
 
-_LISTS = {"--text"}
+_LISTS = {"--text", "--dirs"}
 """Options that take several values, as in ``--text a.txt b.txt``."""
 
 
@@ -66,6 +66,20 @@ def demo(
     run(out, settings)
 
 
+def report(dirs: list[str], out: Path | None = None) -> None:
+    """Draw what runs have measured: figures with their numbers, and one page; usage: embedgeo report DIR [DIR ...].
+
+    Args:
+        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files); several are
+            compared with each other.
+        out: the folder to write to; default: ``report`` in the first folder. An earlier report in it is replaced; a
+            folder with anything else is refused.
+    """
+    from embedgeo.report import write_report
+
+    print(write_report([Path(folder) for folder in dirs], out))
+
+
 class _Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, without the list of all options."""
@@ -87,9 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: after ``--help`` (0) and for a wrong option (2).
     """
     arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    if arguments[:1] == ["report"]:
+        arguments = name_folders(arguments)
     try:
         status = auto_cli(
-            {"demo": demo, "sweep": sweep, "check": check},
+            {"demo": demo, "sweep": sweep, "check": check, "report": report},
             args=spread_lists(arguments),
             as_positional=False,
             parser_class=_Parser,
@@ -100,6 +116,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return int(status or 0)
+
+
+def name_folders(arguments: Sequence[str]) -> list[str]:
+    """Write ``report a b --out c`` as ``report --dirs a b --out c``.
+
+    >>> name_folders(["report", "a", "--out", "c", "b"])
+    ['report', '--dirs', 'a', 'b', '--out', 'c']
+    """
+    folders: list[str] = []
+    options: list[str] = []
+    for argument in arguments[1:]:
+        is_value = bool(options) and options[-1].startswith("--") and "=" not in options[-1]
+        (options if argument.startswith("-") or is_value else folders).append(argument)
+    return ["report", *(["--dirs", *folders] if folders else []), *options]
 
 
 def spread_lists(arguments: Sequence[str]) -> list[str]:

@@ -185,6 +185,15 @@ def term(metric: str) -> Term:
     return TERMS.get(metric, Term(metric, "value", "A metric of your own."))
 
 
+def is_processed(metric: str) -> bool:
+    """Whether a metric is one of the rows after processing.
+
+    >>> is_processed("mean_cosine_whitened"), is_processed("anisotropy_standardized")
+    (True, False)
+    """
+    return _PROCESSED.fullmatch(metric) is not None
+
+
 def in_order(metrics: "set[str] | list[str]") -> list[str]:
     """Metrics in the order in which to look at them; unknown ones last."""
     rank = {metric: i for i, metric in enumerate(TERMS)}

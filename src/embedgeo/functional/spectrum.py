@@ -195,7 +195,7 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
     finite = bool(s.isfinite().all())
     eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) if finite else variance * torch.nan
-    return {"anisotropy": ratio(eigenvalues[0], trace), **values, **_full_spectrum_values(eigenvalues)}
+    return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
@@ -205,7 +205,8 @@ def varying_scatter(scatter: Scatter) -> Tensor:
     return scatter.scatter * varies[:, None] * varies
 
 
-def _full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
+def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
+    """What `spectrum_values` adds with ``full``, given the eigenvalues of the scatter, descending, shape (d,)."""
     dim, total = len(eigenvalues), eigenvalues.sum()
     share = ratio(eigenvalues.sqrt(), eigenvalues.sqrt().sum())
     direction = ratio(eigenvalues, torch.linalg.vector_norm(eigenvalues)) * math.sqrt(dim)

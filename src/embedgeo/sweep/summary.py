@@ -1,16 +1,13 @@
 """What a sweep says: a line a checkpoint, and what to look at in the end."""
 
-import math
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping
 
 import pandas as pd
 
+from embedgeo.outliers import loss_outliers
 from embedgeo.sweep.measure import MODEL
 
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension")
-_LEAST_JUMP = 0.5
-"""Nats by which a loss has to leave the range of its neighbours to be pointed out."""
 
 
 def headline(records: pd.DataFrame) -> str:
@@ -22,40 +19,6 @@ def headline(records: pd.DataFrame) -> str:
         blocks = records[records["layer"] != MODEL]
     means = blocks.groupby("metric")["value"].mean()
     return "  ".join([*parts, *(f"{key} {means[key]:.4g}" for key in _HEADLINES if key in means)])
-
-
-def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
-    """Checkpoints whose loss lies outside the range of their neighbours' by far more than others' do.
-
-    Args:
-        losses: name and loss of the checkpoints of one series, by step.
-
-    Returns:
-        Their names. A loss that is not finite is one; the first checkpoint has no neighbour before it, and is not.
-
-    >>> loss_outliers([("step1", 9.0), ("step2", 5.0), ("step3", 12.7), ("step4", 3.0)])
-    ['step3']
-    """
-    finite = [(name, loss) for name, loss in losses if math.isfinite(loss)]
-    far = {name for name, loss in losses if not math.isfinite(loss)}
-    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like some
-        jumps = _jumps([loss for _, loss in finite])
-        farthest = max(range(len(finite)), key=jumps.__getitem__)
-        elsewhere = [0.0, *jumps[: max(0, farthest - 1)], *jumps[farthest + 2 :]]
-        if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(elsewhere)):
-            break
-        far.add(finite.pop(farthest)[0])
-    return [name for name, _ in losses if name in far]
-
-
-def _jumps(losses: Sequence[float]) -> list[float]:
-    """How far each lies out of the range of the two beside it; the last may fall as it likes, the first is free."""
-    jumps = [0.0]
-    for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
-        highest = before if after is None else max(before, after)
-        lowest = loss if after is None else min(before, after)
-        jumps.append(max(0.0, loss - highest, lowest - loss))
-    return jumps
 
 
 def summarize(

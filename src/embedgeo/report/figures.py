@@ -1,0 +1,242 @@
+"""Figures of metrics over steps and layers, for one run and for several."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+
+from embedgeo.glossary import is_processed, term
+from embedgeo.report.drawing import (
+    NULL,
+    RUNS,
+    Array,
+    Drawn,
+    depth_bar,
+    is_logarithmic,
+    layer_axis,
+    legend,
+    lines,
+    new_figure,
+    number,
+    short,
+    step_axis,
+    time_bar,
+    value_axis,
+    value_bar,
+)
+from embedgeo.report.runs import Run
+
+_BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
+PARTS = {"M": "#0072b2", "V_W": "#009e73", "V_B": "#e69f00"}
+
+
+def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
+    """A metric against the step: a line a layer, the mean over blocks, and the null's."""
+    table, reference = run.table(metric), run.table(metric, null)
+    mean, null_mean = table[run.blocks].mean(axis=1), reference[run.blocks].mean(axis=1)
+    of = term(metric)
+    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
+    step_axis(ax, run.steps)
+    lines(ax, table.index.to_numpy(), table.to_numpy().T, depth_bar(ax, run.layers))
+    ax.plot(mean, label="mean over blocks", **_BOLD)
+    value_axis(ax, of, table.to_numpy(), null_mean)
+    legend(figure, ax)
+    numbers = table.assign(**{"mean over blocks": mean, "random": null_mean})
+    alt = f"{of.name} against optimizer step, a line for each of {len(run.layers)} layers."
+    return Drawn(
+        f"{metric}-dynamics", figure, numbers, alt, f"Mean over blocks: {_course(mean)}{_null_text(null_mean)}"
+    )
+
+
+def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
+    """A metric against the layer: a line a step, and the null's at the last step."""
+    table, reference = run.table(metric)[run.depth], run.table(metric, null)[run.depth].iloc[-1]
+    of = term(metric)
+    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
+    layer_axis(ax, run.depth)
+    x = np.arange(float(len(run.depth)))
+    lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
+    last = table.iloc[-1]
+    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
+    value_axis(ax, of, table.to_numpy(), pd.Series(reference.to_numpy(), x))
+    legend(figure, ax)
+    numbers = table.T.assign(random=reference)
+    alt = f"{of.name} against layer, a line for each of {len(run.steps)} steps."
+    return Drawn(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
+
+
+def heatmap(run: Run, metric: str) -> Drawn:
+    """A metric as colour over steps and layers."""
+    table = run.table(metric)[run.depth].T
+    of = term(metric)
+    values = table.to_numpy()
+    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
+    step_axis(ax, run.steps)
+    layer_axis(ax, run.depth, vertical=True, most=12)
+    is_log = is_logarithmic(of, values)
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0, 1)
+    norm = LogNorm(low, high) if is_log else Normalize(low, high)
+    ax.set_facecolor("#d0d0d0")
+    ax.grid(visible=False)
+    edges = _edges(ax, run.steps)
+    ax.pcolormesh(
+        edges, np.arange(len(table) + 1) - 0.5, np.ma.masked_invalid(values), norm=norm, cmap="cividis", rasterized=True
+    )
+    ax.set_xlim(edges[0], edges[-1])
+    bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""))
+    bar.ax.yaxis.set_major_formatter(short)
+    place = divmod(int(np.nanargmax(values)), values.shape[1]) if finite.size else (0, 0)
+    text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {number(values[place])}."
+    alt = f"{of.name} as colour over steps and layers."
+    return Drawn(f"{metric}-heatmap", figure, table, alt, text if finite.size else "Undefined everywhere.")
+
+
+def _edges(ax: Axes, steps: Sequence[int]) -> Array:
+    """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
+    transform = ax.xaxis.get_transform()
+    at = transform.transform(np.array(steps, dtype=float))
+    middle = (at[1:] + at[:-1]) / 2
+    return transform.inverted().transform(np.concatenate((at[:1], middle, at[-1:])))
+
+
+def decomposition(run: Run) -> Drawn:
+    """How the mean squared norm is made up: common offset, variance within tokens and between them."""
+    kind = "_unbiased" if "V_W_unbiased" in run.values else ""
+    columns = {part: part if part == "M" else f"{part}{kind}" for part in PARTS}
+    parts = pd.DataFrame({part: run.values[column].clip(lower=0) for part, column in columns.items()})
+    shares = parts.div(parts.sum(axis=1), axis=0)
+    over_steps = shares[shares.index.isin(run.blocks, "layer")].groupby("step").mean()
+    at_last = shares.loc[run.steps[-1]].reindex(run.depth)
+    subtitle = f"shares of the mean squared norm, {'unbiased' if kind else 'plug-in'} estimates of V_W and V_B"
+    figure, (left, right) = new_figure("What Q is made of", subtitle, panels=2)
+    if len(run.steps) > 1:
+        left.stackplot(run.steps, over_steps.to_numpy().T, colors=list(PARTS.values()), lw=0)
+    step_axis(left, run.steps)
+    left.set_title("mean over blocks", fontsize=8.8)
+    bottom = np.zeros(len(at_last))
+    labels = {"M": "M, common offset", "V_W": "V_W, within tokens", "V_B": "V_B, between tokens"}
+    for part, colour in PARTS.items():
+        height = at_last[part].to_numpy(na_value=0)
+        right.bar(np.arange(len(at_last)), height, 0.86, bottom, color=colour, label=labels[part])
+        bottom += height
+    layer_axis(right, run.depth)
+    right.set_title(f"step {run.steps[-1]:,}", fontsize=8.8)
+    for ax in (left, right):
+        ax.set_ylim(0, 1)
+        ax.grid(visible=False)
+    left.set_ylabel("share of Q")
+    legend(figure, right)
+    numbers = shares.reindex(run.depth, level="layer")
+    first, last = (over_steps.loc[step] for step in (run.steps[0], run.steps[-1]))
+    text = "; ".join(f"{labels[part]} {first[part]:.0%} → {last[part]:.0%}" for part in PARTS)
+    alt = "Shares of M, V_W and V_B in Q, stacked: over steps, and by layer at the last step."
+    return Drawn("decomposition", figure, numbers, alt, f"Mean over blocks, first → last step: {text}.")
+
+
+def after_processing(run: Run) -> Drawn:
+    """Anisotropy and mean cosine at the last step, before and after each after-processing."""
+    figure, axes = new_figure("After-processing", f"step {run.steps[-1]:,}", panels=2)
+    shown: dict[str, pd.Series] = {}
+    for ax, metric in zip(axes, ("anisotropy", "mean_cosine"), strict=True):
+        found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
+        for key, colour in zip([metric, *found], cycle(["black", *RUNS]), strict=False):
+            shown[key] = run.table(key)[run.depth].iloc[-1]
+            name = key.removeprefix(f"{metric}_").replace("_", " ") if key != metric else "as it is"
+            ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
+        layer_axis(ax, run.depth)
+        ax.set_ylabel(term(metric).name)
+        ax.legend(loc="best", fontsize=8)
+    numbers = pd.DataFrame(shown)
+    means = numbers[numbers.index.isin(run.blocks)].mean()
+    text = "; ".join(f"{term(str(key)).name} {number(value)}" for key, value in means.items())
+    alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
+    return Drawn("after-processing", figure, numbers, alt, f"Means over blocks: {text}.")
+
+
+def processed_metrics(run: Run) -> list[str]:
+    """Metrics of the rows after processing."""
+    return [metric for metric in run.metrics if is_processed(metric)]
+
+
+def loss(run: Run, outliers: Sequence[int]) -> Drawn:
+    """The loss on the measured text, with those out of line with their neighbours."""
+    values = run.model["loss"].dropna()
+    of = term("loss")
+    figure, (ax,) = new_figure(of.name, of.unit)
+    value_axis(ax, of, values.to_numpy())
+    step_axis(ax, run.steps)
+    ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
+    far = values[values.index.isin(outliers)]
+    ax.plot(far, ls="", marker="x", ms=9, mew=2, color=NULL, label="out of line with its neighbours")
+    if len(far):
+        ax.legend(loc="best")
+    return Drawn("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
+
+
+def compare_dynamics(runs: Sequence[Run], metric: str) -> Drawn:
+    """The mean over blocks of several runs against the step."""
+    curves = {run.label: run.table(metric)[run.blocks].mean(axis=1) for run in runs}
+    numbers = pd.DataFrame(curves)
+    of = term(metric)
+    figure, (ax,) = new_figure(of.name, f"{of.unit}; mean over blocks")
+    value_axis(ax, of, numbers.to_numpy())
+    step_axis(ax, sorted(numbers.index))
+    _draw_runs(ax, curves)
+    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+    alt = f"{of.name} against optimizer step, a line for each of {len(runs)} runs."
+    return Drawn(f"{metric}-compared-dynamics", figure, numbers, alt, text)
+
+
+def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
+    """Several runs at their last steps against relative depth: 0 enters the first block, 1 leaves the last one."""
+    curves = {}
+    for run in runs:
+        inside = [layer for layer in run.depth if layer != "final_norm"]
+        last = run.table(metric)[inside].iloc[-1]
+        curves[run.label] = pd.Series(last.to_numpy(), np.linspace(0, 1, len(inside)))
+    of = term(metric)
+    figure, (ax,) = new_figure(of.name, f"{of.unit}; last steps")
+    value_axis(ax, of, np.concatenate([curve.to_numpy() for curve in curves.values()]))
+    ax.set_xlabel("relative depth (1: output of the last block)")
+    ax.set_xlim(-0.02, 1.02)
+    _draw_runs(ax, curves)
+    numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
+    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+    alt = f"{of.name} against relative depth, a line for each of {len(runs)} runs."
+    return Drawn(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
+
+
+def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:
+    styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
+    for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
+        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=max(1, len(curve) // 12), label=label)
+    ax.legend(loc="best", fontsize=8)
+
+
+def _course(values: pd.Series) -> str:
+    """First, lowest, highest and last of a curve."""
+    finite = values.dropna()
+    if finite.empty:
+        return "undefined."
+    at = {name: _place(place) for name, place in (("lowest", finite.idxmin()), ("highest", finite.idxmax()))}
+    ends = ", ".join(f"{number(finite.iloc[i])} at {_place(finite.index[i])}" for i in (0, -1))
+    return (
+        f"{ends}; lowest {number(finite.min())} at {at['lowest']}, highest {number(finite.max())} at {at['highest']}."
+    )
+
+
+def _place(place: object) -> str:
+    if isinstance(place, float):
+        return f"depth {place:.2g}"
+    return place if isinstance(place, str) else f"step {place:,}"
+
+
+def _null_text(null: pd.Series) -> str:
+    known = null.dropna()
+    return f" Random embeddings: {number(known.iloc[-1])} at the last step." if len(known) else ""

@@ -1,0 +1,235 @@
+"""Figures of single token types, from the tables of a checkpoint."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+
+from embedgeo.report.drawing import (
+    DEPTH,
+    NULL,
+    RUNS,
+    Array,
+    Drawn,
+    layer_axis,
+    layer_label,
+    legend,
+    new_figure,
+    number,
+    short,
+    thinned,
+    value_bar,
+)
+from embedgeo.report.runs import Run, read_projection, read_tokens
+
+REGRESSED = (10, 100_000)
+"""Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
+
+_LINE: dict[str, Any] = {"color": NULL, "lw": 1.6}
+_STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
+
+
+def tables(run: Run) -> dict[int, pd.DataFrame]:
+    """The tables of the first, a middle and the last checkpoint that have one, by step."""
+    steps = sorted(run.tokens)
+    return {step: read_tokens(run.tokens[step]) for step in [steps[i] for i in thinned(len(steps), 3)]} if steps else {}
+
+
+def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+    """V against M of the token types at some layers, with the regression line."""
+    layers = _some_layers(run, table)
+    figure, axes = new_figure(
+        f"V against M, step {step:,}",
+        f"a point a token type, {REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences; squared embedding units",
+        panels=len(layers),
+        sidebar=True,
+    )
+    regressed = table[table["n"].between(*REGRESSED) & table["layer"].isin(layers)]
+    norm = LogNorm(REGRESSED[0], max(REGRESSED[0] + 1, table["n"].max()))
+    texts = []
+    for ax, layer in zip(axes, layers, strict=True):
+        found = regressed[regressed["layer"] == layer]
+        ax.scatter(found["M"], found["V"], s=7, c=found["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
+        slope, r2 = _draw_line(ax, found["M"].to_numpy(), found["V"].to_numpy())
+        ax.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
+        ax.set_xlabel("M of the token type")
+        _few_ticks(ax)
+        texts.append(f"{layer}: {_fit(slope, r2)} over {len(found)} token types")
+    axes[0].set_ylabel("V of the token type")
+    bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
+    bar.ax.yaxis.set_major_formatter(short)
+    numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
+    alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
+    return Drawn("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
+
+
+def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> Drawn:
+    """C.V. of Q, and slope and R² of V on M, at each layer."""
+    rows = {
+        (step, layer): _statistics(table[table["layer"] == layer])
+        for step, table in found.items()
+        for layer in run.depth
+    }
+    numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
+    figure, axes = new_figure("Token types through the layers", "over token types, least squares", panels=3)
+    texts = []
+    for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
+        for step, colour, marker in zip(found, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
+            at = numbers[key].unstack("layer").loc[step, run.depth]
+            ax.plot(at.to_numpy(), color=colour, marker=marker, ms=3.5, label=f"step {short(step)}")
+        if key in null:
+            ax.plot(run.table(key, null)[run.depth].iloc[-1].to_numpy(), color=NULL, ls=(0, (4, 2)), label="random")
+        layer_axis(ax, run.depth, most=6)
+        ax.set_ylabel(name)
+        texts.append(f"{name} from {at.min():.3g} to {at.max():.3g}")
+    legend(figure, axes[0])
+    alt = "C.V. of Q, slope and R² of V on M against layer."
+    regressed = numbers["token_types_regressed"].loc[max(found)]
+    text = f"At step {max(found):,}, regressed over {number(regressed.max())} token types: {', '.join(texts)}."
+    return Drawn("tokens-statistics", figure, numbers, alt, text)
+
+
+def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+    """Q, M and V of the token types against how often they occur, at the last block."""
+    layer = run.blocks[-1]
+    at = table[(table["layer"] == layer) & table["n"].between(*REGRESSED)]
+    logs = (at.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
+    logs["n"] = np.log10(at["n"].to_numpy())
+    figure, axes = new_figure(
+        f"Q, M and V against frequency at {layer}, step {step:,}",
+        "a point a token type; embeddings in squared embedding units; both axes logarithms",
+        panels=3,
+    )
+    texts = []
+    for ax, (key, colour) in zip(axes, zip("QMV", RUNS, strict=False), strict=True):
+        ax.scatter(logs["n"], logs[key], s=7, color=colour, alpha=0.5, lw=0, rasterized=True)
+        slope, r2 = _draw_line(ax, logs["n"].to_numpy(), logs[key].to_numpy())
+        ax.set_title(_fit(slope, r2), fontsize=8.8)
+        ax.set_xlabel("log10 n, occurrences")
+        ax.set_ylabel(f"log10(1 + {key})")
+        texts.append(f"{key} {slope:.3g}")
+    alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
+    return Drawn("tokens-against-frequency", figure, logs, alt, f"Slopes: {', '.join(texts)}.")
+
+
+def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+    """How Q, M and V are spread over token types: a line a layer."""
+    present = [layer for layer in run.depth if (table["layer"] == layer).any()]
+    norm = Normalize(0, max(1, len(present) - 1))
+    figure, axes = new_figure(
+        f"Q, M and V over token types, step {step:,}",
+        "share of the token types in each bin; at most nine of the layers are drawn",
+        panels=3,
+        sidebar=True,
+    )
+    shares = {}
+    drawn = set(thinned(len(present), 9))
+    for ax, key in zip(axes, "QMV", strict=True):
+        logs = np.log10(table[key].where(table[key] > 0))
+        edges = np.linspace(*_limits(logs.to_numpy()), 41)
+        for i, layer in enumerate(present):
+            values = logs[table["layer"] == layer].dropna()
+            counts = np.histogram(values, edges)[0] / max(1, len(values))
+            if i in drawn:
+                ax.stairs(counts, edges, color=DEPTH(norm(i)), lw=1.2)
+            shares[key, layer] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
+        ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize=8.8)
+        ax.set_ylim(bottom=0)
+    axes[0].set_ylabel("share of token types")
+    bar = value_bar(axes[-1], ScalarMappable(norm, DEPTH), "layer")
+    named = thinned(len(present), 6)
+    bar.set_ticks(named, labels=[layer_label(present[i]) for i in named])
+    numbers = pd.concat({key: share for key, share in shares.items() if len(share)}, names=["value", "layer", "log10"])
+    medians = table[table["layer"] == run.blocks[-1]][["Q", "M", "V"]].median()
+    text = ", ".join(f"{key} {value:.3g}" for key, value in medians.items())
+    alt = "Histograms of Q, M and V over token types, a line a layer."
+    return Drawn(
+        "tokens-histograms", figure, numbers.rename("share").to_frame(), alt, f"Medians at {run.blocks[-1]}: {text}."
+    )
+
+
+def projection(run: Run) -> Drawn:
+    """Chosen tokens in the plane of their two largest directions, with the origin, at some layers."""
+    step = max(run.projections)
+    table = read_projection(run.projections[step])
+    layers = _some_layers(run, table)
+    figure, axes = new_figure(
+        f"Means of chosen tokens, step {step:,}",
+        "the two principal components of largest variance; × is the origin, the size of a point its frequency",
+        panels=len(layers),
+    )
+    for ax, layer in zip(axes, layers, strict=True):
+        at = table[table["layer"] == layer]
+        tokens, origin = at[at["token_id"] >= 0], at[at["token_id"] < 0]
+        size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
+        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=RUNS[0], alpha=0.45, lw=0)
+        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=NULL)
+        for token in tokens.nlargest(8, "n").itertuples():
+            name = str(getattr(token, "token", token.token_id))
+            ax.annotate(name, (token.pc1, token.pc2), fontsize=7.5)
+        ax.set_title(layer, fontsize=8.8)
+        ax.set_xlabel("first component")
+    axes[0].set_ylabel("second component")
+    numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
+    alt = "Means of chosen tokens in the plane of their two principal components, with the origin."
+    return Drawn("tokens-projection", figure, numbers, alt, f"{len(numbers)} points at {', '.join(layers)}.")
+
+
+def counts(table: pd.DataFrame) -> Array:
+    """Occurrences of each token type: those of the first layer."""
+    return table[table["layer"] == table["layer"].iloc[0]]["n"].to_numpy(dtype=float)
+
+
+def _statistics(table: pd.DataFrame) -> dict[str, float]:
+    regressed = table[table["n"].between(*REGRESSED)]
+    slope, _, r2 = _least_squares(regressed["M"].to_numpy(), regressed["V"].to_numpy())
+    cv = float(table["Q"].std(ddof=0) / table["Q"].mean()) if len(table) else np.nan
+    return {"Q_t_cv": cv, "V_on_M_slope": slope, "V_on_M_r2": r2, "token_types_regressed": float(len(regressed))}
+
+
+def _least_squares(x: Array, y: Array) -> tuple[float, float, float]:
+    """Slope, intercept and R²; NaN where there are fewer than two abscissae."""
+    dx, dy = x - x.mean() if len(x) else x, y - y.mean() if len(y) else y
+    if not dx @ dx:
+        return np.nan, np.nan, np.nan
+    slope = dx @ dy / (dx @ dx)
+    r2 = slope * (dx @ dy) / (dy @ dy) if dy @ dy else np.nan
+    return float(slope), float(y.mean() - slope * x.mean()), float(r2)
+
+
+def _draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:
+    slope, intercept, r2 = _least_squares(x, y)
+    if np.isfinite(slope):
+        ends = np.array([x.min(), x.max()])
+        ax.plot(ends, intercept + slope * ends, **_LINE)
+    return slope, r2
+
+
+def _fit(slope: float, r2: float) -> str:
+    return ", ".join(
+        f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined"
+        for name, value in (("slope", slope), ("R²", r2))
+    )
+
+
+def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
+    """Four layers over the depth."""
+    present = set(table["layer"])
+    layers = [layer for layer in run.depth if layer in present and layer != "final_norm"]
+    return [layers[i] for i in thinned(len(layers), 4)]
+
+
+def _limits(values: Array) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _few_ticks(ax: Axes) -> None:
+    ax.locator_params(nbins=5)
+    ax.xaxis.set_major_formatter(short)
+    ax.yaxis.set_major_formatter(short)

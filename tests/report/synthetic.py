@@ -1,0 +1,128 @@
+"""Sweep folders as `embedgeo sweep` writes them, without a model: curves of the kind that training gives."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from embedgeo.functional import anisotropy_null
+from embedgeo.store import SweepFolder, records_of
+
+PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
+METRICS = (
+    *("n", "Q", "M", "V", "M_over_Q", "mean_cosine", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"),
+    *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
+)
+
+
+def layer_names(num_blocks: int) -> list[str]:
+    return ["embed", *(f"block.{i:02d}" for i in range(num_blocks)), "final_norm"]
+
+
+def values_at(step: int, depth: float, random: np.random.Generator, *, n: float, dim: int) -> dict[str, float]:
+    """Metrics at a relative depth: an offset that comes and goes, and context that is learnt."""
+    t = np.log10(1 + step)
+    offset = 0.02 + 0.9 * depth * np.exp(-((t - 1.2) ** 2) / 0.3)
+    within = min(0.9, 0.6 * depth * (0.15 + 0.85 / (1 + np.exp(-2 * (t - 2.5)))))
+    noise = 1 + 0.02 * random.standard_normal(4)
+    Q = dim * (0.5 + 40 * depth) * (1 + t) * noise[0]
+    M = Q * min(0.98, offset * noise[1])
+    V = Q - M
+    anisotropy = min(1.0, 0.02 + 0.5 * offset * depth * noise[2])
+    return {
+        "n": n,
+        "Q": Q,
+        "M": M,
+        "V": V,
+        "M_over_Q": M / Q,
+        "mean_cosine": M / Q,
+        "V_W_unbiased": within * V,
+        "V_B_unbiased": (1 - within) * V,
+        "V_W_over_V_unbiased": within,
+        "anisotropy": anisotropy,
+        "anisotropy_null": float(anisotropy_null(torch.tensor(n, dtype=torch.float64), dim)),
+        "intrinsic_dimension": 2 + 9 * within * noise[3] if depth else 30.0,
+        "n_points": 4096.0 if depth else 900.0,
+        "token_types": 3000.0,
+    }
+
+
+def token_table(layers: Sequence[str], dim: int, num_types: int = 400) -> pd.DataFrame:
+    """Token types at Zipf frequencies, the less frequent ones farther from the origin."""
+    random = np.random.default_rng(1)
+    n = np.maximum(1, (20_000 / np.arange(1, num_types + 1))).round()
+    parts = []
+    for i, layer in enumerate(layers):
+        spread = 1 + 0.1 * random.standard_normal(num_types)
+        M = dim * (0.2 + 0.6 * i / len(layers)) * spread / n**0.05
+        V = np.maximum(0, dim - 0.9 * M + 0.03 * dim * random.standard_normal(num_types)) * (i > 0)
+        columns = {
+            "layer": layer,
+            "layer_index": i,
+            "token_id": np.arange(num_types),
+            "n": n,
+            "Q": M + V,
+            "M": M,
+            "V": V,
+        }
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def make_sweep(
+    folder: Path,
+    steps: Sequence[int] = (0, 1, 8, 64, 512, 4000),
+    num_blocks: int = 3,
+    *,
+    dim: int = 64,
+    n: float = 65_536.0,
+    metrics: Sequence[str] = METRICS,
+    duplicates: Mapping[int, int] | None = None,
+    losses: Mapping[int, float] | None = None,
+    changes: Mapping[tuple[int, str, str], float] | None = None,
+    tokens: bool = False,
+) -> Path:
+    """Write a sweep folder.
+
+    Args:
+        folder: where to.
+        steps: of the checkpoints.
+        num_blocks: layers besides ``embed`` and ``final_norm``.
+        dim: width.
+        n: rows.
+        metrics: to write, of `METRICS`.
+        duplicates: step of the original, by step of the copy.
+        losses: by step, instead of a smooth curve.
+        changes: values by step, layer and metric, instead of the smooth ones.
+        tokens: also write tables of token types for the first and last step.
+    """
+    random = np.random.default_rng(0)
+    store = SweepFolder(folder)
+    store.open({"model": ["lab/tiny"]}, {})
+    layers = layer_names(num_blocks)
+    series = {}
+    for step in steps:
+        original = (duplicates or {}).get(step)
+        rows = []
+        for i, layer in enumerate(layers):
+            values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
+            for metric in metrics:
+                rows.append((layer, i, metric, (changes or {}).get((step, layer, metric), values.get(metric, 0.0))))
+        rows.append(("model", -1, "loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))
+        about = {
+            "model": "lab/tiny",
+            "revision": f"step{step}",
+            "step": step,
+            "commit": "",
+            "weights_sha256": f"{step if original is None else original:064d}",
+            "duplicate_of": None if original is None else f"step{original}",
+        }
+        store.write(f"step{step}", records_of(rows, **about))
+        series[f"step{step}"] = "step"
+        if tokens and step in (steps[0], steps[-1]):
+            path = folder / "tokens" / f"step{step}.parquet"
+            path.parent.mkdir(exist_ok=True)
+            token_table(layers, dim).to_parquet(path, index=False)
+    return folder

@@ -1,0 +1,129 @@
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from embedgeo import TokenMoments
+from embedgeo.report import figures, tokens
+from embedgeo.report.drawing import Drawn, style
+from embedgeo.report.null import null_values
+from embedgeo.report.runs import Run, read_runs
+from tests.report.synthetic import METRICS, PYTHIA_STEPS, make_sweep
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = make_sweep(
+        tmp_path_factory.mktemp("large"),
+        PYTHIA_STEPS,
+        31,
+        metrics=[*METRICS, "anisotropy_z_scored", "mean_cosine_whitened"],
+        tokens=True,
+    )
+    (run,) = read_runs([folder])
+    return run
+
+
+def drawn(run: Run) -> list[Drawn]:
+    null = null_values(run.values)
+    tables = tokens.tables(run)
+    last = max(tables)
+    metrics = ("V", "V_W_over_V_unbiased", "intrinsic_dimension")
+    return [
+        *(figures.dynamics(run, null, metric) for metric in metrics),
+        *(figures.profile(run, null, metric) for metric in metrics),
+        *(figures.heatmap(run, metric) for metric in metrics),
+        figures.decomposition(run),
+        figures.after_processing(run),
+        figures.loss(run, [512]),
+        figures.compare_dynamics([run, run], "V"),
+        figures.compare_profiles([run, run], "V"),
+        tokens.mean_against_variance(run, last, tables[last]),
+        tokens.statistics(run, tables, null),
+        tokens.against_frequency(run, last, tables[last]),
+        tokens.histograms(run, last, tables[last]),
+    ]
+
+
+def test_nothing_overlaps_or_leaves_the_picture_with_33_layers_and_154_steps(large: Run) -> None:
+    with style():
+        for name, figure, *_ in drawn(large):
+            figure.canvas.draw()
+            renderer = figure.canvas.get_renderer()
+            picture = figure.bbox
+            for ax in figure.axes:
+                texts = [*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label]
+                for axis, low, high in ((ax.xaxis, "x0", "x1"), (ax.yaxis, "y0", "y1")):
+                    labels = [tick.label1 for tick in axis._update_ticks() if tick.label1.get_text()]
+                    labels = [label for label in labels if label.get_visible()]
+                    boxes = sorted((b.get_window_extent(renderer) for b in labels), key=lambda box: getattr(box, low))
+                    assert all(getattr(b, low) >= getattr(a, high) for a, b in pairwise(boxes)), (name, labels)
+                    texts += labels
+                for text in [*texts, *figure.texts]:
+                    if text.get_visible() and text.get_text():
+                        box = text.get_window_extent(renderer)
+                        inside = (picture.x0 - 1 <= box.x0, box.x1 <= picture.x1 + 1)
+                        assert all((*inside, picture.y0 - 1 <= box.y0, box.y1 <= picture.y1 + 1)), (name, text)
+
+
+def test_logarithmic_axes_say_so(large: Run) -> None:
+    with style():
+        for name, figure, *_ in drawn(large):
+            for ax in figure.axes:
+                for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+                    if scale != "linear":
+                        assert "log scale" in axis.label.get_text(), name
+
+
+def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    ids = (torch.rand(4000, generator=random) ** 3 * 60).long()
+    means = torch.randn(60, 8, generator=random) * torch.linspace(0.5, 2, 60)[:, None]
+    rows = means[ids] + torch.randn(4000, 8, generator=random)
+    metric = TokenMoments(8)
+    metric.update(rows, token_ids=ids)
+    values = metric.compute()
+    table = pd.DataFrame({key: value.numpy() for key, value in metric.table().items()})
+    layers = [table.assign(layer=layer, layer_index=i) for i, layer in enumerate(("embed", "block.00"))]
+    folder = make_sweep(tmp_path, (0, 1), 1, metrics=("n", "M"), tokens=True)
+    for path in (folder / "tokens").iterdir():
+        pd.concat(layers).to_parquet(path)
+    (run,) = read_runs([folder])
+    with style():
+        found = tokens.statistics(run, tokens.tables(run), null_values(run.values)).numbers.loc[1, "embed"]
+        slopes = tokens.against_frequency(run, 1, tokens.tables(run)[1]).text
+    for key in ("Q_t_cv", "V_on_M_slope", "V_on_M_r2"):
+        assert found[key] == pytest.approx(values[key].item(), rel=1e-9)
+    for key in "QMV":
+        assert f"{key} {values[f'{key}_freq_slope'].item():.3g}" in slopes
+
+
+def test_shares_add_up_to_the_whole(large: Run) -> None:
+    with style():
+        shares = figures.decomposition(large).numbers
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    at = large.values.loc[4000, "block.20"]
+    assert shares.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
+
+
+def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, (0, 1), 1, metrics=("n", "M"))
+    (folder / "projections").mkdir()
+    rows = [
+        (layer, i, token_id, "$bad{_" if token_id == 2 else f"t{token_id}", 10.0 + token_id, token_id - 1.0, 0.5 * i)
+        for i, layer in enumerate(("embed", "block.00"))
+        for token_id in (-1, 0, 1, 2)
+    ]
+    columns = ["layer", "layer_index", "token_id", "token", "n", "pc1", "pc2"]
+    pd.DataFrame(rows, columns=columns).to_parquet(folder / "projections" / "step1.parquet")
+    (run,) = read_runs([folder])
+    with style():
+        picture = tokens.projection(run)
+        picture.figure.canvas.draw()
+    assert len(picture.numbers) == 8
+    origin = picture.figure.axes[1].lines[0]
+    assert (origin.get_xdata()[0], origin.get_ydata()[0]) == (-2.0, 0.5)
+    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"t0", "t1", "$bad{_"}

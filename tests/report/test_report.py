@@ -1,0 +1,328 @@
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from embedgeo.cli import main
+from embedgeo.report import write_report
+from embedgeo.report.page import BUDGET
+from tests.report.synthetic import make_sweep
+
+SOME = (
+    *("n", "Q", "M", "V_W_unbiased", "V_B_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension"),
+    *("n_points", "n_nonfinite"),
+)
+KINDS = ("dynamics", "profile", "heatmap")
+
+
+class Page(HTMLParser):
+    """What a page is made of: tags with their attributes, headings and text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "mine"
+    make_sweep(
+        folder,
+        duplicates={1: 0},
+        losses={64: 30.0},
+        changes={(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan},
+        metrics=SOME,
+        tokens=True,
+    )
+    (folder / "failed").mkdir()
+    (folder / "failed" / "step16.txt").write_text("FileNotFoundError: <no> config.json\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(sweep: Path) -> Page:
+    return Page(write_report([sweep]))
+
+
+def test_every_figure_lies_as_png_and_svg_beside_its_numbers(sweep: Path, page: Page) -> None:
+    figures = sweep / "report" / "figures"
+    stems = {path.stem for path in figures.iterdir()}
+    assert {f"{metric}-{kind}" for metric in ("Q", "M", "anisotropy") for kind in KINDS} <= stems
+    assert {"decomposition", "loss", "tokens-V-against-M", "tokens-statistics", "tokens-histograms"} <= stems
+    assert {path.name for path in figures.iterdir()} == {f"{s}.{end}" for s in stems for end in ("png", "svg", "csv")}
+    assert len(page.all("img")) == len(stems)
+
+
+def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
+    records = pd.concat(pd.read_parquet(path) for path in (sweep / "checkpoints").glob("*.parquet"))
+    expected = records[records["metric"] == "M"].pivot(index="step", columns="layer", values="value")
+    found = pd.read_csv(sweep / "report" / "figures" / "M-dynamics.csv", index_col="step")
+    pd.testing.assert_frame_equal(found[expected.columns], expected, check_names=False)
+    blocks = [layer for layer in expected if layer.startswith("block.")]
+    np.testing.assert_allclose(found["mean over blocks"], expected[blocks].mean(axis=1))
+    profile = pd.read_csv(sweep / "report" / "figures" / "M-profile.csv", index_col="layer")
+    np.testing.assert_array_equal(profile["4000"], expected.loc[4000, profile.index])
+    everything = pd.read_csv(sweep / "report" / "metrics.csv").set_index(["step", "layer", "metric"])
+    assert len(everything) == records["value"].notna().sum()
+    at = everything.loc[64, "block.00", "M"]
+    assert at["value"] == expected.loc[64, "block.00"]
+    assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
+
+
+def test_running_again_in_another_process_gives_the_same_bytes(sweep: Path, page: Page) -> None:
+    before = contents(sweep / "report")
+    shutil.rmtree(sweep / "report")
+    script = Path(sys.executable).with_name("embedgeo")
+    done = subprocess.run([script, "report", sweep], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{sweep / 'report' / 'index.html'}\n"
+    after = contents(sweep / "report")
+    assert sorted(before) == sorted(after)
+    assert [name for name in before if before[name] != after[name]] == []
+
+
+def test_flags_are_in_plain_words(page: Page) -> None:
+    text = " ".join(page.text.split())
+    for words in (
+        "1 checkpoint could not be measured",
+        "step16: FileNotFoundError: <no> config.json",
+        "1 of 6 checkpoints have the weights of another one",
+        "the weights of step0: step1",
+        "The loss of 1 checkpoint is out of line",
+        "step64: 30 nats per token",
+        "block.01: 7 rows at most, at step 512",
+        "fewer than 1,000 distinct rows",
+        "embed: 900 distinct rows",
+        "anisotropy: embed, step 8",
+    ):
+        assert words in text
+
+
+def test_a_clean_run_has_no_flags(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "a", metrics=("n", "Q", "M"))
+    text = Page(write_report([tmp_path / "a"])).text
+    assert "Nothing suspicious" in text
+    assert "cases" not in text
+
+
+def test_the_page_needs_no_network_and_is_small(sweep: Path, page: Page) -> None:
+    html = (sweep / "report" / "index.html").read_text()
+    assert len(html) < 5_000_000
+    assert not page.all("script")
+    assert "http" not in re.sub(r'src="data:[^"]*"', "", html)
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    for link in page.all("a"):
+        target = link["href"]
+        assert (sweep / "report" / target).exists() or target[1:] in {t.get("id") for _, t in page.tags}, target
+
+
+def test_the_page_can_be_read_without_eyes_and_mouse(page: Page) -> None:
+    assert page.all("html") == [{"lang": "en"}]
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert all(len(image["alt"] or "") > 40 for image in page.all("img"))
+    assert len({image["alt"] for image in page.all("img")}) == len(page.all("img"))
+    assert all("scope" in cell for cell in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {"main", "nav", "header"} <= {tag for tag, _ in page.tags}
+
+
+def test_text_has_contrast(sweep: Path, page: Page) -> None:
+    css = (sweep / "report" / "index.html").read_text().partition("<style>")[2].partition("</style>")[0]
+    colours = re.findall(r"[ {;]color: (#[0-9a-f]{3,6})", css)
+    assert len(colours) >= 4
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    darkest_ground = min(luminance("#fdf3ec"), luminance("#eef7f1"))
+    assert all((darkest_ground + 0.05) / (luminance(colour) + 0.05) >= 4.5 for colour in colours)
+
+
+def test_pictures_beyond_the_budget_are_only_linked_to(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert BUDGET < 5_000_000
+    monkeypatch.setattr("embedgeo.report.page.BUDGET", 100_000)
+    path = write_report([sweep], tmp_path / "out")
+    assert len(path.read_text()) < 160_000
+    assert "Not shown here, to keep this page small" in path.read_text()
+    assert 0 < len(Page(path).all("img")) < len(list((tmp_path / "out" / "figures").glob("*.png")))
+
+
+def test_several_runs_are_compared_over_relative_depth(tmp_path: Path) -> None:
+    one = make_sweep(tmp_path / "x" / "same", num_blocks=2, metrics=("n", "M_over_Q"))
+    two = make_sweep(tmp_path / "y" / "same", num_blocks=5, metrics=("n", "M_over_Q"), steps=(0, 4000))
+    page = Page(write_report([one, two], tmp_path / "out"))
+    assert "same (1)" in page.text
+    assert "same (2)" in page.text
+    numbers = pd.read_csv(tmp_path / "out" / "figures" / "M_over_Q-compared-profiles.csv")
+    assert numbers.groupby("run")["depth"].agg(list).map(lambda d: np.round(d, 2).tolist()).tolist() == [
+        [0, 0.5, 1],
+        [0, 0.2, 0.4, 0.6, 0.8, 1],
+    ]
+    assert (tmp_path / "out" / "figures" / "same-1-M_over_Q-dynamics.png").exists()
+
+
+def test_the_series_of_one_sweep_are_runs(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", metrics=("n", "M"))
+    for step, series in ((0, "seed0"), (1, "seed0"), (8, "seed1"), (64, "seed1"), (512, "seed1"), (4000, "seed1")):
+        path = folder / "tensorboard" / series / f"events.out.tfevents.{step:012d}.step{step}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    page = Page(write_report([folder]))
+    numbers = pd.read_csv(folder / "report" / "figures" / "M-compared-dynamics.csv", index_col=0)
+    assert numbers.notna().sum().to_dict() == {"a: seed0": 2, "a: seed1": 4}
+    assert "a: seed1" in page.text
+
+
+def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tmp_path: Path) -> None:
+    for values in ({0: 1.0, 10: 2.0, 20: 9.0}, {20: 3.0, 30: 4.0}):  # the second run resumes at step 20
+        with SummaryWriter(str(tmp_path / "version_0")) as writer:
+            for step, value in values.items():
+                for i, layer in enumerate(("embed", "block.00", "block.01", "mean")):
+                    writer.add_scalar(f"my.prefix.M/{layer}", value + i, step)
+                writer.add_scalar("loss", 3.0, step)
+    write_report([tmp_path], tmp_path / "out")
+    numbers = pd.read_csv(tmp_path / "out" / "figures" / "M-dynamics.csv", index_col="step")
+    assert list(numbers) == ["embed", "block.00", "block.01", "mean over blocks", "random"]
+    assert numbers["embed"].to_dict() == {0: 1.0, 10: 2.0, 20: 3.0, 30: 4.0}
+
+
+def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
+    rows = [(step, f"layer.{i}", i, "my_metric", float(step - i)) for step in (0, 5) for i in range(3)]
+    columns = ["step", "layer", "layer_index", "metric", "value"]
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
+    page = Page(write_report([tmp_path]))
+    assert "my_metric" in page.text
+    assert len(page.all("img")) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": (7,)},
+        {"num_blocks": 0},
+        {"changes": {(step, "block.00", "M"): np.nan for step in (0, 1, 8, 64, 512, 4000)}},
+        {"changes": {(8, "embed", "M"): -1.0, (8, "block.00", "M"): np.inf}},
+        {"n": 1.0},
+        {"steps": range(1000, 1005)},
+    ],
+)
+def test_odd_records_are_drawn_too(options: dict, tmp_path: Path) -> None:
+    make_sweep(tmp_path / "a", metrics=("n", "M", "Q", "anisotropy", "anisotropy_null"), **options)
+    assert Page(write_report([tmp_path / "a"])).all("img")
+
+
+def test_a_report_that_was_cut_short_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sweep(tmp_path / "a", metrics=("n", "M"))
+    with monkeypatch.context() as patch:
+        patch.setattr("embedgeo.report.write_page", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_report([tmp_path / "a"])
+    (tmp_path / "a" / "report" / "figures" / "old.png").touch()
+    write_report([tmp_path / "a"])
+    assert not (tmp_path / "a" / "report" / "figures" / "old.png").exists()
+
+
+def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
+    good = make_sweep(tmp_path / "good", steps=(0, 1), metrics=("n", "M"))
+    corrupt = make_sweep(tmp_path / "corrupt", steps=(0, 1), metrics=("n", "M"))
+    (corrupt / "checkpoints" / "step1.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "columns").mkdir()
+    pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "columns" / "history.parquet")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    (tmp_path / "file").touch()
+    return {
+        "folders of runs": [str(tmp_path / "nosuch")],
+        "none": [str(tmp_path / "file")],
+        "no measurements": [str(tmp_path / "empty")],
+        "measurements of these kinds": [str(good), str(tmp_path / "other")],
+        "step1.parquet must be a Parquet file": [str(corrupt)],
+        "layer_index, metric, value missing": [str(tmp_path / "columns")],
+        "holds something else": [str(good), "--out", str(tmp_path / "other")],
+        "can be written": [str(good), "--out", str(tmp_path / "file" / "out")],
+        "required": [],
+    }
+
+
+@pytest.mark.parametrize("case", range(9))
+def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, arguments = list(bad_folders(tmp_path).items())[case]
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        status = main(["report", *arguments])
+    except SystemExit as stopped:
+        status = stopped.code
+    captured = capsys.readouterr()
+    assert status == 2
+    (line,) = captured.err.splitlines()
+    assert line.startswith("embedgeo: error: ")
+    assert words in line
+    assert captured.out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(make_sweep(tmp_path / "a", steps=(0, 1), metrics=("n", "M")))
+    for out, arguments in (("x", ["--out", "x", folder]), ("y", [folder, "--out=y"]), ("z", ["--dirs", folder])):
+        placed = [str(tmp_path / a) if a in "xyz" else a.replace("=y", f"={tmp_path / 'y'}") for a in arguments]
+        assert main(["report", *placed]) == 0
+        assert (Path(capsys.readouterr().out.strip()).parent.name) == ("report" if out == "z" else out)
+
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, page: Page, tmp_path: Path) -> None:
+    check = (
+        "<script>document.title = JSON.stringify([[...document.images].filter(i => i.naturalWidth > 0).length,"
+        "document.documentElement.scrollWidth <= innerWidth])</script>"
+    )
+    html = (sweep / "report" / "index.html").read_text()
+    (tmp_path / "page.html").write_text(html.replace("</body>", f"{check}</body>"))
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+    for width in (1280, 600):
+        done = subprocess.run(
+            [
+                *(CHROMIUM, *flags.split(), "--enable-logging=stderr", f"--window-size={width},900", "--dump-dom"),
+                *(f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'page.html'}"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr
+        assert f"<title>[{len(page.all('img'))},true]</title>" in done.stdout
