@@ -81,6 +81,9 @@ class Browser:
         """Messages since the last call, as (level, text)."""
         return [(entry["level"], entry["message"]) for entry in self._call("/se/log", {"type": "browser"})]
 
+    def resize(self, width, height):
+        self._call("/window/rect", {"width": width, "height": height})
+
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
 

@@ -1,0 +1,52 @@
+"""The report, as a browser shows it from a file."""
+
+import pytest
+
+from embedgeo.report import write_report
+from tests.browser.page import faults
+from tests.report.synthetic import make_sweep
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    sweep = make_sweep(
+        tmp_path_factory.mktemp("report") / "sweep",
+        duplicates={1: 0},
+        losses={64: 30.0},
+        changes={(512, "block.01", "n_nonfinite"): 7.0},
+        metrics=(
+            "n",
+            "n_nonfinite",
+            "Q",
+            "M",
+            "V",
+            "anisotropy",
+            "anisotropy_null",
+            "mean_cosine",
+            "intrinsic_dimension",
+        ),
+    )
+    return write_report([sweep])
+
+
+def test_nothing_is_wrong_with_the_page(browser, page):
+    assert faults(browser, page) == []
+    assert browser.run("return document.images.length") >= 5
+
+
+def test_the_flags_can_be_seen(browser, page):
+    browser.open(page)
+    text = browser.run("return document.body.innerText")
+    for words in ("Duplicate checkpoints.", "Loss outliers.", "Non-finite rows."):
+        assert words in text
+    browser.run("for (const summary of document.querySelectorAll('summary')) summary.click()")
+    text = browser.run("return document.body.innerText")
+    for words in ("the weights of step0: step1", "step64: 30 nats per token", "block.01: 7 rows at most, at step 512"):
+        assert words in text
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_fits_into_the_window(browser, page, width):
+    browser.resize(width, 900)
+    browser.open(page)
+    assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
