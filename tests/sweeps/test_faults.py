@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
 def test_a_model_without_blocks_is_refused(hub, options, monkeypatch):
     from embedgeo import layers
 
-    monkeypatch.setattr(layers, "_find_blocks", lambda model: None)
+    monkeypatch.setattr(layers, "find_stack", lambda model: None)
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
     refused("needs a list of transformer blocks", REPOSITORY, **options)
     assert not Path(options["out"]).exists()
