@@ -94,7 +94,7 @@ def test_whitened_rows_have_variance_one_along_as_many_directions_as_they_span(w
     variances = torch.linalg.eigvalsh(mapped.T.cov(correction=0))
     rank = min(n - 1, 8)
     expected = torch.cat((torch.zeros(8 - rank), torch.ones(rank))).double()
-    torch.testing.assert_close(variances, expected, rtol=0, atol=1e-3 if dtype == torch.float32 else 1e-9)
+    torch.testing.assert_close(variances, expected, rtol=0, atol=5e-3 if dtype == torch.float32 else 1e-9)
 
 
 def test_zca_is_symmetric_and_moves_the_rows_least():

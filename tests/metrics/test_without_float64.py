@@ -12,7 +12,7 @@ from embedgeo.functional.tokens import token_table
 from tests.data import KINDS, floats, metrics, token_rows, updated
 
 CLOSE = 1e-5
-"""Relative, however many rows and updates there are, and where the mean is 1000 times the standard deviation."""
+"""Relative (a slope or R² near zero: 1e-6), however many rows and updates there are, also at a mean of 1000 σ."""
 
 
 class NoFloat64(TorchDispatchMode):
@@ -57,4 +57,4 @@ def test_values_are_those_of_float64(kind, mean, rows_an_update, monkeypatch):
     states = [state for state in metric.metric_state.values() if state.is_floating_point()]
     assert "IntrinsicDimension" in kind or any(state.dtype == torch.float64 for state in states)
     for key, value in floats(metric.compute()).items():
-        assert value == pytest.approx(expected[key], rel=CLOSE, abs=1e-7, nan_ok=True), key
+        assert value == pytest.approx(expected[key], rel=CLOSE, abs=1e-6, nan_ok=True), key
