@@ -87,6 +87,13 @@ def test_few_rows(n, scale, dtype):
     assert_exact(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_nearest_row_whose_squared_distance_vanishes_in_float32(dtype):
+    x = gaussian(20, 40)
+    x[:2], x[1, 3] = 0, 1e-25
+    assert_exact(x.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
     """Rounded to bfloat16, the rows around each centre are equally far: the candidates are a lottery."""

@@ -92,7 +92,7 @@ def _screen(
         proved = (second + moved).square() + slack <= beyond
         proved &= beyond < huge / 4  # nothing overflowed, and below, for float32: nothing underflowed
         if dtype != wide:
-            proved &= second.square() > dim * tiny / eps
+            proved &= (nearest[block].square() > dim * tiny / eps).all(1)
         left.append(block[~proved])
     return torch.cat(left)
 
