@@ -9,7 +9,7 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from embedgeo.functional import Sample, anisotropy, extend_sample, merge_samples
-from embedgeo.metrics import EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, token_rows, updated
 from tests.ranks import on_two_ranks
 
@@ -90,6 +90,16 @@ def equal_keys_on(rank):
         return metric.rows.flatten()
 
 
+def repeated_rows_on(rank):
+    """What ranks that repeat the same rows, each in a group of its own, make of a sample of them."""
+    group = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
+    x, _ = rows()
+    samplers = AfterProcessing(DIM, sample_size=9), IntrinsicDimension(DIM, batch_size=9)
+    for metric in samplers:
+        metric.process_group = group
+    return [updated(metric, x).compute() for metric in samplers]
+
+
 def traffic_on(rank, dim=48):
     """Elements of the state and elements sent, per kind, where both ranks have seen every token type."""
     x, ids = gaussian(3000, dim, seed=rank), torch.arange(3000) % 300
@@ -117,7 +127,10 @@ def recording(collective, shapes):
 
 
 def everything_on(rank):
-    jobs = (values_on, only_rank_0_has_token_ids, table_on, samples_on, equal_keys_on, traffic_on)
+    jobs = (
+        *(values_on, only_rank_0_has_token_ids, table_on, samples_on),
+        *(equal_keys_on, repeated_rows_on, traffic_on),
+    )
     return {job.__name__: job(rank) for job in jobs}
 
 
@@ -178,6 +191,12 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):
+    first, second = (result["repeated_rows_on"] for result in ranks)
+    for values, others in zip(first, second, strict=True):
+        assert_values(values, others, rtol=0)
 
 
 def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ranks):

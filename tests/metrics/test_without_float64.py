@@ -23,6 +23,16 @@ class NoFloat64(TorchDispatchMode):
         return result
 
 
+class TwoDevices(TorchDispatchMode):
+    """What a device without float64 holds meets float64, which is on the CPU, in a copy from one to the other only."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        held = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        assert len(held) < 2 or "copy" in func.name(), func
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
 def without_float64(monkeypatch):
     monkeypatch.setattr(precision, "has_float64", lambda device: False)
@@ -42,6 +52,14 @@ def test_sums_over_a_batch_need_no_float64(without_float64, dtype):
         row_moments(x)
         row_scatter(x)
         token_table(x, ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_batch_gives_is_moved_before_it_is_added(without_float64, kind):
+    x, ids = token_rows(300, 8)
+    metric = metrics(8)[kind]
+    with TwoDevices():
+        updated(metric, x.float(), ids, [slice(0, 100), slice(100, 300)])
 
 
 @pytest.mark.parametrize("rows_an_update", [200, 40_000])

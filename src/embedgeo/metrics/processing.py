@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embedgeo.functional.precision import kept
 from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
@@ -53,9 +54,9 @@ class AfterProcessing(GeometryMetric):
         self.declare(Sample.empty(dim))
 
     def observe(self, rows: Rows) -> None:
-        self.store(pool_scatter([self.load(Scatter), row_scatter(rows.embeddings)]))
-        sample = self.load(Sample)
-        self.store(extend_sample(sample, rows.embeddings, self.sample_size, seed=self.seed, stream=current_rank()))
+        self.store(pool_scatter([self.load(Scatter), kept(row_scatter(rows.embeddings))]))
+        sample, stream = self.load(Sample), current_rank(self.process_group)
+        self.store(extend_sample(sample, rows.embeddings, self.sample_size, seed=self.seed, stream=stream))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(pool_scatter([self.load(Scatter, states=before), self.load(Scatter)]))
