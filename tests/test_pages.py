@@ -75,6 +75,14 @@ def test_tensorboard_gets_images_and_a_text(tmp_path):
         assert TERMS[metric].meaning in written
 
 
+def test_the_images_of_a_run_are_of_that_run_only(tmp_path):
+    monitor = GeometryMonitor(every_n_steps=1, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
+    for name, max_steps in (("first", 5), ("second", 2)):
+        fit(tmp_path, monitor, max_steps=max_steps, logger=TensorBoardLogger(tmp_path, name=name, version=""))
+    steps = image_steps(tmp_path / "second")
+    assert steps["geometry.heatmap/mean_cosine"] == [0, 1]
+
+
 def test_other_loggers_get_no_images(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
     fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))

@@ -45,7 +45,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._chart_metrics: list[str] = []
-        self._pages = Pages(self.prefix)
+        self._pages = Pages(self.prefix, len(self.history))
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -107,9 +107,11 @@ class GeometryMonitor(Monitor, Callback):
         trainer.callback_metrics.update(
             {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
         )
+        is_first = not self._chart_metrics
+        if is_first:
+            self._chart_metrics = list(dict.fromkeys(metric for at in values.values() for metric in at))
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and not self._chart_metrics:
-                self._chart_metrics = list(dict.fromkeys(metric for at in values.values() for metric in at))
+            if is_first and isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_custom_scalars(_charts(trainer))
             logger.log_metrics(scalars, step=step)
         self._write_pages(trainer)

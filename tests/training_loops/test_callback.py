@@ -165,10 +165,12 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     assert set(monitor.history[0]) == {"step", "layer", "layer_index", "metric", "value"}
 
 
-def test_tensorboard_gets_one_chart_per_metric(tmp_path):
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_tensorboard_gets_one_chart_per_metric(tmp_path, number):
     monitor = GeometryMonitor(every_n_steps=2, metrics=moments, prefix="g", on_error="raise")
-    fit(tmp_path, monitor, max_steps=5, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
-    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    loggers = [TensorBoardLogger(tmp_path, name=str(i), version="") for i in range(2)]
+    fit(tmp_path, monitor, max_steps=5, logger=loggers)
+    events = EventAccumulator(str(tmp_path / str(number))).Reload()
     (event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     assert [category.title for category in layout.category][:2] == ["g: at a glance", "g: size and variance"]

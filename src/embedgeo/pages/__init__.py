@@ -27,13 +27,14 @@ class Pages:
 
     Args:
         prefix: of the tags.
+        start: how many records the history holds already, of other runs.
     """
 
-    def __init__(self, prefix: str = "geometry") -> None:
+    def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
         self._layers: dict[str, int] = {}
         self._measured: dict[int, NDArray[np.float64]] = {}  # by step: shape (metrics, layers)
-        self._num_read = self._count = 0
+        self._num_read, self._count = start, 0
 
     def write(self, writers: Sequence[Any], history: Sequence[Record], *, last: bool = False) -> None:
         """Draw what has come to the history since the last call.
