@@ -94,12 +94,15 @@ class Geometry:
                     except Exception as error:  # after the collectives: the other ranks are in step
                         error.add_note(f"at layer {layer.name!r}")
                         failures.append(error)
+        has_failed = bool(failures)
+        if self._group is not None:  # all ranks compare what they have come to, or none does
+            has_failed = bool(Ranks().largest(torch.tensor(int(has_failed), device=self._device)))
         if failures:
             raise failures[0]
         if not values:
             return {}
         numbers = torch.stack([v.to(self._device, torch.float64) for v in values.values()])
-        if self._group is not None:
+        if self._group is not None and not has_failed:
             self._require_repeated_rows(list(values), numbers)
         table: dict[str, dict[str, float]] = {}
         for (layer_name, key), number in zip(values, numbers.tolist(), strict=True):

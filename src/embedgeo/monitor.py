@@ -208,7 +208,8 @@ class Monitor:
                     for number, batch in enumerate(self.probe, 1):
                         if (number - 1) % world == rank:
                             placed = self._run.place(batch)
-                            self._attach(placed)
+                            with self._guarded():  # or the forward pass would be that of the other ranks only
+                                self._attach(placed)
                             self._run.forward(placed)
                             self._detach()
                     if 0 < number % world <= rank:  # sharded parameters are gathered by all ranks together

@@ -156,6 +156,17 @@ class OutOfMemory(EmbeddingMoments):
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
 
 
+class FailsToCompute(EmbeddingMoments):
+    def compute(self):
+        if self.n:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        return super().compute()
+
+
+def no_ids(batch):
+    raise KeyError("ids")
+
+
 class DiskFull(CSVLogger):
     @rank_zero_only
     def log_metrics(self, metrics, step=None):
@@ -175,7 +186,19 @@ def faults_on_rank(rank, folder):
             outcomes[failing, probe is not None] = (monitor.history, warned)
     monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)])
     warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=DiskFull(folder / str(rank)))
-    return {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
+    outcomes = {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
+    return outcomes | {
+        "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
+        "repeated rows": fault_on_rank(rank, folder, "tensor parallel", metrics=lambda dim: [FailsToCompute(dim)]),
+    }
+
+
+def fault_on_rank(rank, folder, name, **fault):
+    """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on each other."""
+    strategy, module, layers = prepared(name)
+    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": fault.get("probe")} | (fault if rank else {})
+    data = [batch_of(0, step) for step in range(STEPS)]
+    return run(rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy)
 
 
 def sequence_parallel_on_rank(rank):

@@ -116,6 +116,15 @@ def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
         assert cause in warning
 
 
+@pytest.mark.parametrize(
+    ("strategy", "cause"), [("sharded parameters", "KeyError: 'ids'"), ("repeated rows", "OutOfMemoryError")]
+)
+def test_ranks_that_depend_on_each_other_survive_a_failure_on_one(ranks, strategy, cause):
+    for rank, expected in zip(ranks, ("it failed on another rank", cause), strict=True):
+        (warning,) = rank["faults"][strategy]
+        assert expected in warning
+
+
 def test_the_error_of_a_rank_is_the_one_it_raises_and_the_other_one_ends_too(ranks):
     first, second = (rank["raised"] for rank in ranks)
     assert second == "ZeroDivisionError: in the user's code"
