@@ -304,3 +304,41 @@ def test_what_a_cache_holds_is_not_counted_again():
     kept = mask.bool() & (mask.cumsum(1) > 3)
     expected = torch.cat([ids[:, :6][kept[:, :6]], ids[:, 6:][kept[:, 6:]]])
     assert torch.equal(rows_seen(geometry, "block.02")[1], expected)
+
+
+class TwoViews(nn.Module):
+    """Encodes two batches of sequences in one forward pass, as contrastive training does."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, *views):
+        return [self.head(self.encoder(self.table(ids), src_key_padding_mask=padding)) for ids, padding in views]
+
+
+def test_each_of_two_views_has_its_own_padding():
+    first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
+    views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
+    third = token_batch(seed=3)["input_ids"]
+    with observe(TwoViews().eval(), ["blocks", "head"], lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        geometry.model(*views, (third, None))
+    kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
+    for layer in ("embed", "block.01", "head"):
+        assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
+
+
+def test_after_an_interrupt_a_forward_pass_begins_anew():
+    model, batch = gpt_neox().eval(), token_batch(padding="left")
+
+    def interrupt(*call):
+        raise KeyboardInterrupt
+
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        with model.gpt_neox.layers[1].register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
+            model(**token_batch(rows=2))
+        model(**batch)
+    assert torch.equal(rows_seen(geometry, "block.02")[1], batch["input_ids"][batch["attention_mask"].bool()])

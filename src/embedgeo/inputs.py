@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,14 @@ from embedgeo.structure import callers, holds, measured_model, sides, token_tabl
 
 _PADDING = ("src_key_padding_mask", "tgt_key_padding_mask")
 """Arguments of torch's own stacks; True (or minus infinity, to be added) = padding."""
+
+
+class _Call(NamedTuple):
+    """What a caller is called with, while it runs."""
+
+    module: nn.Module
+    mask: Tensor | None
+    position_ids: Tensor | None
 
 
 class Inputs:
@@ -48,19 +56,24 @@ class Inputs:
 
     def forget(self) -> None:
         """Forget the forward pass."""
-        self._depth = 0
+        self._inside: list[_Call] = []
+        self._called: set[nn.Module] = set()
         self._ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
         self._begin()
 
     def _begin(self) -> None:
-        self._mask: Tensor | None = None
-        self._position_ids: Tensor | None = None
+        self._mask = next((call.mask for call in self._inside if call.mask is not None), None)
+        self._position_ids = next((call.position_ids for call in self._inside if call.position_ids is not None), None)
+        self._called = {call.module for call in self._inside}
         self._rows: dict[tuple[torch.Size, bool], tuple[Tensor | None, Tensor | None]] = {}
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take the arguments of a caller that is called; returns whether a forward pass begins here."""
-        begins = self._depth == 0
-        self._depth += 1
+        """Take the arguments of a caller that is called; returns whether a forward pass begins here.
+
+        One begins at the outermost call, and inside it where a caller is called again, as on another sequence.
+        """
+        self._leave(module)  # still inside only if it was interrupted: torch calls no hook then
+        begins = not self._inside or module in self._called
         if begins:
             self._begin()
             if module in self._embedders:  # else they were looked up before
@@ -69,16 +82,25 @@ class Inputs:
             kwargs = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
         padding = next((kwargs[name] for name in _PADDING if kwargs.get(name) is not None), None)
         found = kwargs.get("attention_mask") if padding is None else padding.logical_not()
-        if self._mask is None and isinstance(found, Tensor) and found.ndim == 2:
-            self._mask, self._rows = found != 0, {}
+        mask = found != 0 if isinstance(found, Tensor) and found.ndim == 2 else None
         found = kwargs.get("position_ids")
-        if self._position_ids is None and isinstance(found, Tensor) and found.ndim == 2:
-            self._position_ids = found
+        call = _Call(module, mask, found if isinstance(found, Tensor) and found.ndim == 2 else None)
+        if self._mask is None and call.mask is not None:
+            self._mask, self._rows = call.mask, {}
+        if self._position_ids is None:
+            self._position_ids = call.position_ids
+        self._inside.append(call)
+        self._called.add(module)
         return begins
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A caller has returned, or raised."""
-        self._depth = max(0, self._depth - 1)
+        self._leave(module)
+
+    def _leave(self, module: nn.Module) -> None:
+        modules = [call.module for call in self._inside]
+        if module in modules:
+            del self._inside[modules.index(module) :]
 
     def look_up(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the token ids that a table is called with."""
