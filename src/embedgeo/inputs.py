@@ -222,4 +222,7 @@ def _is_longer(mask: Tensor, token_ids: Tensor) -> bool:
 def _counts(ids: Tensor) -> bool:
     """Whether they only number the positions, along the last dimension or the first."""
     places = (ids, ids.transpose(0, -1)) if ids.ndim else ()
-    return any(torch.equal(each, torch.arange(each.shape[-1]).to(each).expand_as(each)) for each in places)
+    return any(
+        torch.equal(each, torch.arange(each.shape[-1], dtype=each.dtype, device=each.device).expand_as(each))
+        for each in places
+    )

@@ -123,8 +123,7 @@ def pool_rows(
             f"rows={rows!r} needs hidden states of shape (batch, positions, d); got {tuple(hidden.shape)}. "
             'Leave the layer out, or take rows="tokens".'
         )
-    counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
-    counts = counts.to(hidden.device)
+    counts = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask.to(hidden.device)
     some = counts.any(1)
     kept = None if bool(some.all()) else some
     if rows == "mean":

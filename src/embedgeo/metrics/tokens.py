@@ -86,7 +86,7 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.embeddings, rows.token_ids
         if ids is None and self.count_range is not None:
             raise ValueError("count_range needs token_ids in every update; got none.")
-        if len(x) and bool(self.n > 0) and (ids is None) != (len(self.type_token_ids) == 0):
+        if len(x) and (ids is None) != (len(self.type_token_ids) == 0) and bool(self.n > 0):
             raise ValueError("token_ids must come with every update or with none; got a mixture. Call reset() between.")
         self.store(merge(self.load(Moments), kept(row_moments(x))))
         if ids is not None:
