@@ -167,7 +167,8 @@ def projection(run: Run) -> Drawn:
         ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=NULL)
         for token in tokens.nlargest(8, "n").itertuples():
             text = str(getattr(token, "token", token.token_id))
-            ax.annotate(repr(text)[1:-1].replace(" ", "␣"), (token.pc1, token.pc2), (4, 4), textcoords="offset points", fontsize=7.5)
+            label = repr(text)[1:-1].replace(" ", "␣")
+            ax.annotate(label, (token.pc1, token.pc2), (4, 4), textcoords="offset points", fontsize=7.5)
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first component")
     axes[0].set_ylabel("second component")
