@@ -121,14 +121,26 @@ class Geometry:
         The columns are layer, layer_index, token_id, n, Q, M and V: see `embedgeo.TokenMoments.table`. Without rows
         where no metric keeps a table.
         """
+        return self._of_token_types(TokenMoments.table, ("Q", "M", "V"))
+
+    def token_planes(self) -> pd.DataFrame:
+        """The most frequent token types at each layer in the plane, over the rows of all ranks; likewise.
+
+        The columns are layer, layer_index, token_id (-1: the origin), n, pc1 and pc2: see
+        `embedgeo.TokenMoments.plane`.
+        """
+        return self._of_token_types(TokenMoments.plane, ("pc1", "pc2"))
+
+    def _of_token_types(
+        self, what: Callable[[TokenMoments], dict[str, Tensor]], columns: Sequence[str]
+    ) -> pd.DataFrame:
         self._match_ranks()
-        columns = ["layer", "layer_index", "token_id", "n", "Q", "M", "V"]
-        tables = [pd.DataFrame(columns=columns)]
+        tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
         for i, layer in enumerate(self.layers):
             for metric in self._metrics.get(layer.name, []):
                 if isinstance(metric, TokenMoments):
                     with _over_ranks(metric):
-                        table = {name: column.cpu().numpy() for name, column in metric.table().items()}
+                        table = {name: column.cpu().numpy() for name, column in what(metric).items()}
                     tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
         return pd.concat(tables[1:] or tables, ignore_index=True)
 

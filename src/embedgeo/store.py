@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -31,15 +32,12 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
-TOKENS_SCHEMA = pa.schema(
-    [
-        ("layer", pa.string()),
-        ("layer_index", pa.int64()),
-        ("token_id", pa.int64()),
-        *((name, pa.float64()) for name in ("n", "Q", "M", "V")),
-    ]
-)
-"""Columns of the tables of token types."""
+_BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa.int64()), ("n", pa.float64())]
+TABLES = {
+    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V"))]),
+    "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
+}
+"""Columns of the tables of token types, by their folder."""
 
 _EVENTS = "events.out.tfevents."
 
@@ -48,7 +46,8 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     ``checkpoints/<name>.parquet`` are the records of a checkpoint: the file's existence means that it is done.
-    ``tokens/<name>.parquet``, where asked for, is its table of token types, and is there before.
+    ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for, are its tables of token types: all
+    of them in numbers, the most frequent ones in the plane. They are there before.
     ``metrics.csv`` and ``tensorboard/`` hold the same values and follow from those files alone. Every file is written
     under a temporary name, then renamed. Several processes may write into one folder, each its own checkpoints.
 
@@ -59,7 +58,6 @@ class SweepFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self.tokens = self.path / "tokens"
         self.failures = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
 
@@ -77,7 +75,8 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.path, self.checkpoints, self.tokens, self.tensorboard, self.failures)
+            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
+            remove_leftovers(*(self.path / folder for folder in TABLES))
             manifest = {"asked": dict(asked), **about}
             with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
@@ -118,14 +117,16 @@ class SweepFolder:
         """The records of a checkpoint that is done."""
         return _read(self.checkpoints / f"{name}.parquet")
 
-    def read_tokens(self, name: str) -> pd.DataFrame:
-        """The table of token types of a checkpoint that is done."""
-        return _read(self.tokens / f"{name}.parquet")
+    def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
+        """The tables of token types of a checkpoint that is done and was swept with them, by folder."""
+        return {folder: _read(self.path / folder / f"{name}.parquet") for folder in TABLES}
 
-    def write(self, name: str, records: pd.DataFrame, tokens: pd.DataFrame | None = None) -> None:
-        """Write the records of a checkpoint, which is done then, and before them its table of token types."""
-        if tokens is not None:
-            _write(self.tokens / f"{name}.parquet", tokens, TOKENS_SCHEMA)
+    def write(
+        self, name: str, records: pd.DataFrame, tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
+    ) -> None:
+        """Write the records of a checkpoint, which is done then, and before them its tables of token types."""
+        for folder, table in tables.items():
+            _write(self.path / folder / f"{name}.parquet", table, TABLES[folder])
         _write(self.checkpoints / f"{name}.parquet", records, SCHEMA)
         self._failure(name).unlink(missing_ok=True)
 

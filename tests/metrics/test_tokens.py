@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import TokenMoments
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, token_rows, updated
@@ -129,3 +130,17 @@ def test_without_token_ids_there_are_the_values_of_the_rows_alone():
 def test_wrong_ranges_are_refused(name, bounds):
     with pytest.raises(ValueError, match=rf"{name} must be \(lo, hi\) with 1 <= lo <= hi"):
         TokenMoments(3, **{name: bounds})
+
+
+def test_plane_has_the_origin_first_and_then_the_most_frequent_types():
+    x, ids = token_rows(800, 5, mean=10.0)
+    metric = updated(TokenMoments(5), x, ids, [slice(0, 300), slice(300, 800)])
+    plane, table = metric.plane(20), metric.table()
+    counts = dict(zip(table["token_id"].tolist(), table["n"].tolist(), strict=True))
+    assert plane["token_id"].tolist() == [-1, *sorted(counts, key=lambda i: (-counts[i], i))[:20]]
+    assert plane["n"].tolist() == [0, *sorted(counts.values(), reverse=True)[:20]]
+    points, origin = type_plane(token_table(x, ids).moments)
+    place = torch.searchsorted(table["token_id"], plane["token_id"][1:])
+    got = torch.stack((plane["pc1"], plane["pc2"]), 1)
+    torch.testing.assert_close(got, torch.cat((origin[None], points[place])), rtol=1e-9, atol=1e-9)
+    assert all(len(column) == 0 for column in TokenMoments(5).plane().values())

@@ -112,8 +112,9 @@ def test_shares_add_up_to_the_whole(large: Run) -> None:
 def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, (0, 1), 1, metrics=("n", "M"))
     (folder / "projections").mkdir()
+    texts = {-1: None, 0: "t0", 1: " \n", 2: "$bad{_"}
     rows = [
-        (layer, i, token_id, "$bad{_" if token_id == 2 else f"t{token_id}", 10.0 + token_id, token_id - 1.0, 0.5 * i)
+        (layer, i, token_id, texts[token_id], 10.0 + token_id, token_id - 1.0, 0.5 * i)
         for i, layer in enumerate(("embed", "block.00"))
         for token_id in (-1, 0, 1, 2)
     ]
@@ -126,4 +127,4 @@ def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
     assert len(picture.numbers) == 8
     origin = picture.figure.axes[1].lines[0]
     assert (origin.get_xdata()[0], origin.get_ydata()[0]) == (-2.0, 0.5)
-    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"t0", "t1", "$bad{_"}
+    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"t0", "␣\\n", "$bad{_"}

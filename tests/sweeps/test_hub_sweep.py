@@ -104,6 +104,23 @@ def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(ru
             x = hidden[ids == row.token_id]
             want = [len(x), x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
             np.testing.assert_allclose([row.n, row.Q, row.M, row.V], want, rtol=1e-5, atol=1e-9)
+        plane = pd.read_parquet(out / "projections" / f"step{step}.parquet")
+        assert list(plane.columns) == ["layer", "layer_index", "token_id", "n", "pc1", "pc2", "token"]
+        at = plane[plane["layer"] == "block.00"].set_index("token_id")
+        assert at.index[0] == -1
+        assert pd.isna(at.loc[-1, "token"])
+        assert sorted(at.index[1:]) == block["token_id"].tolist()  # all of them: they are few
+        assert at["n"].iloc[1:].is_monotonic_decreasing
+        for token_id, row in at.iloc[1:].iterrows():
+            assert row["token"] == tokenizer.decode([token_id])
+        means = np.stack([hidden[ids == token_id].mean(0) for token_id in at.index[1:]])
+        center = hidden.flatten(0, 1).mean(0).numpy()
+        axes = np.linalg.svd((means - center) * np.sqrt(at["n"].to_numpy()[1:, None]))[2][:2]
+        want = np.vstack((-center, means - center)) @ axes.T
+        got = at[["pc1", "pc2"]].to_numpy()
+        np.testing.assert_allclose(np.abs(got), np.abs(want), rtol=1e-3, atol=1e-6)
+    first, second = (pd.read_parquet(out / "projections" / f"step{step}.parquet") for step in (0, 1))
+    pd.testing.assert_frame_equal(first, second)
 
 
 def test_what_was_downloaded_is_evicted_and_what_was_there_stays(run, options):

@@ -7,16 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo.checkpoints import list_checkpoints
+from embedgeo.report import write_report
 from embedgeo.store import SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.sweep.summary import loss_outliers
-from embedgeo.text import cut_sequences
+from embedgeo.text import cut_sequences, tokenize_sequences
 from tests.sweeps.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
 
 
@@ -209,7 +211,35 @@ def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, option
 
     monkeypatch.setattr(Path, "replace", observed)
     assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
-    assert ("tokens", set()) in order
-    assert order.index(("tokens", set())) < order.index(("checkpoints", set()))
+    for tables in ("tokens", "projections"):
+        assert order.index((tables, set())) < order.index(("checkpoints", set()))
     with pytest.raises(ValueError, match="token_tables was True, is False"):
         sweep(str(tmp_path / "run"), **options)
+
+
+def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    asked = {**options, "num_tokens": 256, "text": str(tmp_path / "text")}
+    (tmp_path / "text").write_text("\n".join(TEXT * 8))
+    assert sweep(str(tmp_path / "run"), **asked, after_processing=True, token_tables=True) == 0
+    out = Path(options["out"])
+    records = SweepFolder(out).read("step2").set_index(["layer", "metric"])["value"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "step2")
+    ids = tokenize_sequences(["\n".join(TEXT * 8)], tokenizer, seq_len=16, num_tokens=256)
+    hidden = model(2)(ids, output_hidden_states=True).hidden_states[1].detach().double().flatten(0, 1).numpy()
+    unit = StandardScaler().fit_transform(hidden)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    assert records["block.00", "mean_cosine_z_scored"] == pytest.approx(cosines.mean(), abs=1e-6)
+    top = np.linalg.svd(hidden - hidden.mean(0), compute_uv=False)[3:] ** 2
+    assert records["block.00", "anisotropy_top3_removed"] == pytest.approx(top[0] / top.sum(), rel=1e-4)
+    page = write_report([out]).read_text()
+    figure = pd.read_csv(out / "report" / "figures" / "after-processing.csv").set_index("layer")
+    assert figure.loc["block.00", "mean_cosine_z_scored"] == records["block.00", "mean_cosine_z_scored"]
+    assert figure.loc["block.01", "anisotropy_whitened"] == records["block.01", "anisotropy_whitened"]
+    assert {"anisotropy", "mean_cosine", "mean_cosine_top3_removed"} <= set(figure)
+    for title in ("After-processing", "Means of chosen tokens"):
+        assert title in page
+    assert (out / "report" / "figures" / "tokens-projection.png").exists()
+    with pytest.raises(ValueError, match="after_processing was True, is False"):
+        sweep(str(tmp_path / "run"), **asked, token_tables=True)

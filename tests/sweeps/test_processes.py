@@ -61,7 +61,7 @@ def results(out):
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
         values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    tables = [*(out / "checkpoints").glob("*"), *(out / "tokens").glob("*")]
+    tables = [path for name in ("checkpoints", "tokens", "projections") for path in (out / name).glob("*")]
     files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
@@ -123,8 +123,8 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     pd.testing.assert_frame_equal(a[keys], b[keys])
     sampled = a["metric"].isin(["intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"])
     np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
-    for step in (1, 2, 8, 9):
-        a, b = (pd.read_parquet(Path(out["out"]) / "tokens" / f"step{step}.parquet") for out in (one, two))
+    for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
+        a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
         pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
 
 

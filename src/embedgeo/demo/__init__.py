@@ -6,8 +6,8 @@ It writes, under one folder:
 - ``checkpoints/step{N}``: model and tokenizer as Hugging Face folders, at exactly the measured steps;
 - ``history.parquet``: the monitor's numbers, a record a row, in the columns of a sweep's records;
 - ``probe.txt``: the held-out text that was measured;
-- ``sweep``: the same numbers again, from the checkpoints, as ``embedgeo sweep`` gives them, with tables of token types,
-  and ``sweep/report``: the page that ``embedgeo report`` makes of them;
+- ``sweep``: the same numbers again, from the checkpoints, as ``embedgeo sweep`` gives them, with tables of token types
+  and what after-processing would make of them, and ``sweep/report``: the page that ``embedgeo report`` makes of them;
 - ``demo.yaml``: the settings, for ``embedgeo demo --config``.
 
 How the sweep comes to the same numbers: the whole of ``probe.txt`` is tokenized as one document and cut
@@ -111,6 +111,7 @@ def run(out: Path, settings: Settings) -> None:
             seq_len=settings.seq_len,
             batch_size=PROBE_BATCH,
             token_tables=True,
+            after_processing=True,
             out=str(out / "sweep"),
             trainer={"accelerator": "cpu"},
         )

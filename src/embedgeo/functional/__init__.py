@@ -3,6 +3,7 @@
 from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
 from embedgeo.functional.moments import Moments, VarianceMoments, merge, moment_values, pool, row_moments
 from embedgeo.functional.neighbors import two_nearest_distances
+from embedgeo.functional.plane import type_plane
 from embedgeo.functional.processing import (
     Affine,
     PrincipalAxes,
@@ -61,6 +62,7 @@ __all__ = [
     "top_removal",
     "two_nearest_distances",
     "twonn_dimension",
+    "type_plane",
     "type_regressions",
     "type_values",
     "unbiased_split",

@@ -15,6 +15,7 @@ from embedgeo.functional.moments import (
     row_moments,
     variance_moments,
 )
+from embedgeo.functional.plane import type_plane
 from embedgeo.functional.precision import kept
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -111,6 +112,25 @@ class TokenMoments(GeometryMetric):
         """
         types = self._types_in(self.count_range)
         return {"token_id": types.token_ids, **type_values(variance_moments(types.moments))}
+
+    def plane(self, most: int = 150) -> dict[str, Tensor]:
+        """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by descending n.
+
+        Where their means lie in the plane of the two principal axes of all types' means: see
+        `embedgeo.functional.type_plane`. First comes the origin, the zero vector, with token_id -1 and n 0. Nothing
+        where no types were seen; the rows are those of `table`.
+        """
+        types = self._types_in(self.count_range)
+        means, origin = type_plane(variance_moments(types.moments))
+        chosen = types.moments.n.argsort(descending=True, stable=True)[:most]
+        first = 1 if len(chosen) else 0
+        points = torch.cat((origin.expand(first, 2), means[chosen]))
+        return {
+            "token_id": torch.cat((chosen.new_full((first,), -1), types.token_ids[chosen])),
+            "n": torch.cat((origin.new_zeros(first), types.moments.n[chosen])),
+            "pc1": points[:, 0],
+            "pc2": points[:, 1],
+        }
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""

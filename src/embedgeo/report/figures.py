@@ -140,15 +140,17 @@ def after_processing(run: Run) -> Drawn:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
     figure, axes = new_figure("After-processing", f"step {run.steps[-1]:,}", panels=2)
     shown: dict[str, pd.Series] = {}
-    for ax, metric in zip(axes, ("anisotropy", "mean_cosine"), strict=True):
+    colours: dict[str, str] = {"as it is": "black"}
+    for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
-        for key, colour in zip([metric, *found], cycle(["black", *RUNS]), strict=False):
+        for key in (metric, *found):
             shown[key] = run.table(key)[run.depth].iloc[-1]
             name = key.removeprefix(f"{metric}_").replace("_", " ") if key != metric else "as it is"
+            colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
             ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
         layer_axis(ax, run.depth)
         ax.set_ylabel(term(metric).name)
-        ax.legend(loc="best", fontsize=8)
+    legend(figure, axes[-1])
     numbers = pd.DataFrame(shown)
     means = numbers[numbers.index.isin(run.blocks)].mean()
     text = "; ".join(f"{term(str(key)).name} {number(value)}" for key, value in means.items())

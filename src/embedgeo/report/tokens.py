@@ -166,8 +166,9 @@ def projection(run: Run) -> Drawn:
         ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=RUNS[0], alpha=0.45, lw=0)
         ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=NULL)
         for token in tokens.nlargest(8, "n").itertuples():
-            name = str(getattr(token, "token", token.token_id))
-            ax.annotate(name, (token.pc1, token.pc2), fontsize=7.5)
+            text = str(getattr(token, "token", token.token_id))
+            label = repr(text)[1:-1].replace(" ", "␣")
+            ax.annotate(label, (token.pc1, token.pc2), (4, 4), textcoords="offset points", fontsize=7.5)
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first component")
     axes[0].set_ylabel("second component")

@@ -27,6 +27,7 @@ def sweep(
     skip_first_positions: int = 0,
     ignore_token_ids: list[int] = [],  # noqa: B006
     token_tables: bool = False,
+    after_processing: bool = False,
     out: str | None = None,
     shard: str = "0/1",
     evict: bool = True,
@@ -55,7 +56,10 @@ def sweep(
         dtype: of the weights.
         skip_first_positions: leave out so many positions at the start of every sequence.
         ignore_token_ids: leave out these tokens.
-        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer.
+        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
+            ``projections/<name>.parquet``: where the most frequent ones lie in the plane of their principal axes.
+        after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
+            directions (`embedgeo.AfterProcessing`).
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
         evict: take what this sweep downloads out of the cache again; never what was there before.
@@ -89,6 +93,7 @@ def sweep(
         model_class=model_class,
         trust_remote_code=trust_remote_code,
         token_tables=token_tables,
+        after_processing=after_processing,
         precision=(trainer or {}).get("precision"),
         text_sha256=hash_documents(documents),
     )

@@ -7,9 +7,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
+from torchmetrics import Metric
 
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
+from embedgeo.metrics import AfterProcessing, default_metrics
 from embedgeo.sweep.loss import TokenLoss
 from embedgeo.sweep.settings import Settings
 
@@ -46,8 +48,13 @@ def choose_masked(token_ids: Tensor, special: Sequence[int], seed: int = 0) -> T
     return drawn & ~torch.isin(token_ids, torch.tensor(list(special), dtype=token_ids.dtype))
 
 
+def with_after_processing(dim: int) -> list[Metric]:
+    """The default metrics, and what after-processing would make of them."""
+    return [*default_metrics(dim), AfterProcessing(dim)]
+
+
 class Measurement(LightningModule):
-    """One checkpoint under ``Trainer.predict``; ``rows`` and ``tokens`` are the results, on every rank.
+    """One checkpoint under ``Trainer.predict``; ``rows`` and ``tables`` are the results, on every rank.
 
     Args:
         loaded: the model.
@@ -59,7 +66,7 @@ class Measurement(LightningModule):
         super().__init__()
         self.model = loaded.model
         self.rows: list[Row] = []
-        self.tokens: pd.DataFrame | None = None
+        self.tables: dict[str, pd.DataFrame] = {}
         self._loaded, self._settings, self._mask_token_id = loaded, settings, mask_token_id
         self._geometry: Geometry | None = None
         self._loss: TokenLoss | None = None
@@ -75,7 +82,8 @@ class Measurement(LightningModule):
     def on_predict_start(self) -> None:
         """Begin, now that the model is on its device."""
         asked = self._settings
-        self._geometry = Geometry(self.model, asked.layers, None, asked.skip_first_positions, asked.ignore_token_ids)
+        metrics = with_after_processing if asked.after_processing else None
+        self._geometry = Geometry(self.model, asked.layers, metrics, asked.skip_first_positions, asked.ignore_token_ids)
         measured = [source.module for layer in self._geometry.layers for source in layer.sources]
         self._loss = TokenLoss(self._loaded, measured, self._mask_token_id)
 
@@ -110,7 +118,7 @@ class Measurement(LightningModule):
         if silent:
             raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
         if self._settings.token_tables:
-            self.tokens = self._geometry.token_tables()
+            self.tables = {"tokens": self._geometry.token_tables(), "projections": self._geometry.token_planes()}
         loss, count = self.trainer.strategy.reduce(self._loss.total.to(self.device), reduce_op="sum").tolist()
         self.rows = [(name, i, key, v) for i, name in enumerate(names) for key, v in values[name].items()]
         if self._loss.is_wanted and count:

@@ -1,9 +1,9 @@
 """The probe text of a sweep: which tokenizer, and whether the models fit it."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,11 +27,13 @@ class ProbeText:
         token_ids: shape (sequences, seq_len).
         masked: of an encoder, which tokens its loss is about; shape of ``token_ids``.
         mask_token_id: of an encoder, what stands for these.
+        token_texts: what each token type reads, where tables of these are asked for.
     """
 
     token_ids: Tensor
     masked: Tensor | None = None
     mask_token_id: int | None = None
+    token_texts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -55,9 +57,10 @@ def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: Se
     )
     if model is not None:
         require_fit(model, token_ids, settings)
+    texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()} if settings.token_tables else {}
     if not for_encoder or tokenizer.mask_token_id is None:
-        return ProbeText(token_ids)
-    return ProbeText(token_ids, choose_masked(token_ids, tokenizer.all_special_ids), tokenizer.mask_token_id)
+        return ProbeText(token_ids, token_texts=texts)
+    return ProbeText(token_ids, choose_masked(token_ids, tokenizer.all_special_ids), tokenizer.mask_token_id, texts)
 
 
 def require_fit(model: nn.Module, token_ids: Tensor, settings: Settings) -> None:

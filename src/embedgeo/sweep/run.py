@@ -29,8 +29,8 @@ from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.settings import Settings
 from embedgeo.sweep.summary import headline
 
-Results = tuple[pd.DataFrame, pd.DataFrame | None]
-"""Records, and the table of token types where that was asked for."""
+Results = tuple[pd.DataFrame, dict[str, pd.DataFrame]]
+"""Records, and the tables of token types where these were asked for."""
 
 
 class Sweep:
@@ -85,9 +85,9 @@ class Sweep:
     def _finish(self, planned: Planned, index: int, console: Console) -> None:
         started = time.monotonic()
         try:
-            records, tokens = self._copied(planned) or self._measured(planned, index)
+            records, tables = self._copied(planned) or self._measured(planned, index)
             if self.trainer.is_global_zero:
-                self.out.write(planned.name, records, tokens)
+                self.out.write(planned.name, records, tables)
         except Exception as error:
             why = self.failures[planned.name] = planned.error or reason(error)
             if self.trainer.is_global_zero:
@@ -112,8 +112,8 @@ class Sweep:
                     copied = self.out.read(original)
                     rows = copied[copied["metric"] != "tokens_seen"][["layer", "layer_index", "metric", "value"]]
                     own = [*rows.itertuples(index=False, name=None), *_tokens_seen(planned)]
-                    tokens = self.out.read_tokens(original) if self.settings.token_tables else None
-                    results = records_of(own, **self._columns(planned)), tokens
+                    tables = self.out.read_tables(original) if self.settings.token_tables else {}
+                    results = records_of(own, **self._columns(planned)), tables
         return self.trainer.strategy.broadcast(results)
 
     def _measured(self, planned: Planned, index: int) -> Results:
@@ -155,7 +155,11 @@ class Sweep:
         finally:
             measurement.release()
         records = records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
-        return records, measurement.tokens
+        tables = measurement.tables
+        if "projections" in tables:
+            texts = tables["projections"]["token_id"].map(self.text.token_texts)
+            tables["projections"] = tables["projections"].assign(token=texts)
+        return records, tables
 
     def _agree(self, error: Exception | None) -> None:
         """Raise on every rank if there is an error on one."""

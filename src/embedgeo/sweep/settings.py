@@ -32,6 +32,7 @@ class Settings:
     model_class: str | None
     trust_remote_code: bool
     token_tables: bool
+    after_processing: bool
     precision: str | int | None
     text_sha256: str = field(default="")
 
