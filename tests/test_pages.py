@@ -71,7 +71,7 @@ def test_tensorboard_gets_images_and_a_text(tmp_path):
     (text,) = found.Tensors("geometry/what the numbers mean/text_summary")
     written = text.tensor_proto.string_val[0].decode()
     for metric in {record["metric"] for record in monitor.history}:
-        assert f"| `{metric}` |" in written
+        assert f"| {metric} |" in written
         assert TERMS[metric].meaning in written
 
 
@@ -182,6 +182,17 @@ def test_a_heatmap_of_values_over_orders_of_magnitude_has_logarithmic_colours():
     assert linear[0] < 40
 
 
+def test_the_colours_of_a_heatmap_span_the_blocks_and_say_what_lies_beyond(monkeypatch):
+    written = []
+    monkeypatch.setattr("PIL.ImageDraw.ImageDraw.text", lambda self, at, words, **_: written.append(words))
+    layers = ["encoder.embed", "encoder.block.00", "decoder.block.00"]
+    values = np.array([[900.0, 2.0, 2.0], [900.0, 3.0, 2.5]])
+    png, *_ = heatmap(TERMS["intrinsic_dimension"], [0, 1], layers, values)
+    low, middle, high = [0, 34, 78], [124, 123, 120], [254, 232, 56]
+    np.testing.assert_allclose(cells(png, 3, [0, 1]), [[low, middle], [low, high], [high, high]], atol=3)
+    assert {"enc embed", "enc 0", "dec 0", "≥3", "2"} <= set(written)
+
+
 @pytest.mark.parametrize("value", [0.0, -3.0])
 def test_a_heatmap_of_equal_values_can_be_drawn(value):
     heatmap(TERMS["mean_cosine"], [5], ["x" * 40], np.full((1, 1), value))
@@ -205,6 +216,8 @@ def test_a_profile_has_a_line_a_step_but_not_more_than_twelve(monkeypatch):
     values = np.arange(8.0).reshape(2, 4)
     figures.profile(TERMS["M"], [0, 10], LAYERS, values)
     figures.profile(TERMS["M"], list(range(100)), LAYERS, np.ones((100, 4)))
-    few, many = (figure.axes[0].lines for figure in drawn)
+    figures.profile(TERMS["M"], [0, 10], ["encoder.embed", "encoder.block.00", "decoder.block.00"], values[:, :3] + 1)
+    few, many, both = (figure.axes[0].lines for figure in drawn)
+    assert [(line.get_linestyle(), line.get_xdata().tolist()) for line in both[1:3]] == [("-", [0, 1]), ("--", [1])]
     assert [line.get_xydata().tolist() for line in few] == [[[0, 0], [0.5, 1], [1, 2]], [[0, 4], [0.5, 5], [1, 6]]]
     assert len(many) == 12

@@ -3,6 +3,9 @@
 import re
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Term(NamedTuple):
     """How a metric is written for people.
@@ -18,6 +21,11 @@ class Term(NamedTuple):
     unit: str
     meaning: str
     ranges: bool = False
+
+    def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
+        """Whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
+        finite = values[np.isfinite(values)]
+        return bool(self.ranges and finite.size and finite.min() > 0 and finite.max() > 10 * finite.min())
 
 
 _SQUARED = "squared embedding units"
@@ -198,3 +206,17 @@ def in_order(metrics: "set[str] | list[str]") -> list[str]:
     """Metrics in the order in which to look at them; unknown ones last."""
     rank = {metric: i for i, metric in enumerate(TERMS)}
     return sorted(dict.fromkeys(metrics), key=lambda metric: (rank.get(metric, len(rank)), metric))
+
+
+def short(number: float, digits: int = 3) -> str:
+    """A number for an axis.
+
+    >>> short(143_000), short(2e6), short(0.12345), short(1e-7), short(-0.00025)
+    ('143k', '2M', '0.123', '1e-7', '-2.5e-4')
+    """
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.{digits}g}{letter}"
+    if 0 < abs(number) < 1e-3:
+        return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
+    return f"{number:.{digits}g}"

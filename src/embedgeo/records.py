@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from embedgeo.glossary import in_order, term
+from embedgeo.names import blocks_by_side
 
 AT_A_GLANCE = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
 """The metrics to look at first."""
@@ -23,7 +24,6 @@ _GROUPS = {
     "rows counted": ("n", "n_nonfinite", "token_types", "n_points", "duplicate_fraction", "intrinsic_dimension_std"),
 }
 _MORE = "more"
-_BLOCK = re.compile(r"(encoder\.|decoder\.|)block\.\d+")
 
 
 class Record(TypedDict):
@@ -50,10 +50,10 @@ def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geo
     """
     scalars = {f"{prefix}.{metric}/{layer}": v for layer, at in values.items() for metric, v in at.items()}
     of_blocks: dict[str, list[float]] = {}
-    for layer, at in values.items():
-        if block := _BLOCK.fullmatch(layer):
-            for metric, value in at.items():
-                of_blocks.setdefault(f"{prefix}.{metric}/{block[1]}mean", []).append(value)
+    for side, blocks in blocks_by_side(values).items():
+        for block in blocks:
+            for metric, value in values[block].items():
+                of_blocks.setdefault(f"{prefix}.{metric}/{side}mean", []).append(value)
     return {**scalars, **{tag: sum(v) / len(v) for tag, v in of_blocks.items()}}
 
 

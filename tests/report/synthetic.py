@@ -83,6 +83,7 @@ def make_sweep(
     losses: Mapping[int, float] | None = None,
     changes: Mapping[tuple[int, str, str], float] | None = None,
     tokens: bool = False,
+    sides: Sequence[str] = ("",),
 ) -> Path:
     """Write a sweep folder.
 
@@ -97,11 +98,12 @@ def make_sweep(
         losses: by step, instead of a smooth curve.
         changes: values by step, layer and metric, instead of the smooth ones.
         tokens: also write tables of token types for the first and last step.
+        sides: prefixes of the layers: ``("encoder.", "decoder.")`` for a model of two sides.
     """
     random = np.random.default_rng(0)
     store = SweepFolder(folder)
     store.open({"model": ["lab/tiny"]}, {})
-    layers = layer_names(num_blocks)
+    layers = [f"{side}{layer}" for side in sides for layer in layer_names(num_blocks)]
     series = {}
     for step in steps:
         original = (duplicates or {}).get(step)

@@ -11,7 +11,7 @@ from embedgeo.report import figures, tokens
 from embedgeo.report.drawing import Drawn, style
 from embedgeo.report.null import null_values
 from embedgeo.report.runs import Run, read_runs
-from tests.report.synthetic import METRICS, PYTHIA_STEPS, make_sweep
+from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,25 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = make_sweep(
+        tmp_path_factory.mktemp("t5"),
+        num_blocks=12,
+        metrics=[*METRICS, "anisotropy_z_scored", "mean_cosine_whitened"],
+        tokens=True,
+        sides=("encoder.", "decoder."),
+        changes={(step, "encoder.embed", "V"): 1e-5 for step in (0, 1)},
+    )
+    (run,) = read_runs([folder])
+    return run
+
+
 def drawn(run: Run) -> list[Drawn]:
     null = null_values(run.values)
     tables = tokens.tables(run)
     last = max(tables)
-    metrics = ("V", "V_W_over_V_unbiased", "intrinsic_dimension")
+    metrics = ("V", "V_W_over_V_unbiased", "intrinsic_dimension", "M_over_Q")
     return [
         *(figures.dynamics(run, null, metric) for metric in metrics),
         *(figures.profile(run, null, metric) for metric in metrics),
@@ -41,6 +55,7 @@ def drawn(run: Run) -> list[Drawn]:
         figures.loss(run, [512]),
         figures.compare_dynamics([run, run], "V"),
         figures.compare_profiles([run, run], "V"),
+        figures.compare_profiles([run], "M_over_Q"),
         tokens.mean_against_variance(run, last, tables[last]),
         tokens.statistics(run, tables, null),
         tokens.against_frequency(run, last, tables[last]),
@@ -48,9 +63,10 @@ def drawn(run: Run) -> list[Drawn]:
     ]
 
 
-def test_nothing_overlaps_or_leaves_the_picture_with_33_layers_and_154_steps(large: Run) -> None:
+@pytest.mark.parametrize("run", ["large", "two_sided"])
+def test_nothing_overlaps_or_leaves_the_picture(run: str, request: pytest.FixtureRequest) -> None:
     with style():
-        for name, figure, *_ in drawn(large):
+        for name, figure, *_ in drawn(request.getfixturevalue(run)):
             figure.canvas.draw()
             renderer = figure.canvas.get_renderer()
             picture = figure.bbox
@@ -62,7 +78,7 @@ def test_nothing_overlaps_or_leaves_the_picture_with_33_layers_and_154_steps(lar
                     boxes = sorted((b.get_window_extent(renderer) for b in labels), key=lambda box: getattr(box, low))
                     assert all(getattr(b, low) >= getattr(a, high) for a, b in pairwise(boxes)), (name, labels)
                     texts += labels
-                for text in [*texts, *figure.texts]:
+                for text in [*texts, *figure.texts, *(text for box in figure.legends for text in box.get_texts())]:
                     if text.get_visible() and text.get_text():
                         box = text.get_window_extent(renderer)
                         inside = (picture.x0 - 1 <= box.x0, box.x1 <= picture.x1 + 1)
@@ -107,6 +123,36 @@ def test_shares_add_up_to_the_whole(large: Run) -> None:
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     at = large.values.loc[4000, "block.20"]
     assert shares.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
+
+
+def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -> None:
+    null = null_values(two_sided.values)
+    with style():
+        dynamics = figures.dynamics(two_sided, null, "M").numbers
+        profile = figures.profile(two_sided, null, "M")
+        compared = figures.compare_profiles([two_sided], "M").numbers["M"]
+        heatmap = figures.heatmap(two_sided, "M")
+    values = two_sided.values["M"].unstack("layer")
+    for side in ("encoder", "decoder"):
+        blocks = [f"{side}.block.{i:02d}" for i in range(12)]
+        np.testing.assert_allclose(dynamics[f"{side} mean"], values[blocks].mean(axis=1))
+        curve = compared[f"{two_sided.label}, {side}"]
+        np.testing.assert_allclose(curve.index, np.arange(13) / 12)
+        np.testing.assert_allclose(curve, values.loc[4000, [f"{side}.embed", *blocks]])
+    line = profile.figure.axes[0].lines[-2].get_ydata()  # of the last step; then the null's
+    assert np.flatnonzero(np.isnan(line)).tolist() == [14]
+    expected = [f"{side}.{name}" for side in ("encoder", "decoder") for name in layer_names(12)]
+    assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected
+
+
+def test_the_colours_of_a_heatmap_span_the_blocks(large: Run) -> None:
+    with style():
+        picture = figures.heatmap(large, "intrinsic_dimension")
+    mesh, bar = picture.figure.axes[0].collections[0], picture.figure.axes[1]
+    blocks = large.values["intrinsic_dimension"].unstack("layer")[large.blocks["mean over blocks"]]
+    assert mesh.get_clim() == pytest.approx((blocks.min(axis=None), blocks.max(axis=None)))
+    assert picture.text.endswith("the bar's tip.")
+    assert bar.get_ylim() == pytest.approx(mesh.get_clim())
 
 
 def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
 
 
-def test_running_again_in_another_process_gives_the_same_bytes(sweep: Path, page: Page) -> None:
+def test_running_again_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "a", (0, 8, 64), 1, metrics=("n", "M", "anisotropy_null"), tokens=True)
+    write_report([sweep])
     before = contents(sweep / "report")
     shutil.rmtree(sweep / "report")
     script = Path(sys.executable).with_name("embedgeo")
@@ -222,6 +224,15 @@ def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
     page = Page(write_report([tmp_path]))
     assert "my_metric" in page.text
     assert len(page.all("img")) == 3
+
+
+def test_an_encoder_and_its_decoder_are_told_apart(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "t5", (0, 8), 2, metrics=("n", "M_over_Q"), sides=("encoder.", "decoder."))
+    page = Page(write_report([folder]))
+    for words in ("t5: encoder mean", "t5: decoder mean"):
+        assert words in page.text
+    numbers = pd.read_csv(folder / "report" / "figures" / "M_over_Q-compared-profiles.csv")
+    assert numbers["run"].unique().tolist() == ["t5, encoder", "t5, decoder"]
 
 
 @pytest.mark.parametrize(

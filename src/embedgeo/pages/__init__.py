@@ -117,7 +117,7 @@ def _explanation(metrics: set[str]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for metric in in_order(metrics):
         named = term(metric)
-        row = (f"`{metric}`", named.name, named.unit, named.meaning)
+        row = (metric, named.name, named.unit, named.meaning)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
     yield ""
     yield (

@@ -1,9 +1,11 @@
-"""The axis of steps, and how numbers and layers are written on axes."""
+"""The axes of steps and layers."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embedgeo.names import layer_label
 
 
 class StepAxis:
@@ -44,22 +46,11 @@ class StepAxis:
         return "optimizer step" + (" (log scale)" if self.is_log else "")
 
 
-def short(number: float) -> str:
-    """A number for an axis.
+def named(layer: str) -> str:
+    """A layer on an axis that does not say what its numbers are.
 
-    >>> short(143_000), short(2e6), short(0.12345), short(1e-7)
-    ('143k', '2M', '0.123', '1e-07')
+    >>> named("block.03"), named("final_norm"), named("encoder.block.03")
+    ('block 3', 'norm', 'enc 3')
     """
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
-
-
-def shortened(layer: str) -> str:
-    """A layer's name for an axis.
-
-    >>> shortened("final_norm"), shortened("layers.11.attention.dense")
-    ('final_norm', '…tion.dense')
-    """
-    return layer if len(layer) <= 11 else f"…{layer[-10:]}"
+    label = layer_label(layer)
+    return f"block {label}" if label.isdecimal() else label

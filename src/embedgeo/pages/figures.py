@@ -1,7 +1,6 @@
 """Profiles over the depth of a model, and the shares of M, V_W and V_B, drawn by matplotlib."""
 
 import io
-import re
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -11,11 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from embedgeo.glossary import Term
-from embedgeo.pages.axis import StepAxis, short, shortened
+from embedgeo.glossary import Term, short
+from embedgeo.names import relative_depths
+from embedgeo.pages.axis import StepAxis, named
 
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
@@ -33,22 +34,32 @@ _PARTS = {
 def profile(term: Term, steps: Sequence[int], layers: Sequence[str], values: NDArray[np.float64]) -> Picture:
     """A metric against relative depth, one line a step (of many steps, 12 evenly spaced ones), coloured by step.
 
+    Those of a decoder beside an encoder are dashed.
+
     Args:
         term: of the metric.
         steps: ascending.
         layers: in order of depth.
         values: shape (steps, layers).
     """
-    depth, shown, label = relative_depth(layers)
+    depths = relative_depths(layers)
     axis = StepAxis(steps)
     places = axis.place(steps)
     chosen = sorted({int(np.abs(places - at).argmin()) for at in np.linspace(0, 1, min(_MOST_LINES, len(steps)))})
     with mpl.rc_context():
         mpl.rcdefaults()
-        figure, ax = _new_figure(term.name, term.unit, right=0.79)
-        for i in chosen:
-            ax.plot(depth, values[i, shown], color=_TIME(places[i]), lw=1.1, marker="o", ms=2)
-        ax.set_xlabel(label)
+        is_log = term.is_logarithmic(values)
+        figure, ax = _new_figure(term.name, term.unit + (", log scale" if is_log else ""), right=0.79)
+        if is_log:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter(lambda value, _: short(value))
+            ax.yaxis.set_minor_formatter(NullFormatter())
+        for depth, line in zip(depths.values(), ("-", "--"), strict=False):
+            shown = [layers.index(layer) for layer in depth]
+            for i in chosen:
+                ax.plot([*depth.values()], values[i, shown], line, color=_TIME(places[i]), lw=1.1, marker="o", ms=2)
+        ax.set_xlabel("relative depth" + (" (dashed: decoder)" if len(depths) > 1 else " (1: the last)"))
         box = ax.get_position()
         cax = figure.add_axes((0.83, box.y0, 0.03, box.height))
         bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _TIME), cax=cax)
@@ -56,24 +67,6 @@ def profile(term: Term, steps: Sequence[int], layers: Sequence[str], values: NDA
         bar.set_ticks(list(axis.place(ticks)), labels=[short(step) for step in ticks])
         cax.set_title("step" + (", log" if axis.is_log else ""), fontsize=8, pad=6)
         return _png(figure)
-
-
-def relative_depth(layers: Sequence[str]) -> tuple[list[float], list[int], str]:
-    """Relative depth of the layers that have one, their indices, and what the depth is of.
-
-    The embedding is at 0 and the last block at 1. Without blocks, the layers are taken to be equally far apart.
-
-    >>> relative_depth(["embed", "block.00", "block.01", "final_norm"])[:2]
-    ([0.0, 0.5, 1.0], [0, 1, 2])
-    """
-    blocks = [i for i, layer in enumerate(layers) if re.fullmatch(r"block\.\d+", layer)]
-    if not blocks:
-        return [i / max(1, len(layers) - 1) for i in range(len(layers))], list(range(len(layers))), "layers, in order"
-    last = max(int(layers[i][6:]) for i in blocks) + 1
-    depths = {i: (int(layers[i][6:]) + 1) / last for i in blocks}
-    depths.update({i: 0.0 for i, layer in enumerate(layers) if layer == "embed"})
-    shown = sorted(depths)
-    return [depths[i] for i in shown], shown, "relative depth (0: embed, 1: last block)"
 
 
 def shares(step: int, layers: Sequence[str], parts: Mapping[str, NDArray[np.float64]]) -> Picture:
@@ -98,7 +91,7 @@ def shares(step: int, layers: Sequence[str], parts: Mapping[str, NDArray[np.floa
             ax.barh(range(len(layers)), share, 0.82, left=left, color=colour, label=label)
             left += share
         stride = -(-len(layers) // 20)
-        ax.set_yticks(range(0, len(layers), stride), [shortened(layer) for layer in layers[::stride]])
+        ax.set_yticks(range(0, len(layers), stride), [named(layer) for layer in layers[::stride]])
         ax.set_xlim(0, 1)
         ax.set_ylim(-0.6, len(layers) - 0.4)
         ax.set_xlabel("share of Q" + (", unbiased estimates" if split else ""))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedgeo.glossary import Term
-from embedgeo.pages.axis import StepAxis, short, shortened
+from embedgeo.glossary import Term, short
+from embedgeo.names import blocks_by_side
+from embedgeo.pages.axis import StepAxis, named
 
 WIDTH = 720
 """Pixels: twice what TensorBoard gives to an image until one clicks on it, and letters as large as that needs."""
@@ -27,6 +28,8 @@ def heatmap(
 ) -> tuple[bytes, int, int]:
     """Draw values of shape (steps, layers), the first layer at the bottom; what is not finite is grey.
 
+    The colours span the values of the blocks; other layers may lie beyond, at the ends that then say ≥ or ≤.
+
     Returns:
         The PNG, its width and height.
     """
@@ -38,12 +41,17 @@ def heatmap(
     places = axis.place(steps)
     edges = (places[1:] + places[:-1]) / 2  # between columns, so that each is around its step
     columns = np.searchsorted(edges, (np.arange(wide) + 0.5) / wide)
+    blocks = {block for found in blocks_by_side(layers).values() for block in found}
+    spanned = values[:, [layer in blocks for layer in layers]]
+    spanned = spanned[np.isfinite(spanned)]
     finite = values[np.isfinite(values)]
-    low, top = finite.min(), finite.max()
-    is_log = term.ranges and low > 0 and top > 10 * low
-    scaled, ends = (np.log10(values), np.log10([low, top])) if is_log else (values, np.array([low, top]))
+    spanned = spanned if spanned.size else finite
+    low, top = spanned.min(), spanned.max()
+    is_log = term.is_logarithmic(spanned)
+    clipped = values.clip(low, top)
+    scaled, ends = (np.log10(clipped), np.log10([low, top])) if is_log else (clipped, np.array([low, top]))
     middle = 10 ** ends.mean() if is_log else ends.mean()
-    shade = np.nan_to_num((scaled - ends[0]) / (np.ptp(ends) or 1), nan=0, posinf=0, neginf=0)
+    shade = np.nan_to_num((scaled - ends[0]) / (np.ptp(ends) or 1))
     cells = np.where(np.isfinite(values), _FIRST + np.rint(shade * (_COLOURS - 1)), _UNDEFINED).astype(np.uint8)
 
     pixels = np.full((_TOP + high + _BOTTOM, WIDTH), _WHITE, dtype=np.uint8)
@@ -62,14 +70,19 @@ def heatmap(
     text(8, 50, term.unit + (" (log colours)" if is_log else ""), "lm")
     stride = -(-(_FONT_SIZE + 2) // row)
     for i in range(0, len(layers), stride):
-        text(_LEFT - 10, _TOP + high - (i + 0.5) * row, shortened(layers[i]), "rm")
+        text(_LEFT - 10, _TOP + high - (i + 0.5) * row, named(layers[i]), "rm")
     for step, place in zip(axis.ticks(), axis.place(axis.ticks()), strict=True):
         x = _LEFT + place * (wide - 1)
         draw.line((x, _TOP + high, x, _TOP + high + 6), fill=_BLACK)
         text(x, _TOP + high + 11, short(step), "mt")
     text(_LEFT + wide / 2, _TOP + high + 42, str(axis), "mt")
-    for value, y in ((top, _TOP), (middle, _TOP + high / 2), (low, _TOP + high - 1)):
-        text(bar.stop + 8, y, short(value), "lm")
+    above, below = "≥" if finite.max() > top else "", "≤" if finite.min() < low else ""
+    for value, y in (
+        (above + short(top), _TOP),
+        (short(middle), _TOP + high / 2),
+        (below + short(low), _TOP + high - 1),
+    ):
+        text(bar.stop + 6, y, value, "lm")
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue(), image.width, image.height

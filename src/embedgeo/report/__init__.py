@@ -104,6 +104,8 @@ def _of_metric(run: Run, null: pd.DataFrame, metric: str) -> Iterator[Drawn]:
             yield figures.profile(run, null, metric)
         if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
+        if len(run.blocks) > 1:
+            yield figures.compare_profiles([run], metric)
 
 
 def _compared(runs: Sequence[Run], metric: str) -> Iterator[Drawn]:

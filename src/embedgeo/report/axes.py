@@ -14,10 +14,13 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, SymLogNorm
 from numpy.typing import NDArray
 
 from embedgeo.glossary import Term
+from embedgeo.glossary import short as shortened
+from embedgeo.names import layer_label
 
 Array = NDArray[np.float64]
 
-NULL = "#c1440e"
+ACCENT = "#c1440e"
+NULL: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.88, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.88, 256)))
@@ -25,27 +28,8 @@ TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.lins
 
 
 def short(number: float, _: object = None) -> str:
-    """A number for an axis: 1000 as 1k.
-
-    >>> short(143_000), short(0.5), short(1e6), short(1e-5)
-    ('143k', '0.5', '1M', '1e-05')
-    """
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.6g}{letter}"
-    return f"{number:.6g}"
-
-
-def layer_label(layer: str) -> str:
-    """A layer on an axis.
-
-    >>> layer_label("block.07"), layer_label("final_norm"), layer_label("gpt_neox.layers.11.attention.dense")
-    ('7', 'norm', '…ttention.dense')
-    """
-    if layer.startswith("block.") and layer[6:].isdecimal():
-        return str(int(layer[6:]))
-    label = {"final_norm": "norm"}.get(layer, layer)
-    return label if len(label) <= 15 else f"…{label[-14:]}"
+    """A tick, which is rounded already."""
+    return shortened(number, 6)
 
 
 def thinned(count: int, most: int) -> list[int]:
@@ -79,33 +63,35 @@ def step_axis(ax: Axes, steps: Sequence[int]) -> None:
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Layers on an axis, few enough of them named that the names do not overlap."""
     labels = [layer_label(layer) for layer in layers]
-    named = thinned(len(layers), most if vertical or max(map(len, labels)) <= 5 else 3)
+    named = thinned(len(layers), most if vertical else max(3, min(most, 5 * most // max(map(len, labels)))))
     axis = ax.yaxis if vertical else ax.xaxis
     axis.set_ticks(named, [labels[i] for i in named])
     if vertical:
         ax.set_ylabel("layer", labelpad=2)
     else:
-        ax.set_xlabel("layer (numbers are blocks)" if any(layer.startswith("block.") for layer in layers) else "layer")
+        ax.set_xlabel("layer (numbers are blocks)" if any(label[-1:].isdecimal() for label in labels) else "layer")
 
 
-def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | None = None) -> None:
+def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFrame | None = None) -> None:
     """The metric on the y axis, logarithmic where it ranges over orders of magnitude, with the null as dashes.
 
     A null that is so far off that what is measured would be squeezed to show it is only named in the legend.
     """
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    is_log = is_logarithmic(term, values)
+    is_log = term.is_logarithmic(values)
     ax.set_ylabel(term.name + (" (log scale)" if is_log else ""))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
-    known = pd.Series(dtype=float) if null is None else null[null.notna()]
-    if null is not None and len(known):
-        near, label = known[known.between(*room)], "random"
+    known = np.array([]) if null is None else null.to_numpy().ravel()
+    known = known[np.isfinite(known)]
+    if null is not None and known.size:
+        near, label = known[(known >= room[0]) & (known <= room[1])], "random"
         low, high = min([low, *near]), max([high, *near])
-        if near.empty:
-            label = f"random: {known.median():.3g}, {'above' if known.median() > high else 'below'}"
-        ax.plot(null, label=label, color=NULL, ls=(0, (4, 2)), lw=1.4)
+        if not near.size:
+            label = f"random: {shortened(np.median(known))} {'↑' if np.median(known) > high else '↓'}"
+        for i, column in enumerate(null.to_numpy().reshape(len(null), -1).T):
+            ax.plot(null.index, column, label="" if i else label, **NULL)
     if is_log:
         margin = (high / low) ** 0.05
         ax.set_yscale("log")
@@ -115,20 +101,17 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | None = Non
         ax.yaxis.set_minor_formatter(ticker.NullFormatter())
         ax.yaxis.set_major_formatter(short)
     else:
+        ax.yaxis.set_major_locator(ticker.MaxNLocator(6))
+        ax.yaxis.set_major_formatter(short)
         margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
         ax.set_ylim(low - margin, high + margin)
 
 
-def is_logarithmic(term: Term, values: Array) -> bool:
-    """Whether a metric goes on a logarithmic scale: all of it is positive, over more than a factor of 10."""
-    finite = values[np.isfinite(values)]
-    return bool(term.ranges and finite.size and finite.min() > 0 and finite.max() > 10 * finite.min())
-
-
-def lines(ax: Axes, x: Array, rows: Array, colours: Array) -> None:
+def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-") -> None:
     """Many lines over the same abscissae, shape (lines, len(x)); gaps where they are not finite."""
     segments = [np.column_stack((x, row)) for row in rows]
-    ax.add_collection(LineCollection(segments, colors=colours, linewidths=1.1, alpha=0.9), autolim=False)
+    drawn = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
+    ax.add_collection(drawn, autolim=False)
     if rows.size <= 800:
         for row, colour in zip(rows, colours, strict=True):
             ax.plot(x, row, ls="", marker="o", ms=2.0, color=colour)
@@ -137,9 +120,10 @@ def lines(ax: Axes, x: Array, rows: Array, colours: Array) -> None:
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Colours of the layers, and the bar that explains them."""
     norm = Normalize(0, max(1, len(layers) - 1))
-    bar = value_bar(ax, ScalarMappable(norm, DEPTH), "layer")
     named = thinned(len(layers), 6)
-    bar.set_ticks(named, labels=[layer_label(layers[i]) for i in named])
+    labels = [layer_label(layers[i]) for i in named]
+    bar = value_bar(ax, ScalarMappable(norm, DEPTH), "layer" if max(map(len, labels)) <= 6 else "")
+    bar.set_ticks(named, labels=labels)
     return DEPTH(norm(np.arange(len(layers))))
 
 
@@ -153,13 +137,13 @@ def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
     return TIME(norm(np.array(steps, dtype=float)))
 
 
-def value_bar(ax: Axes, mappable: ScalarMappable, label: str) -> Any:
+def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
     """A colour bar to the right of an axes."""
     box = ax.get_position()
     figure: Any = ax.figure
     width = figure.get_size_inches()[0]
     cax = figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))
-    bar = figure.colorbar(mappable, cax=cax)
+    bar = figure.colorbar(mappable, cax=cax, extend=extend, extendfrac=0.04)
     bar.set_label(label, fontsize=8.5, labelpad=2)
     bar.outline.set_visible(False)
     cax.yaxis.set_minor_formatter(ticker.NullFormatter())

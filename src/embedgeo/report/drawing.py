@@ -78,12 +78,7 @@ def new_figure(title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool
     figure = Figure(figsize=(width, HEIGHT))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    left, right, bottom, top = (
-        0.72 if panels == 1 else 0.84,
-        0.86 if sidebar else 0.16,
-        0.54,
-        0.72 if panels == 1 else 0.88,
-    )
+    left, right, bottom, top = 0.88, 0.96 if sidebar else 0.32, 0.54, 0.72 if panels == 1 else 0.88
     figure.subplots_adjust(left / width, bottom / HEIGHT, 1 - right / width, 1 - top / HEIGHT, wspace=0.3)
     figure.text(0.12 / width, 1 - 0.07 / HEIGHT, title, va="top", fontsize=10.5, weight="bold")
     figure.text(0.12 / width, 1 - 0.27 / HEIGHT, subtitle, va="top", fontsize=8.5, color="#444444")
@@ -96,7 +91,16 @@ def legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         place = (0.04 / width, 1 - 0.43 / HEIGHT)
-        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, ncols=4, columnspacing=1.4, borderpad=0)
+        figure.legend(
+            handles,
+            labels,
+            loc="upper left",
+            bbox_to_anchor=place,
+            ncols=4,
+            columnspacing=1.1,
+            handlelength=1.7,
+            borderpad=0,
+        )
 
 
 def save(drawn: Drawn, folder: Path) -> bytes:

@@ -11,12 +11,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
 from embedgeo.glossary import is_processed, term
+from embedgeo.names import relative_depths
 from embedgeo.report.axes import (
-    NULL,
+    ACCENT,
     RUNS,
     Array,
     depth_bar,
-    is_logarithmic,
     layer_axis,
     lines,
     short,
@@ -34,50 +34,58 @@ PARTS = {"M": "#0072b2", "V_W": "#009e73", "V_B": "#e69f00"}
 
 def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     """A metric against the step: a line a layer, the mean over blocks, and the null's."""
-    table, reference = run.table(metric), run.table(metric, null)
-    mean, null_mean = table[run.blocks].mean(axis=1), reference[run.blocks].mean(axis=1)
+    table = run.table(metric)
+    means, random = run.means(table), run.means(run.table(metric, null))
     of = term(metric)
-    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
+    figure, (ax,) = new_figure(f"{of.name} against step", of.unit, sidebar=True)
     step_axis(ax, run.steps)
-    lines(ax, table.index.to_numpy(), table.to_numpy().T, depth_bar(ax, run.layers))
-    ax.plot(mean, label="mean over blocks", **_BOLD)
-    value_axis(ax, of, table.to_numpy(), null_mean)
+    colours = depth_bar(ax, run.layers)
+    dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
+    lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
+    for name, line in zip(means, ("-", "-."), strict=False):
+        ax.plot(means[name], label=name, ls=line, **_BOLD)
+    value_axis(ax, of, table.to_numpy(), random)
+    if ":" in dashes:
+        ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
-    numbers = table.assign(**{"mean over blocks": mean, "random": null_mean})
+    randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
+    numbers = table.join(means).join(random.set_axis(randoms, axis=1))
     alt = f"{of.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    return Drawn(
-        f"{metric}-dynamics", figure, numbers, alt, f"Mean over blocks: {_course(mean)}{_null_text(null_mean)}"
-    )
+    text = " ".join(f"{name.capitalize()}: {_course(means[name])}{_null_text(random[name])}" for name in run.blocks)
+    return Drawn(f"{metric}-dynamics", figure, numbers, alt, text)
 
 
 def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     """A metric against the layer: a line a step, and the null's at the last step."""
-    table, reference = run.table(metric)[run.depth], run.table(metric, null)[run.depth].iloc[-1]
+    table, reference = (run.table(metric, of).reindex(columns=run.axis) for of in (run.values, null))
     of = term(metric)
-    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
-    layer_axis(ax, run.depth)
-    x = np.arange(float(len(run.depth)))
+    figure, (ax,) = new_figure(f"{of.name} through the layers", of.unit, sidebar=True)
+    layer_axis(ax, run.axis)
+    x = np.arange(float(len(run.axis)))
     lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
     ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
-    value_axis(ax, of, table.to_numpy(), pd.Series(reference.to_numpy(), x))
+    value_axis(ax, of, table.to_numpy(), pd.Series(reference.iloc[-1].to_numpy(), x))
     legend(figure, ax)
-    numbers = table.T.assign(random=reference)
+    numbers = table.T.assign(random=reference.iloc[-1]).drop("", errors="ignore")
     alt = f"{of.name} against layer, a line for each of {len(run.steps)} steps."
     return Drawn(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
 
 
 def heatmap(run: Run, metric: str) -> Drawn:
-    """A metric as colour over steps and layers."""
-    table = run.table(metric)[run.depth].T
+    """A metric as colour over steps and layers; the colours span the blocks, the bar has a tip for what is beyond."""
+    table = run.table(metric).reindex(columns=run.axis).T
     of = term(metric)
     values = table.to_numpy()
-    figure, (ax,) = new_figure(of.name, of.unit, sidebar=True)
+    figure, (ax,) = new_figure(f"{of.name} by step and layer", of.unit, sidebar=True)
     step_axis(ax, run.steps)
-    layer_axis(ax, run.depth, vertical=True, most=12)
-    is_log = is_logarithmic(of, values)
+    layer_axis(ax, run.axis, vertical=True, most=12)
     finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0, 1)
+    inside = table.loc[[block for blocks in run.blocks.values() for block in blocks]].to_numpy()
+    inside = inside[np.isfinite(inside)] if np.isfinite(inside).any() else finite
+    is_log = of.is_logarithmic(inside)
+    low, high = (inside.min(), inside.max()) if inside.size else (0, 1)
+    extend = ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
     ax.set_facecolor("#d0d0d0")
     ax.grid(visible=False)
@@ -86,12 +94,19 @@ def heatmap(run: Run, metric: str) -> Drawn:
         edges, np.arange(len(table) + 1) - 0.5, np.ma.masked_invalid(values), norm=norm, cmap="cividis", rasterized=True
     )
     ax.set_xlim(edges[0], edges[-1])
-    bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""))
+    bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""), extend)
     bar.ax.yaxis.set_major_formatter(short)
     place = divmod(int(np.nanargmax(values)), values.shape[1]) if finite.size else (0, 0)
     text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {number(values[place])}."
+    text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
     alt = f"{of.name} as colour over steps and layers."
-    return Drawn(f"{metric}-heatmap", figure, table, alt, text if finite.size else "Undefined everywhere.")
+    return Drawn(
+        f"{metric}-heatmap",
+        figure,
+        table.drop("", errors="ignore"),
+        alt,
+        text if finite.size else "Undefined everywhere.",
+    )
 
 
 def _edges(ax: Axes, steps: Sequence[int]) -> Array:
@@ -108,8 +123,9 @@ def decomposition(run: Run) -> Drawn:
     columns = {part: part if part == "M" else f"{part}{kind}" for part in PARTS}
     parts = pd.DataFrame({part: run.values[column].clip(lower=0) for part, column in columns.items()})
     shares = parts.div(parts.sum(axis=1), axis=0)
-    over_steps = shares[shares.index.isin(run.blocks, "layer")].groupby("step").mean()
-    at_last = shares.loc[run.steps[-1]].reindex(run.depth)
+    blocks = [block for blocks in run.blocks.values() for block in blocks]
+    over_steps = shares[shares.index.isin(blocks, "layer")].groupby("step").mean()
+    at_last = shares.loc[run.steps[-1]].reindex(run.axis)
     subtitle = f"shares of the mean squared norm, {'unbiased' if kind else 'plug-in'} estimates of V_W and V_B"
     figure, (left, right) = new_figure("What Q is made of", subtitle, panels=2)
     if len(run.steps) > 1:
@@ -120,9 +136,11 @@ def decomposition(run: Run) -> Drawn:
     labels = {"M": "M, common offset", "V_W": "V_W, within tokens", "V_B": "V_B, between tokens"}
     for part, colour in PARTS.items():
         height = at_last[part].to_numpy(na_value=0)
-        right.bar(np.arange(len(at_last)), height, 0.86, bottom, color=colour, label=labels[part])
+        right.bar(
+            np.arange(len(at_last)), height, 0.86 if len(at_last) <= 12 else 1, bottom, color=colour, label=labels[part]
+        )
         bottom += height
-    layer_axis(right, run.depth)
+    layer_axis(right, run.axis)
     right.set_title(f"step {run.steps[-1]:,}", fontsize=8.8)
     for ax in (left, right):
         ax.set_ylim(0, 1)
@@ -144,18 +162,21 @@ def after_processing(run: Run) -> Drawn:
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
         for key in (metric, *found):
-            shown[key] = run.table(key)[run.depth].iloc[-1]
+            shown[key] = run.table(key).iloc[-1].reindex(run.axis)
             name = key.removeprefix(f"{metric}_").replace("_", " ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
             ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-        layer_axis(ax, run.depth)
+        layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     legend(figure, axes[-1])
-    numbers = pd.DataFrame(shown)
-    means = numbers[numbers.index.isin(run.blocks)].mean()
-    text = "; ".join(f"{term(str(key)).name} {number(value)}" for key, value in means.items())
+    numbers = pd.DataFrame(shown).drop("", errors="ignore")
+    means = run.means(numbers.T)
+    text = "; ".join(
+        f"{term(str(key)).name} {' and '.join(number(value) for value in of)}"
+        for key, of in zip(means.index, means.to_numpy(), strict=True)
+    )
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
-    return Drawn("after-processing", figure, numbers, alt, f"Means over blocks: {text}.")
+    return Drawn("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
 
 def processed_metrics(run: Run) -> list[str]:
@@ -167,12 +188,12 @@ def loss(run: Run, outliers: Sequence[int]) -> Drawn:
     """The loss on the measured text, with those out of line with their neighbours."""
     values = run.model["loss"].dropna()
     of = term("loss")
-    figure, (ax,) = new_figure(of.name, of.unit)
+    figure, (ax,) = new_figure(f"{of.name} against step", of.unit)
     value_axis(ax, of, values.to_numpy())
     step_axis(ax, run.steps)
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     far = values[values.index.isin(outliers)]
-    ax.plot(far, ls="", marker="x", ms=9, mew=2, color=NULL, label="out of line with its neighbours")
+    ax.plot(far, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
     if len(far):
         ax.legend(loc="best")
     return Drawn("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
@@ -180,10 +201,13 @@ def loss(run: Run, outliers: Sequence[int]) -> Drawn:
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> Drawn:
     """The mean over blocks of several runs against the step."""
-    curves = {run.label: run.table(metric)[run.blocks].mean(axis=1) for run in runs}
+    curves: dict[str, pd.Series] = {}
+    for run in runs:
+        means = run.means(run.table(metric))
+        curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
     numbers = pd.DataFrame(curves)
     of = term(metric)
-    figure, (ax,) = new_figure(of.name, f"{of.unit}; mean over blocks")
+    figure, (ax,) = new_figure(f"{of.name} against step", f"{of.unit}; mean over blocks")
     value_axis(ax, of, numbers.to_numpy())
     step_axis(ax, sorted(numbers.index))
     _draw_runs(ax, curves)
@@ -194,20 +218,21 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> Drawn:
 
 def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
     """Several runs at their last steps against relative depth: 0 enters the first block, 1 leaves the last one."""
-    curves = {}
+    curves: dict[str, pd.Series] = {}
     for run in runs:
-        inside = [layer for layer in run.depth if layer != "final_norm"]
-        last = run.table(metric)[inside].iloc[-1]
-        curves[run.label] = pd.Series(last.to_numpy(), np.linspace(0, 1, len(inside)))
+        last = run.table(metric).iloc[-1]
+        for of_side, depths in relative_depths(run.depth).items():
+            label = f"{run.label}, {of_side[:-1]}" if of_side else run.label
+            curves[label] = pd.Series(last[[*depths]].to_numpy(), [*depths.values()])
     of = term(metric)
-    figure, (ax,) = new_figure(of.name, f"{of.unit}; last steps")
+    figure, (ax,) = new_figure(f"{of.name} over relative depth", f"{of.unit}; last step")
     value_axis(ax, of, np.concatenate([curve.to_numpy() for curve in curves.values()]))
     ax.set_xlabel("relative depth (1: output of the last block)")
     ax.set_xlim(-0.02, 1.02)
     _draw_runs(ax, curves)
     numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
     text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    alt = f"{of.name} against relative depth, a line for each of {len(runs)} runs."
+    alt = f"{of.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
     return Drawn(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
 
 

@@ -52,7 +52,7 @@ def outlier_steps(run: Run) -> list[int]:
 def _failed(run: Run) -> Flag | None:
     if not run.failures:
         return None
-    text = f"{_count(len(run.failures), 'checkpoint')} could not be measured and are missing from all figures."
+    text = f"{_count(len(run.failures), 'checkpoint')} could not be measured: left out of all figures."
     return Flag("Failed checkpoints", text, [f"{name}: {reason}" for name, reason in run.failures.items()])
 
 

@@ -95,7 +95,11 @@ def write_page(
         title=f"Geometry of the embeddings: {', '.join(labels)}",
         about=[{"label": run.label, "cells": _about(run)} for run in runs],
         flags=list(zip(labels, flags, strict=True)),
-        overview=[(run.label, _overview(run, null)) for run, null in zip(runs, nulls, strict=True)],
+        overview=[
+            (f"{run.label}: {name}", _overview(run, null, blocks))
+            for run, null in zip(runs, nulls, strict=True)
+            for name, blocks in run.blocks.items()
+        ],
         linked={part.metric for section in sections for part in section.parts},
         sections=[section for section in sections if section.parts],
         glossary=[term(metric) for metric in metrics],
@@ -123,11 +127,11 @@ def _span(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _overview(run: Run, null: pd.DataFrame) -> list[list[Any]]:
+def _overview(run: Run, null: pd.DataFrame, blocks: Sequence[str]) -> list[list[Any]]:
     rows = []
     for metric in in_order(set(run.metrics) - {"anisotropy_null"}):
-        mean = run.table(metric)[run.blocks].mean(axis=1).dropna()
-        random = run.table(metric, null)[run.blocks].mean(axis=1).dropna()
+        mean = run.table(metric)[blocks].mean(axis=1).dropna()
+        random = run.table(metric, null)[blocks].mean(axis=1).dropna()
         if len(mean):
             places = mean.argmin(), mean.argmax()
             between = [f"{number(mean.iloc[at])} ({mean.index[int(at)]:,})" for at in places]

@@ -3,12 +3,15 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from embedgeo.names import blocks_by_side, side
 
 MODEL = "model"
 """Layer name of what is measured of the whole model."""
@@ -56,17 +59,28 @@ class Run:
     @property
     def depth(self) -> list[str]:
         """The layers that lie along the model, without means over several."""
-        return [layer for layer in self.layers if not layer.startswith("mean(")]
+        return [layer for layer in self.layers if "mean(" not in layer]
 
     @property
-    def blocks(self) -> list[str]:
-        """The blocks; all layers where none is called one."""
-        return [layer for layer in self.layers if layer.startswith("block.")] or self.depth
+    def axis(self) -> list[str]:
+        """The same, with a gap, named "", between an encoder and its decoder."""
+        sides = groupby(self.depth, side)
+        return [layer for _, layers in sides for layer in ("", *layers)][1:]
+
+    @property
+    def blocks(self) -> dict[str, list[str]]:
+        """The blocks, by what their mean is called: of encoder and decoder apart; all layers where none is one."""
+        found = blocks_by_side(self.depth) or {"": self.depth}
+        return {f"{of[:-1]} mean" if of else "mean over blocks": layers for of, layers in found.items()}
 
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
         column = (self.values if values is None else values)[metric]
         return column.unstack("layer").reindex(columns=self.layers).sort_index()
+
+    def means(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The means over blocks, of an encoder and its decoder apart, at each row of a table of layers (columns)."""
+        return pd.DataFrame({name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()})
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -90,13 +104,9 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         runs += [_run(f"{name}: {part}" if len(found) > 1 else name, folder, records) for part, records in found]
     labels = [run.label for run in runs]
     return [
-        run if labels.count(run.label) == 1 else _relabelled(run, f"{run.label} ({labels[: i + 1].count(run.label)})")
+        run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({labels[: i + 1].count(run.label)})")
         for i, run in enumerate(runs)
     ]
-
-
-def _relabelled(run: Run, label: str) -> Run:
-    return Run(**{**run.__dict__, "label": label})
 
 
 def _read_folder(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm
 
 from embedgeo.report.axes import (
-    DEPTH,
+    ACCENT,
     NULL,
     RUNS,
     Array,
+    depth_bar,
     layer_axis,
-    layer_label,
     short,
     thinned,
     value_bar,
@@ -26,7 +26,7 @@ from embedgeo.report.runs import Run, read_projection, read_tokens
 REGRESSED = (10, 100_000)
 """Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
 
-_LINE: dict[str, Any] = {"color": NULL, "lw": 1.6}
+_LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
 
 
@@ -76,11 +76,11 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
         for step, colour, marker in zip(found, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
-            at = numbers[key].unstack("layer").loc[step, run.depth]
+            at = numbers[key].unstack("layer").loc[step].reindex(run.axis)
             ax.plot(at.to_numpy(), color=colour, marker=marker, ms=3.5, label=f"step {short(step)}")
         if key in null:
-            ax.plot(run.table(key, null)[run.depth].iloc[-1].to_numpy(), color=NULL, ls=(0, (4, 2)), label="random")
-        layer_axis(ax, run.depth, most=6)
+            ax.plot(run.table(key, null).iloc[-1].reindex(run.axis).to_numpy(), label="random", **NULL)
+        layer_axis(ax, run.axis, most=6)
         ax.set_ylabel(name)
         texts.append(f"{name} from {at.min():.3g} to {at.max():.3g}")
     legend(figure, axes[0])
@@ -92,7 +92,7 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
 
 def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     """Q, M and V of the token types against how often they occur, at the last block."""
-    layer = run.blocks[-1]
+    layer = _last_block(run)
     at = table[(table["layer"] == layer) & table["n"].between(*REGRESSED)]
     logs = (at.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
     logs["n"] = np.log10(at["n"].to_numpy())
@@ -116,13 +116,13 @@ def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
 def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     """How Q, M and V are spread over token types: a line a layer."""
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
-    norm = Normalize(0, max(1, len(present) - 1))
     figure, axes = new_figure(
         f"Q, M and V over token types, step {step:,}",
         "share of the token types in each bin; at most nine of the layers are drawn",
         panels=3,
         sidebar=True,
     )
+    colours = depth_bar(axes[-1], present)
     shares = {}
     drawn = set(thinned(len(present), 9))
     for ax, key in zip(axes, "QMV", strict=True):
@@ -132,20 +132,17 @@ def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
             values = logs[table["layer"] == layer].dropna()
             counts = np.histogram(values, edges)[0] / max(1, len(values))
             if i in drawn:
-                ax.stairs(counts, edges, color=DEPTH(norm(i)), lw=1.2)
+                ax.stairs(counts, edges, color=colours[i], lw=1.2)
             shares[key, layer] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
         ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize=8.8)
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("share of token types")
-    bar = value_bar(axes[-1], ScalarMappable(norm, DEPTH), "layer")
-    named = thinned(len(present), 6)
-    bar.set_ticks(named, labels=[layer_label(present[i]) for i in named])
     numbers = pd.concat({key: share for key, share in shares.items() if len(share)}, names=["value", "layer", "log10"])
-    medians = table[table["layer"] == run.blocks[-1]][["Q", "M", "V"]].median()
+    medians = table[table["layer"] == _last_block(run)][["Q", "M", "V"]].median()
     text = ", ".join(f"{key} {value:.3g}" for key, value in medians.items())
     alt = "Histograms of Q, M and V over token types, a line a layer."
     return Drawn(
-        "tokens-histograms", figure, numbers.rename("share").to_frame(), alt, f"Medians at {run.blocks[-1]}: {text}."
+        "tokens-histograms", figure, numbers.rename("share").to_frame(), alt, f"Medians at {_last_block(run)}: {text}."
     )
 
 
@@ -164,7 +161,7 @@ def projection(run: Run) -> Drawn:
         tokens, origin = at[at["token_id"] >= 0], at[at["token_id"] < 0]
         size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
         ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=RUNS[0], alpha=0.45, lw=0)
-        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=NULL)
+        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=ACCENT)
         for token in tokens.nlargest(8, "n").itertuples():
             text = str(getattr(token, "token", token.token_id))
             label = repr(text)[1:-1].replace(" ", "␣")
@@ -217,8 +214,12 @@ def _fit(slope: float, r2: float) -> str:
 def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     """Four layers over the depth."""
     present = set(table["layer"])
-    layers = [layer for layer in run.depth if layer in present and layer != "final_norm"]
+    layers = [layer for layer in run.depth if layer in present and not layer.endswith("final_norm")]
     return [layers[i] for i in thinned(len(layers), 4)]
+
+
+def _last_block(run: Run) -> str:
+    return list(run.blocks.values())[-1][-1]
 
 
 def _limits(values: Array) -> tuple[float, float]:

@@ -1,0 +1,62 @@
+"""What the names of layers say: which are blocks, on which side of the model they lie, and how deep."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|final_norm|mean\(last\d+\))")
+
+
+def side(layer: str) -> str:
+    """``"encoder."`` or ``"decoder."`` in front of a layer of an encoder-decoder model, else nothing.
+
+    >>> side("decoder.block.03"), side("block.03"), side("encoder.layer.03.attention")
+    ('decoder.', '', '')
+    """
+    match = _LAYER.fullmatch(layer)
+    return match[1] if match else ""
+
+
+def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
+    """The blocks among the layers, by the prefix of their side; nothing where there are none.
+
+    >>> blocks_by_side(["encoder.embed", "encoder.block.00", "decoder.block.00", "decoder.final_norm"])
+    {'encoder.': ['encoder.block.00'], 'decoder.': ['decoder.block.00']}
+    """
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        match = _LAYER.fullmatch(layer)
+        if match and match[3]:
+            found.setdefault(match[1], []).append(layer)
+    return found
+
+
+def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
+    """How deep layers lie, by side: 0 is what enters the first block, 1 the output of the last one.
+
+    What lies nowhere along the blocks, such as ``final_norm``, is left out. Without blocks, all layers are taken to be
+    equally far apart.
+
+    >>> relative_depths(["embed", "block.00", "block.01", "final_norm"])
+    {'': {'embed': 0.0, 'block.00': 0.5, 'block.01': 1.0}}
+    >>> relative_depths(["a", "b", "c"])
+    {'': {'a': 0.0, 'b': 0.5, 'c': 1.0}}
+    """
+    found: dict[str, dict[str, float]] = {}
+    for prefix, blocks in blocks_by_side(layers).items():
+        places = {block: 1 + int(block.rpartition(".")[2]) for block in blocks}
+        first = {embed: 0.0} if (embed := f"{prefix}embed") in layers else {}
+        found[prefix] = first | {block: place / max(places.values()) for block, place in places.items()}
+    return found or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
+
+
+def layer_label(layer: str) -> str:
+    """A layer on an axis: the number of a block, or a short name.
+
+    >>> [layer_label(layer) for layer in ("block.07", "final_norm", "decoder.block.11", "gpt_neox.attention.dense")]
+    ['7', 'norm', 'dec 11', '…tion.dense']
+    """
+    match = _LAYER.fullmatch(layer)
+    if not match:
+        return layer if len(layer) <= 11 else f"…{layer[-10:]}"
+    name = str(int(match[3])) if match[3] else match[2].removeprefix("final_")
+    return f"{match[1][:3]} {name}".strip()
