@@ -23,8 +23,8 @@ class GeometryMonitor(Monitor, Callback):
 
     Scalars go to every logger under ``{prefix}.{metric}/{layer}``, with their mean over blocks under
     ``{prefix}.{metric}/mean``; the same values are in ``trainer.callback_metrics``, and in ``history`` as a list of
-    dicts (step, layer, layer_index, metric, value); where the strategy starts processes to train in (``ddp_spawn``),
-    that one stays there. Nothing is measured in validation, test and predict.
+    dicts (step, layer, layer_index, metric, value), in the processes that train: with ``ddp_spawn``, not in the one
+    that calls ``fit``. Nothing is measured in validation, test and predict.
 
     A checkpoint holds where the schedule and the window stand, not the rows seen: a window that a resumed run
     finds open is pooled over the steps that are left of it.

@@ -41,6 +41,13 @@ def test_zeros_of_either_sign_are_one_row():
     assert len(merge_duplicates(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
 
 
+def test_duplicates_are_found_in_any_layout():
+    x = gaussian(67, 64)
+    x[-1] = x[0]
+    for laid_out in (x, x.T.contiguous().T, torch.cat((x, x), dim=1)[:, :64]):
+        assert len(merge_duplicates(laid_out)) == 66
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_rows_have_no_dimension(n):
     for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):

@@ -37,7 +37,7 @@ def merge_duplicates(x: Tensor) -> Tensor:
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
-    sums = x.sum(1, dtype=accumulator_dtype(x.device))
+    sums = x.contiguous().sum(1, dtype=accumulator_dtype(x.device))  # each row's in the same order
     if len(sums.unique()) == len(x):  # equal rows have equal sums: no need to sort the rows themselves
         return x
     return x.unique(dim=0)
