@@ -24,6 +24,8 @@ def page(tmp_path_factory):
             "anisotropy_null",
             "mean_cosine",
             "intrinsic_dimension",
+            "V_W_unbiased",
+            "V_B_unbiased",
         ),
     )
     return write_report([sweep])
@@ -50,3 +52,12 @@ def test_the_page_fits_into_the_window(browser, page, width):
     browser.resize(width, 900)
     browser.open(page)
     assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+
+
+def test_a_wide_figure_keeps_its_letters_on_a_narrow_screen(browser, page):
+    browser.resize(500, 900)  # the narrowest that a window can be
+    browser.open(page)
+    shown = browser.run("return [...document.images].map(i => [i.clientWidth, i.width, +i.getAttribute('width')])")
+    wide = [widths for widths in shown if widths[2] > 500]
+    assert wide
+    assert all(len(set(widths)) == 1 for widths in wide)

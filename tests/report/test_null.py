@@ -47,8 +47,9 @@ def null(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
         *((key, 0.01) for key in ("V_W_unbiased", "V_W_over_V_unbiased", "effective_rank", "isoscore")),
         *((key, 0.03) for key in ("anisotropy", "anisotropy_standardized", "V_B", "norm_max", "top5_share")),
         *((key, 0.05) for key in ("top_dim_share", "anisotropy_without_top5", "intrinsic_dimension")),
-        *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2", "Q_t_cv")),
-        *((key, 0.15) for key in ("M_freq_slope", "V_freq_slope")),
+        *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2")),
+        *((key, 0.05) for key in ("Q_t_cv", "M_freq_slope")),
+        ("V_freq_slope", 0.15),
     ],
 )
 def test_is_what_gaussian_rows_show(metric: str, tolerance: float, measured: pd.DataFrame, null: pd.Series) -> None:

@@ -67,7 +67,7 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
     axis = ax.yaxis if vertical else ax.xaxis
     axis.set_ticks(named, [labels[i] for i in named])
     if vertical:
-        ax.set_ylabel("layer", labelpad=2)
+        ax.set_ylabel("layer" if max(map(len, labels)) <= 6 else "", labelpad=2)
     else:
         ax.set_xlabel("layer (numbers are blocks)" if any(label[-1:].isdecimal() for label in labels) else "layer")
 

@@ -42,7 +42,7 @@ def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
-    for name, line in zip(means, ("-", "-."), strict=False):
+    for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
     value_axis(ax, of, table.to_numpy(), random)
     if ":" in dashes:

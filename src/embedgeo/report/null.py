@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 _MOST_COLUMNS = 1 << 16
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
 _REGRESSION_COUNTS = (10, 100_000)
+_DRAWS = 16
 
 
 def widths(values: pd.DataFrame) -> pd.Series:
@@ -132,24 +133,30 @@ def _twonn_of_power(power: int, dim: int) -> float:
 
 
 def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Series]:
-    """What is regressed over token types: drawn once for each width at Q = 1, then scaled."""
+    """What is regressed over token types: drawn a few times for each width at Q = 1, then scaled; the mean."""
     scale = np.log(Q.where(Q > 0))
     found: dict[str, pd.Series] = {}
     for width in dim.dropna().unique():
         rows = dim == width
-        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
-        values = [_of_types(counts, int(width), float(np.exp(at))) for at in grid]
-        for key in values[0]:
-            interpolated = np.interp(scale[rows], grid, [value[key] for value in values])
-            found[key] = found.get(key, pd.Series(np.nan, index=Q.index)).where(~rows, 0)
-            found[key][rows] = interpolated
+        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 8)
+        draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
+        values = pd.DataFrame(
+            [pd.DataFrame([_of_types(counts, M * size, V * size) for M, V in draws]).mean() for size in np.exp(grid)]
+        )
+        for key in values:
+            found[str(key)] = found.get(str(key), pd.Series(np.nan, index=Q.index)).where(~rows, 0)
+            found[str(key)][rows] = np.interp(scale[rows], grid, values[key])
     return found
 
 
-def _of_types(counts: Array, dim: int, Q: float) -> dict[str, float]:
-    random = np.random.default_rng(0)
-    M = random.chisquare(dim, len(counts)) / counts * Q / dim
-    V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts * Q / dim
+def _draw(counts: Array, dim: int, seed: int) -> tuple[Array, Array]:
+    """M and V of the token types at Q = 1."""
+    random = np.random.default_rng(seed)
+    M = random.chisquare(dim, len(counts)) / counts / dim
+    return M, 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+
+
+def _of_types(counts: Array, M: Array, V: Array) -> dict[str, float]:
     within = (counts >= _REGRESSION_COUNTS[0]) & (counts <= _REGRESSION_COUNTS[1])
     types = {"n": counts, "Q": M + V, "M": M, "V": V}
     regressions = type_regressions({key: torch.from_numpy(value[within]) for key, value in types.items()})
