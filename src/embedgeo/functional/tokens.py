@@ -27,6 +27,9 @@ from embedgeo.functional.moments import (
 )
 from embedgeo.functional.precision import accumulator_dtype, in_range
 
+_MERGED_ELEMENTS = 1 << 17
+"""Elements merged at a time: a merge takes several times their memory."""
+
 
 @dataclass(frozen=True)
 class TokenTable(Generic[AnyMoments]):
@@ -47,8 +50,12 @@ class TokenTable(Generic[AnyMoments]):
         types = torch.cat((self.token_ids, other.token_ids)).unique()
         place = torch.searchsorted(types, other.token_ids)
         whole = self.spread(types).moments
-        merged = merge(per_state(lambda state: state.index_select(0, place), whole), other.moments)
-        return TokenTable(types, per_state(lambda state, new: state.index_copy_(0, place, new), whole, merged))
+        for rows in row_chunks(other.moments.mean, _MERGED_ELEMENTS):
+            held = type(whole)(*(state.index_select(0, place[rows]) for state in whole))
+            merged = merge(held, per_state(itemgetter(rows), other.moments))
+            for state, new in zip(whole, merged, strict=True):
+                state.index_copy_(0, place[rows], new)
+        return TokenTable(types, whole)
 
     def spread(self, types: Tensor) -> "TokenTable[AnyMoments]":
         """The same rows in a new table that has a place for all ``types``, ascending, a superset of its own."""
