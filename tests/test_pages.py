@@ -195,7 +195,8 @@ def test_the_colours_of_a_heatmap_span_the_blocks_and_say_what_lies_beyond(monke
 
 @pytest.mark.parametrize("value", [0.0, -3.0])
 def test_a_heatmap_of_equal_values_can_be_drawn(value):
-    heatmap(TERMS["mean_cosine"], [5], ["x" * 40], np.full((1, 1), value))
+    png, *_ = heatmap(TERMS["mean_cosine"], [5], ["x" * 40], np.full((1, 1), value))
+    assert (cells(png, 1, [0]) < 255).any()  # not white, as the page is
 
 
 def test_shares_add_up_and_are_left_out_where_they_are_undefined(monkeypatch):
