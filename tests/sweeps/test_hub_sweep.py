@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
+from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.store import SCHEMA
@@ -156,6 +159,26 @@ def test_what_a_killed_download_has_left_is_evicted(run, options, tmp_path, name
     downloads.evict("step0")
     assert not left.exists()
     assert not (tmp_path / "notes").exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_another_sweep_evicts_during_a_download_is_downloaded_again(run, options, monkeypatch, when):
+    evicted = []
+
+    def interrupted(*args, **kwargs):
+        if "model.safetensors" not in kwargs["allow_patterns"] or len(evicted) == 2:
+            return snapshot_download(*args, **kwargs)
+        if when == "before":  # its folder, still empty, is removed between two steps of the client
+            evicted.append("snapshots/1a2b")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), evicted[-1])
+        folder = snapshot_download(*args, **kwargs)  # finds a blob of which the other saw no use when it looked
+        evicted.append(Path(folder, "model.safetensors").resolve())
+        evicted[-1].unlink()
+        return folder
+
+    monkeypatch.setattr(hub_source, "snapshot_download", interrupted)
+    assert sweep(REPOSITORY, **options, steps="0") == 0
+    assert len(evicted) == 2
 
 
 def test_evict_false_keeps_everything(run, options):

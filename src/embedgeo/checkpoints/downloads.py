@@ -10,7 +10,7 @@ from filelock import FileLock
 from huggingface_hub import constants, scan_cache_dir
 
 from embedgeo.checkpoints.files import Contents
-from embedgeo.checkpoints.hub import repository_folder, snapshot_folder
+from embedgeo.checkpoints.hub import cache_lock, lock_file, repository_folder, snapshot_folder
 
 _HASH = re.compile(r"[0-9a-f]{40,64}")
 
@@ -31,7 +31,7 @@ class Downloads:
     def lease(self, name: str, commit: str) -> None:
         """Wait until no other sweep uses or evicts the commit, and keep others from it."""
         if name not in self._leases:
-            lock = _lock(commit)
+            lock = lock_file(commit)
             lock.acquire()
             self._leases[name] = lock
 
@@ -66,7 +66,7 @@ class Downloads:
             return
         note = json.loads(path.read_text())
         if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
-            with _lock(note["commit"]):
+            with lock_file(note["commit"]), cache_lock(note["repository"]):
                 _remove(note["repository"], note["commit"], note["files"], note["blobs"])
         path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -79,12 +79,6 @@ class Downloads:
 
     def _path(self, name: str) -> Path:
         return self.journal / f"{name}.json"
-
-
-def _lock(commit: str) -> FileLock:
-    locks = Path(constants.HF_HUB_CACHE) / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    return FileLock(locks / f"embedgeo-{commit}.lock", thread_local=False)
 
 
 def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:

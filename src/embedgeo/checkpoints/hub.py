@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import FileLock
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import repo_folder_name
@@ -62,28 +63,45 @@ def list_files(repository: str, commit: str) -> list[StoredFile]:
 def fetch(repository: str, commit: str, contents: Contents) -> Path:
     """Download the files of a commit, and check the weights against the hashes that the Hub lists.
 
-    What a further attempt may mend is tried again: lost connections, server errors, bodies cut short, wrong hashes.
+    What a further attempt may mend is tried again: lost connections, server errors, bodies cut short, wrong hashes,
+    and what another sweep on this machine has evicted meanwhile because no commit that was whole had a use for it.
 
     Returns:
         The folder that holds them, in the cache.
     """
     wrong = ""
     for force in (False, True):
-        download = partial(
-            snapshot_download, repository, revision=commit, allow_patterns=contents.names, force_download=force
-        )
-        folder = Path(retried(download))
+        folder = retried(partial(_download, repository, commit, contents.names, force=force))
         wrong = _first_wrong(folder, contents)
         if not wrong:
             return folder
     raise WrongHashError(f"{wrong} It was downloaded twice.")
 
 
+def _download(repository: str, commit: str, names: Sequence[str], *, force: bool) -> Path:
+    folder = Path(snapshot_download(repository, revision=commit, allow_patterns=list(names), force_download=force))
+    with cache_lock(repository):  # whoever evicts after this sees the whole snapshot, and keeps its blobs
+        for name in names:
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{name} must be in the cache after its download; it is not.")
+    return folder
+
+
+def cache_lock(repository: str) -> FileLock:
+    """Held while files of a repository, of any commit, are taken out of the cache, or counted as there."""
+    return lock_file(repository_folder(repository).name)
+
+
+def lock_file(name: str) -> FileLock:
+    """A lock that all sweeps with this cache share."""
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"embedgeo-{name}.lock", thread_local=False)
+
+
 def _first_wrong(folder: Path, contents: Contents) -> str:
     """What is wrong with the first file that is not what the listing says; empty where all are."""
     for file in (*contents.weights, *contents.others):
-        if not (folder / file.name).is_file():
-            return f"{file.name} must be in the cache after its download; it is not."
         if not file.digest.startswith("git:"):
             got = hashed_file(folder / file.name).digest
             if got != file.digest:
@@ -128,6 +146,8 @@ def _may_pass(error: BaseException | None) -> bool:
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     if "Consistency check failed" in str(error):  # a body cut short; a plain OSError
+        return True
+    if type(error) in (FileNotFoundError, FileExistsError):  # another sweep evicts; the client's own are subclasses
         return True
     # the HTTP library under huggingface_hub has changed its name between versions; its classes have not
     is_transport = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -77,4 +78,5 @@ class Fetching:
 
     def _evict_later(self, name: str) -> None:
         if self._evict:
-            self._evictions.append(self._worker.submit(self._downloads.evict, name))
+            evict = partial(hub.retried, partial(self._downloads.evict, name))  # beside other sweeps' changes
+            self._evictions.append(self._worker.submit(evict))
