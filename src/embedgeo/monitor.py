@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -199,24 +200,50 @@ class Monitor:
         assert self.probe is not None
         assert self._run is not None
         assert self._geometry is not None
-        world = dist.get_world_size(self._run.process_group) if is_distributed() else 1
-        rank = current_rank(self._run.process_group)
-        number = 0
         with isolate_rng(), self._guarded():
             try:
                 with self._geometry.probe.alone(), _eval_mode(self._run.model), torch.no_grad():
-                    for number, batch in enumerate(self.probe, 1):
-                        if (number - 1) % world == rank:
-                            placed = self._run.place(batch)
-                            with self._guarded():  # or the forward pass would be that of the other ranks only
-                                self._attach(placed)
-                            self._run.forward(placed)
-                            self._detach()
-                    if 0 < number % world <= rank:  # sharded parameters are gathered by all ranks together
-                        self._run.forward(self._run.place(batch))
+                    batches = iter(self.probe)
+                    while self._run_round(batches, self._run):
+                        self._detach()
             finally:
                 self._detach()
         self._measure(step)
+
+    def _run_round(self, batches: Iterator[Any], run: Run) -> bool:
+        """Deal a batch to each rank, and run the model; False where none are left.
+
+        All ranks run the model, or none, for together they gather sharded parameters: one that no batch is left for
+        runs another's, unmeasured.
+        """
+        world = dist.get_world_size(run.process_group) if is_distributed() else 1
+        rank = current_rank(run.process_group)
+        dealt, placed, error = 0, None, None
+        try:
+            for dealt, batch in enumerate(islice(batches, world), 1):
+                if dealt <= rank + 1:
+                    placed = batch
+            if dealt:
+                placed = run.place(placed)
+                if rank < dealt:
+                    self._attach(placed)
+        except Exception as caught:
+            error = caught
+        if is_distributed():
+            told = torch.tensor([int(error is not None), dealt, -dealt], device=run.device)
+            failed, most, least = Ranks().largest(told).tolist()
+            if failed and error is None:
+                error = RuntimeError("it failed on another rank")
+            elif most != -least and error is None:
+                error = ValueError(
+                    f"probe must give the same batches on every rank, and they are dealt out; {-least} were left on "
+                    f"one rank where another had {most}."
+                )
+        if error is not None:
+            raise error
+        if dealt:
+            run.forward(placed)
+        return dealt > 0
 
     def _end_window(self) -> None:
         step, self._window_start = self._window_start, None

@@ -167,6 +167,14 @@ def no_ids(batch):
     raise KeyError("ids")
 
 
+class Breaks:
+    """A probe whose files are gone after the first round."""
+
+    def __iter__(self):
+        yield from probe_batches()[:3]
+        raise OSError("stale file handle")
+
+
 class DiskFull(CSVLogger):
     @rank_zero_only
     def log_metrics(self, metrics, step=None):
@@ -189,6 +197,8 @@ def faults_on_rank(rank, folder):
     outcomes = {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
     return outcomes | {
         "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
+        "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=Breaks()),
+        "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
         "repeated rows": fault_on_rank(rank, folder, "tensor parallel", metrics=lambda dim: [FailsToCompute(dim)]),
     }
 
@@ -196,7 +206,8 @@ def faults_on_rank(rank, folder):
 def fault_on_rank(rank, folder, name, **fault):
     """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on each other."""
     strategy, module, layers = prepared(name)
-    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": fault.get("probe")} | (fault if rank else {})
+    probe = probe_batches() if "probe" in fault else None
+    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": probe} | (fault if rank else {})
     data = [batch_of(0, step) for step in range(STEPS)]
     return run(rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy)
 

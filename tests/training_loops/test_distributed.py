@@ -117,12 +117,23 @@ def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "cause"), [("sharded parameters", "KeyError: 'ids'"), ("repeated rows", "OutOfMemoryError")]
+    ("strategy", "cause"),
+    [
+        ("sharded parameters", "KeyError: 'ids'"),
+        ("sharded parameters, a probe that breaks", "OSError: stale file handle"),
+        ("repeated rows", "OutOfMemoryError"),
+    ],
 )
 def test_ranks_that_depend_on_each_other_survive_a_failure_on_one(ranks, strategy, cause):
     for rank, expected in zip(ranks, ("it failed on another rank", cause), strict=True):
         (warning,) = rank["faults"][strategy]
         assert expected in warning
+
+
+def test_a_probe_that_is_longer_on_one_rank_is_refused_on_all(ranks):
+    for rank in ranks:
+        (warning,) = rank["faults"]["sharded parameters, probes of two lengths"]
+        assert "probe must give the same batches on every rank" in warning
 
 
 def test_the_error_of_a_rank_is_the_one_it_raises_and_the_other_one_ends_too(ranks):
