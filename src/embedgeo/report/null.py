@@ -138,7 +138,7 @@ def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Ser
     found: dict[str, pd.Series] = {}
     for width in dim.dropna().unique():
         rows = dim == width
-        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 8)
+        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
         draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
         values = pd.DataFrame(
             [pd.DataFrame([_of_types(counts, M * size, V * size) for M, V in draws]).mean() for size in np.exp(grid)]
