@@ -133,7 +133,7 @@ def test_the_history_before_a_resume_is_drawn_too():
     pages.write([writer], history)
     pages.write([], [*history, *records(25)])
     pages.write([writer], [*history, *records(25), *records(30)])
-    assert sorted(pages._measured) == [0, 10, 20, 30]
+    assert sorted(pages._values.index.unique("step")) == [0, 10, 20, 30]
     assert writer.at("heatmap") == [20, 30]
 
 
@@ -151,7 +151,7 @@ def test_what_is_kept_is_bounded_and_spans_all_steps():
     history = [record for step in steps for record in records(step, layers=["block.00"], metrics=["mean_cosine"])]
     for part in (history[:50], history[:1300], history):
         pages.write([writer], part)
-    kept = sorted(pages._measured)
+    kept = sorted(pages._values.index.unique("step"))
     assert len(kept) == 512
     assert kept[:5] == [0, 1, 2, 3, 4]
     assert kept[-1] == steps[-1]
@@ -219,3 +219,14 @@ def test_means_over_layers_have_a_heatmap_but_no_depth():
     pages, writer = Pages(), Writer()
     pages.write([writer], records(0, layers=["mean(last4)"]), last=True)
     assert [tag for tag, *_ in writer.images] == ["geometry.heatmap/mean_cosine"]
+
+
+def test_metrics_of_the_users_own_are_explained_once_and_not_drawn():
+    pages, writer, history = Pages(), Writer(), []
+    for step in range(3):
+        history += records(step, metrics=["mine"])
+        pages.write([writer], history)
+    assert not writer.images
+    assert len(writer.texts) == 1
+    pages.write([writer], [*history, *records(3)], last=True)
+    assert writer.at("heatmap") == [3]

@@ -1,11 +1,10 @@
 """Pictures and explanations for TensorBoard, beside the scalars, while a model trains."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from embedgeo.glossary import in_order, term
 from embedgeo.records import AT_A_GLANCE, Record
@@ -38,8 +37,8 @@ class Pages:
 
     def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
-        self._layers: dict[str, int] = {}
-        self._measured: dict[int, NDArray[np.float64]] = {}  # by step: shape (metrics, layers)
+        self._layers: dict[str, None] = {}
+        self._values = pd.DataFrame()  # a column a metric; the index is (step, layer)
         self._num_read, self._count = start, 0
 
     def write(self, writers: Sequence[Any], history: Sequence[Record], *, last: bool = False) -> None:
@@ -50,54 +49,41 @@ class Pages:
             history: the monitor's.
             last: there will be no more: draw what has not been drawn of it yet.
         """
+        from embedgeo.report.runs import Run
+
         fresh, self._num_read = history[self._num_read :], len(history)
         if not writers:
             return
         if fresh:
-            if not self._measured:
+            if not self._count:
                 text = "\n".join(_explanation({record["metric"] for record in fresh}))
                 for writer in writers:
                     writer.add_text(f"{self.prefix}/what the numbers mean", text, fresh[-1]["step"])
             self._add(fresh)
         is_due = self._count & (self._count - 1) == 0
-        if self._measured and (fresh or last):
-            run = self._run()
+        if not self._values.empty and (fresh or last):
+            run = Run("", list(self._layers), self._values, model=pd.DataFrame(), checkpoints=pd.DataFrame())
             pictures = dict(_heatmaps(run, self.prefix)) if fresh else {}
             if is_due != last:  # the last one is drawn already where it was due
                 pictures.update(_figures(run, self.prefix))
             for writer in writers:
                 for tag, image in pictures.items():
-                    _add_image(writer, tag, *image, max(self._measured))
+                    _add_image(writer, tag, *image, run.steps[-1])
 
-    def _add(self, records: Iterable[Record]) -> None:
-        steps = set()
-        for record in records:
-            steps.add(step := record["step"])
-            if record["metric"] not in _KEPT:
-                continue
-            layer = self._layers.setdefault(record["layer"], len(self._layers))
-            at = self._measured.get(step, np.empty((len(_KEPT), 0)))
-            if layer >= at.shape[1]:
-                more = np.full((len(_KEPT), len(self._layers) - at.shape[1]), np.nan)
-                at = self._measured[step] = np.concatenate((at, more), axis=1)
-            at[_KEPT.index(record["metric"]), layer] = record["value"]
-        self._count += len(steps)
-        while len(self._measured) > _MOST_STEPS:
-            kept = np.array(sorted(self._measured))
-            crowded = ((kept[2:] - kept[:-2]) / (1 + kept[1:-1])).argmin()
-            del self._measured[int(kept[1 + crowded])]
+    def _add(self, fresh: Sequence[Record]) -> None:
+        from embedgeo.report.runs import wide
 
-    def _run(self) -> "Run":
-        from embedgeo.report.runs import Run
-
-        steps, layers = sorted(self._measured), list(self._layers)
-        values = np.full((len(steps), len(layers), len(_KEPT)), np.nan)
-        for row, step in zip(values, steps, strict=True):
-            at = self._measured[step]
-            row[: at.shape[1]] = np.where(np.isfinite(at), at, np.nan).T
-        index = pd.MultiIndex.from_product((steps, layers), names=("step", "layer"))
-        table = pd.DataFrame(values.reshape(-1, len(_KEPT)), index, list(_KEPT)).dropna(axis="columns", how="all")
-        return Run("", layers, table, model=pd.DataFrame(), checkpoints=pd.DataFrame())
+        records = pd.DataFrame(fresh)
+        self._count += records["step"].nunique()
+        records = records[records["metric"].isin(_KEPT)]
+        self._layers |= dict.fromkeys(records["layer"])
+        values = wide(records, ["step", "layer"]).replace([np.inf, -np.inf], np.nan)
+        values = pd.concat([self._values, values]) if len(self._values) else values
+        values = values.groupby(level=["step", "layer"]).last() if values.index.has_duplicates else values.sort_index()
+        kept = values.index.unique("step").to_numpy()
+        while len(kept) > _MOST_STEPS:
+            kept = np.delete(kept, 1 + ((kept[2:] - kept[:-2]) / (1 + kept[1:-1])).argmin())
+        self._values = values.loc[kept].dropna(axis="columns", how="all")
 
 
 def _heatmaps(run: "Run", prefix: str) -> Iterator[tuple[str, Picture]]:

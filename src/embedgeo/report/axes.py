@@ -33,13 +33,12 @@ def short(number: float, _: object = None) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most so many positions out of 0 … count - 1, evenly spaced, the last one among them.
+    """At most so many positions out of 0 … count - 1, evenly spaced, the first and the last one among them.
 
     >>> thinned(5, 9), thinned(34, 6)
-    ([0, 1, 2, 3, 4], [0, 7, 14, 21, 33])
+    ([0, 1, 2, 3, 4], [0, 7, 13, 20, 26, 33])
     """
-    stride = max(1, -(-(count - 1) // (most - 1)))
-    return [at for at in range(0, count - 1, stride) if count - 1 - at >= 0.75 * stride] + [count - 1]
+    return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
 
 
 class StepAxis:

@@ -88,20 +88,12 @@ def new_figure(title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool
 
 def legend(figure: Figure, ax: Axes) -> None:
     """The legend of an axes, in a row below the subtitle."""
-    width = figure.get_size_inches()[0]
     handles, labels = ax.get_legend_handles_labels()
     if handles:
+        width = figure.get_size_inches()[0]
+        look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
         place = (0.04 / width, 1 - 0.43 / HEIGHT)
-        figure.legend(
-            handles,
-            labels,
-            loc="upper left",
-            bbox_to_anchor=place,
-            ncols=4 if width <= WIDTH else 6,
-            columnspacing=1.1,
-            handlelength=1.7,
-            borderpad=0,
-        )
+        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 
 def png(figure: Figure, method: Image.Quantize = Image.Quantize.MEDIANCUT) -> tuple[bytes, int, int]:

@@ -22,10 +22,8 @@ from embedgeo.report.axes import (
     value_bar,
 )
 from embedgeo.report.drawing import Drawn, legend, new_figure, number
+from embedgeo.report.null import REGRESSED
 from embedgeo.report.runs import Run, read_projection, read_tokens
-
-REGRESSED = (10, 100_000)
-"""Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
 
 _REGRESSED = f"{REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences"
 _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
@@ -131,7 +129,7 @@ def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     drawn = set(thinned(len(present), 9))
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
-        edges = np.linspace(*_limits(logs.to_numpy()), 41)
+        edges = np.histogram_bin_edges(logs.dropna(), 40)
         for i, layer in enumerate(present):
             values = logs[table["layer"] == layer].dropna()
             counts = np.histogram(values, edges)[0] / max(1, len(values))
@@ -225,12 +223,6 @@ def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
 
 def _last_block(run: Run) -> str:
     return list(run.blocks.values())[-1][-1]
-
-
-def _limits(values: Array) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _few_ticks(ax: Axes) -> None:
