@@ -168,7 +168,7 @@ def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str]
     drawn = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
     ax.add_collection(drawn, autolim=False)
     if rows.size <= 800:
-        ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=6, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
+        ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:

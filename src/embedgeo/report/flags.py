@@ -64,7 +64,7 @@ def _duplicates(run: Run) -> Flag | None:
     if copies.empty:
         return None
     details = [
-        f"the weights of {of}: {', '.join(group['revision'])}" for of, group in copies.groupby("original", sort=False)
+        f"{', '.join(group['revision'])}: weights of {of}" for of, group in copies.groupby("original", sort=False)
     ]
     text = (
         f"{len(copies)} of {len(about)} checkpoints have the weights of another one: what is drawn at their steps was "
