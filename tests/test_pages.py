@@ -11,9 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from embedgeo import EmbeddingMoments, GeometryMonitor
 from embedgeo.glossary import TERMS
-from embedgeo.pages import Pages, figures
+from embedgeo.pages import Pages
 from embedgeo.pages.pixels import heatmap
 from embedgeo.records import AT_A_GLANCE
+from embedgeo.report import figures
+from embedgeo.report.figures import profile
 from tests.training import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -131,7 +133,7 @@ def test_the_history_before_a_resume_is_drawn_too():
     pages.write([writer], history)
     pages.write([], [*history, *records(25)])
     pages.write([writer], [*history, *records(25), *records(30)])
-    assert sorted(pages._measured) == [0, 10, 20, 30]
+    assert sorted(pages._values.index.unique("step")) == [0, 10, 20, 30]
     assert writer.at("heatmap") == [20, 30]
 
 
@@ -149,7 +151,7 @@ def test_what_is_kept_is_bounded_and_spans_all_steps():
     history = [record for step in steps for record in records(step, layers=["block.00"], metrics=["mean_cosine"])]
     for part in (history[:50], history[:1300], history):
         pages.write([writer], part)
-    kept = sorted(pages._measured)
+    kept = sorted(pages._values.index.unique("step"))
     assert len(kept) == 512
     assert kept[:5] == [0, 1, 2, 3, 4]
     assert kept[-1] == steps[-1]
@@ -199,26 +201,32 @@ def test_a_heatmap_of_equal_values_can_be_drawn(value):
     assert (cells(png, 1, [0]) < 255).any()  # not white, as the page is
 
 
-def test_shares_add_up_and_are_left_out_where_they_are_undefined(monkeypatch):
+def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "_png", drawn.append)
-    parts = {"M": [1.0, np.nan, 0.0], "V": [3.0, 1.0, 0.0], "V_W_unbiased": [1.0, 1.0, 0.0]}
-    parts = {name: np.array(values) for name, values in {**parts, "V_B_unbiased": [2.0, 2.0, -1.0]}.items()}
-    figures.shares(5, LAYERS[:3], parts)
-    figures.shares(5, LAYERS[:3], {**parts, "V_W_unbiased": np.full(3, np.nan)})
-    split, whole = ([[bar.get_width() for bar in bars] for bars in figure.axes[0].containers] for figure in drawn)
-    assert split == [[0.25, 0, 0], [0.5, 0, 0], [0.25, 0, 0]]
-    assert whole == [[0.25, 0, 0], [0.75, 0, 0]]
+    monkeypatch.setattr(figures, "profile", lambda run, null, metric: drawn.append(run) or profile(run, null, metric))
+    pages, writer = Pages(), Writer()
+    history = [*records(0, 2.0), *records(10, 3.0), *records(10, np.inf, LAYERS[:1])]
+    pages.write([writer], [*history, *records(20, 4.0, ["late"])], last=True)
+    run = drawn[0]
+    assert run.steps == [0, 10, 20]
+    assert run.layers == [*LAYERS, "late"]
+    nan = np.nan
+    np.testing.assert_array_equal(run.table("M"), [[2, 2, 2, 2, nan], [nan, 3, 3, 3, nan], [nan, nan, nan, nan, 4]])
+    assert set(run.metrics) == {"mean_cosine", "M", "V"}
 
 
-def test_a_profile_has_a_line_a_step_but_not_more_than_twelve(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "_png", drawn.append)
-    values = np.arange(8.0).reshape(2, 4)
-    figures.profile(TERMS["M"], [0, 10], LAYERS, values)
-    figures.profile(TERMS["M"], list(range(100)), LAYERS, np.ones((100, 4)))
-    figures.profile(TERMS["M"], [0, 10], ["encoder.embed", "encoder.block.00", "decoder.block.00"], values[:, :3] + 1)
-    few, many, both = (figure.axes[0].lines for figure in drawn)
-    assert [(line.get_linestyle(), line.get_xdata().tolist()) for line in both[1:3]] == [("-", [0, 1]), ("--", [1])]
-    assert [line.get_xydata().tolist() for line in few] == [[[0, 0], [0.5, 1], [1, 2]], [[0, 4], [0.5, 5], [1, 6]]]
-    assert len(many) == 12
+def test_means_over_layers_have_a_heatmap_but_no_depth():
+    pages, writer = Pages(), Writer()
+    pages.write([writer], records(0, layers=["mean(last4)"]), last=True)
+    assert [tag for tag, *_ in writer.images] == ["geometry.heatmap/mean_cosine"]
+
+
+def test_metrics_of_the_users_own_are_explained_once_and_not_drawn():
+    pages, writer, history = Pages(), Writer(), []
+    for step in range(3):
+        history += records(step, metrics=["mine"])
+        pages.write([writer], history)
+    assert not writer.images
+    assert len(writer.texts) == 1
+    pages.write([writer], [*history, *records(3)], last=True)
+    assert writer.at("heatmap") == [3]

@@ -60,3 +60,16 @@ def layer_label(layer: str) -> str:
         return layer if len(layer) <= 11 else f"…{layer[-10:]}"
     name = str(int(match[3])) if match[3] else match[2].removeprefix("final_")
     return f"{match[1][:3]} {name}".strip()
+
+
+def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
+    """At most so many positions to name on an axis of layers: the first, the last, and blocks of round numbers.
+
+    >>> layers = ["embed", *(f"block.{i:02d}" for i in range(32)), "final_norm"]
+    >>> [layer_label(layers[i]) for i in layer_ticks(layers, 9)]
+    ['embed', '5', '10', '15', '20', '25', 'norm']
+    """
+    last = len(layers) - 1
+    gap = next(gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1))
+    start = next((i for i, layer in enumerate(layers) if layer.endswith("block.00")), 0) % gap
+    return sorted({0, *(i for i in range(start, last, gap) if gap / 2 < i < last - gap / 2), last})

@@ -7,11 +7,15 @@ import pytest
 import torch
 
 from embedgeo import TokenMoments
-from embedgeo.report import figures, tokens
+from embedgeo.glossary import TERMS
+from embedgeo.report import figures, shares, tokens
+from embedgeo.report.axes import StepAxis
 from embedgeo.report.drawing import Drawn, style
 from embedgeo.report.null import null_values
 from embedgeo.report.runs import Run, read_runs
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
+
+LONGEST = sorted(TERMS, key=lambda metric: len(TERMS[metric].name))[-2:]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +24,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
         tmp_path_factory.mktemp("large"),
         PYTHIA_STEPS,
         31,
-        metrics=[*METRICS, "anisotropy_z_scored", "mean_cosine_whitened"],
+        metrics=[*METRICS, *LONGEST, "anisotropy_z_scored", "mean_cosine_whitened"],
         tokens=True,
     )
     (run,) = read_runs([folder])
@@ -46,11 +50,13 @@ def drawn(run: Run) -> list[Drawn]:
     tables = tokens.tables(run)
     last = max(tables)
     metrics = ("V", "V_W_over_V_unbiased", "intrinsic_dimension", "M_over_Q")
+    metrics += tuple(metric for metric in LONGEST if metric in run.values)
     return [
         *(figures.dynamics(run, null, metric) for metric in metrics),
         *(figures.profile(run, null, metric) for metric in metrics),
         *(figures.heatmap(run, metric) for metric in metrics),
-        figures.decomposition(run),
+        shares.shares_by_layer(run),
+        shares.shares_by_step(run),
         figures.after_processing(run),
         figures.loss(run, [512]),
         figures.compare_dynamics([run, run], "V"),
@@ -83,6 +89,58 @@ def test_nothing_overlaps_or_leaves_the_picture(run: str, request: pytest.Fixtur
                         box = text.get_window_extent(renderer)
                         inside = (picture.x0 - 1 <= box.x0, box.x1 <= picture.x1 + 1)
                         assert all((*inside, picture.y0 - 1 <= box.y0, box.y1 <= picture.y1 + 1)), (name, text)
+                label = ax.yaxis.label.get_window_extent(renderer)
+                assert not any(label.overlaps(box.get_window_extent(renderer)) for box in figure.legends), name
+
+
+def test_zeros_are_low_on_a_logarithmic_heatmap_not_undefined(tmp_path: Path) -> None:
+    zero = {(step, "embed", "V_W_unbiased"): 0.0 for step in (0, 1, 8, 64)}
+    undefined = {(512, "embed", "V_W_unbiased"): np.nan}
+    (run,) = read_runs([make_sweep(tmp_path, metrics=("n", "V_W_unbiased"), changes=zero | undefined)])
+    with style():
+        mesh = figures.heatmap(run, "V_W_unbiased").figure.axes[0].collections[0]
+    assert type(mesh.norm).__name__ == "LogNorm"
+    shown = mesh.norm(mesh.get_array())[0]
+    assert shown.mask.tolist() == [False, False, False, False, True, False]
+    assert shown[:4].tolist() == [0, 0, 0, 0]
+
+
+def test_a_heatmap_whose_blocks_agree_spans_the_other_layers(tmp_path: Path) -> None:
+    other = {(step, "embed", "n_points"): 900.0 for step in (0, 1, 8, 64, 512, 4000)}
+    (run,) = read_runs([make_sweep(tmp_path, metrics=("n", "n_points"), changes=other)])
+    with style():
+        mesh = figures.heatmap(run, "n_points").figure.axes[0].collections[0]
+    assert mesh.get_clim() == (900, 4096)
+
+
+def test_a_null_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> None:
+    for far, drawn_points in ((1e9, 0), (0.3, 154)):
+        null = pd.DataFrame({"M_over_Q": far}, large.values.index)
+        null.loc[0, "M_over_Q"] = 0.3
+        with style():
+            (ax, *_) = figures.dynamics(large, null, "M_over_Q").figure.axes
+        (line,) = (line for line in ax.lines if str(line.get_label()).startswith("random"))
+        assert len(line.get_xdata()) == drawn_points
+        assert line.get_label() == ("random" if drawn_points else "random: 0.3 to 1B ↑")
+        assert ax.get_ylim()[1] < 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [
+        ([7], [7]),
+        ([0, 1, 8, 64, 512, 4000], [0, 1, 10, 100, 1000]),
+        ([0, 500, 1000, 1500], [0, 500, 1000, 1500]),
+        ([15, 16, 20, 30, 60], [20, 50]),
+        ([110, 111, 115, 120, 130], [110, 130]),
+    ],
+)
+def test_steps_have_round_ticks(steps: list[int], ticks: list[int]) -> None:
+    axis = StepAxis(steps)
+    assert axis.ticks() == ticks
+    places = axis.place(steps)
+    assert (places[0], places[-1]) == (0, len(steps) > 1)
+    assert all(b > a for a, b in pairwise(places))
 
 
 def test_logarithmic_axes_say_so(large: Run) -> None:
@@ -119,10 +177,23 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
 
 def test_shares_add_up_to_the_whole(large: Run) -> None:
     with style():
-        shares = figures.decomposition(large).numbers
-    np.testing.assert_allclose(shares.sum(axis=1), 1)
+        found, means = shares.shares_by_layer(large).numbers, shares.shares_by_step(large).numbers
+    np.testing.assert_allclose(found.sum(axis=1), 1)
     at = large.values.loc[4000, "block.20"]
-    assert shares.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
+    assert found.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
+    of_blocks = found.loc[4000].filter(like="block.", axis=0).mean()
+    pd.testing.assert_series_equal(means.loc[4000], of_blocks, check_names=False)
+
+
+def test_without_token_ids_the_shares_are_those_of_offset_and_variance(tmp_path: Path) -> None:
+    nowhere = {(8, "block.00", "M"): np.nan, (8, "block.01", "M"): 0.0, (8, "block.01", "V"): 0.0}
+    (run,) = read_runs([make_sweep(tmp_path, (0, 8), 2, metrics=("n", "M", "V"), changes=nowhere)])
+    with style():
+        found = shares.shares_by_layer(run)
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in found.figure.axes[0].containers}
+    assert heights.keys() == {"M: offset", "V: variance"}
+    np.testing.assert_allclose(np.sum([*heights.values()], axis=0), [1, 0, 0, 1])
+    assert found.numbers.loc[8].loc[["block.00", "block.01"]].isna().all(axis=None)
 
 
 def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -> None:
@@ -143,6 +214,8 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
     assert np.flatnonzero(np.isnan(line)).tolist() == [14]
     expected = [f"{side}.{name}" for side in ("encoder", "decoder") for name in layer_names(12)]
     assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected
+    (gap,) = (patch for patch in heatmap.figure.axes[0].patches if patch.get_facecolor() == (1, 1, 1, 1))
+    assert (gap.get_y(), gap.get_height()) == (13.5, 1)
 
 
 def test_the_colours_of_a_heatmap_span_the_blocks(large: Run) -> None:

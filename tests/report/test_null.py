@@ -62,6 +62,16 @@ def test_is_zero_where_there_is_nothing_to_see(metric: str, measured: pd.DataFra
     assert abs(null[metric] - measured[metric].mean()) <= 4 * error + 0.01
 
 
+def test_is_the_same_beside_embeddings_of_other_sizes(measured: pd.DataFrame, counts: np.ndarray) -> None:
+    seen = counts[counts > 0].astype(float)
+    rows = measured.iloc[[0] * 5].assign(Q=[0.05, 3.0, 40.0, 700.0, 1400.0]).reset_index(drop=True)
+    together = null_values(rows, seen)
+    for i in rows.index:
+        alone = null_values(rows.loc[[i]], seen)
+        for metric in ("M_freq_slope", "V_freq_slope", "V_on_M_slope", "Q_t_cv"):
+            assert together[metric][i] == pytest.approx(alone[metric][i], rel=0.005, abs=1e-4)
+
+
 def test_is_unknown_without_what_it_needs() -> None:
     null = null_values(pd.DataFrame({"M": [1.0], "norm_cv": [0.1], "mine": [3.0]}))
     assert null.isna().all(axis=None)

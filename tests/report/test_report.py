@@ -112,7 +112,7 @@ def test_flags_are_in_plain_words(page: Page) -> None:
         "1 checkpoint could not be measured",
         "step16: FileNotFoundError: <no> config.json",
         "1 of 6 checkpoints have the weights of another one",
-        "the weights of step0: step1",
+        "step1: weights of step0",
         "The loss of 1 checkpoint is out of line",
         "step64: 30 nats per token",
         "block.01: 7 rows at most, at step 512",

@@ -1,16 +1,21 @@
 """Pictures and explanations for TensorBoard, beside the scalars, while a model trains."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from embedgeo.glossary import in_order, term
-from embedgeo.pages.pixels import heatmap
 from embedgeo.records import AT_A_GLANCE, Record
 
+if TYPE_CHECKING:
+    from embedgeo.report.runs import Run
+
 _SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
+Picture = tuple[bytes, int, int]
+"""A PNG, its width and height."""
+
 _KEPT = (*AT_A_GLANCE, *_SHARES)
 _MOST_STEPS = 512
 
@@ -18,12 +23,12 @@ _MOST_STEPS = 512
 class Pages:
     """The monitor's images and text in TensorBoard.
 
-    Written are, for each metric to look at first, a heatmap (layer against step) at every measurement, and a profile
-    (value against relative depth, a line a step); the shares of M, V_W and V_B in the embeddings' size at each layer;
-    and, once, what each number means. Profiles and shares take matplotlib some 50 ms each: they are written at the
-    first, second, fourth, eighth … measurement and the last, which keeps the slider below each image within the ten
-    positions that TensorBoard shows, too. No more than 512 steps are kept to be drawn: then those that lie
-    closest together, relative to their size, are thinned out.
+    Written are, for each metric to look at first, a heatmap (layer against step) at every measurement, and the report's
+    profile (value against layer, a line a step); the shares of M, V_W and V_B in the embeddings' size at each layer;
+    and, once, what each number means. The report's figures take matplotlib some 80 ms each, a heatmap of pixels less
+    than 10: they are written at the first, second, fourth, eighth … measurement and the last, which keeps the slider
+    below each image within the ten positions that TensorBoard shows, too. No more than 512 steps are kept to be drawn:
+    then those that lie closest together, relative to their size, are thinned out.
 
     Args:
         prefix: of the tags.
@@ -32,8 +37,8 @@ class Pages:
 
     def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
-        self._layers: dict[str, int] = {}
-        self._measured: dict[int, NDArray[np.float64]] = {}  # by step: shape (metrics, layers)
+        self._layers: dict[str, None] = {}
+        self._values = pd.DataFrame()  # a column a metric; the index is (step, layer)
         self._num_read, self._count = start, 0
 
     def write(self, writers: Sequence[Any], history: Sequence[Record], *, last: bool = False) -> None:
@@ -44,71 +49,67 @@ class Pages:
             history: the monitor's.
             last: there will be no more: draw what has not been drawn of it yet.
         """
+        from embedgeo.report.runs import Run
+
         fresh, self._num_read = history[self._num_read :], len(history)
         if not writers:
             return
         if fresh:
-            if not self._measured:
+            if not self._count:
                 text = "\n".join(_explanation({record["metric"] for record in fresh}))
                 for writer in writers:
                     writer.add_text(f"{self.prefix}/what the numbers mean", text, fresh[-1]["step"])
             self._add(fresh)
         is_due = self._count & (self._count - 1) == 0
-        if self._measured and (fresh or last):
-            pictures = dict(self._heatmaps()) if fresh else {}
+        if not self._values.empty and (fresh or last):
+            run = Run("", list(self._layers), self._values, model=pd.DataFrame(), checkpoints=pd.DataFrame())
+            pictures = dict(_heatmaps(run, self.prefix)) if fresh else {}
             if is_due != last:  # the last one is drawn already where it was due
-                pictures.update(self._figures())
-            step = max(self._measured)
+                pictures.update(_figures(run, self.prefix))
             for writer in writers:
-                for tag, (png, width, height) in pictures.items():
-                    _add_image(writer, tag, png, width, height, step)
+                for tag, image in pictures.items():
+                    _add_image(writer, tag, *image, run.steps[-1])
 
-    def _add(self, records: Iterable[Record]) -> None:
-        steps = set()
-        for record in records:
-            steps.add(step := record["step"])
-            if record["metric"] not in _KEPT:
-                continue
-            layer = self._layers.setdefault(record["layer"], len(self._layers))
-            at = self._measured.get(step, np.empty((len(_KEPT), 0)))
-            if layer >= at.shape[1]:
-                more = np.full((len(_KEPT), len(self._layers) - at.shape[1]), np.nan)
-                at = self._measured[step] = np.concatenate((at, more), axis=1)
-            at[_KEPT.index(record["metric"]), layer] = record["value"]
-        self._count += len(steps)
-        while len(self._measured) > _MOST_STEPS:
-            kept = np.array(sorted(self._measured))
-            crowded = ((kept[2:] - kept[:-2]) / (1 + kept[1:-1])).argmin()
-            del self._measured[int(kept[1 + crowded])]
+    def _add(self, fresh: Sequence[Record]) -> None:
+        from embedgeo.report.runs import wide
 
-    def _values(self, metric: str) -> tuple[list[int], NDArray[np.float64]]:
-        """Steps, and values of shape (steps, layers)."""
-        steps = sorted(self._measured)
-        values = np.full((len(steps), len(self._layers)), np.nan)
-        for row, step in zip(values, steps, strict=True):
-            at = self._measured[step][_KEPT.index(metric)]
-            row[: len(at)] = at
-        return steps, values
+        records = pd.DataFrame(fresh)
+        self._count += records["step"].nunique()
+        records = records[records["metric"].isin(_KEPT)]
+        self._layers |= dict.fromkeys(records["layer"])
+        values = wide(records, ["step", "layer"]).replace([np.inf, -np.inf], np.nan)
+        values = pd.concat([self._values, values]) if len(self._values) else values
+        values = values.groupby(level=["step", "layer"]).last() if values.index.has_duplicates else values.sort_index()
+        kept = values.index.unique("step").to_numpy()
+        while len(kept) > _MOST_STEPS:
+            kept = np.delete(kept, 1 + ((kept[2:] - kept[:-2]) / (1 + kept[1:-1])).argmin())
+        self._values = values.loc[kept].dropna(axis="columns", how="all")
 
-    def _drawn(self) -> Iterator[tuple[str, list[int], NDArray[np.float64]]]:
+
+def _heatmaps(run: "Run", prefix: str) -> Iterator[tuple[str, Picture]]:
+    from embedgeo.pages.pixels import heatmap
+
+    for metric in AT_A_GLANCE:
+        if metric in run.values:
+            values = run.table(metric).to_numpy()
+            yield f"{prefix}.heatmap/{metric}", heatmap(term(metric), run.steps, run.layers, values)
+
+
+def _figures(run: "Run", prefix: str) -> Iterator[tuple[str, Picture]]:
+    from PIL.Image import Quantize
+
+    from embedgeo.report import figures, shares
+    from embedgeo.report.drawing import png, style
+
+    if not run.depth:
+        return
+    with style():
         for metric in AT_A_GLANCE:
-            steps, values = self._values(metric)
-            if np.isfinite(values).any():
-                yield metric, steps, values
-
-    def _heatmaps(self) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
-        for metric, steps, values in self._drawn():
-            yield f"{self.prefix}.heatmap/{metric}", heatmap(term(metric), steps, list(self._layers), values)
-
-    def _figures(self) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
-        from embedgeo.pages import figures  # imports matplotlib
-
-        layers = list(self._layers)
-        for metric, steps, values in self._drawn():
-            yield f"{self.prefix}.profile/{metric}", figures.profile(term(metric), steps, layers, values)
-        parts = {metric: self._values(metric)[1][-1] for metric in _SHARES}
-        if np.isfinite(parts["M"]).any():
-            yield f"{self.prefix}.shares/M, V_W, V_B", figures.shares(max(self._measured), layers, parts)
+            if metric in run.values:
+                figure = figures.profile(run, run.values * np.nan, metric).figure
+                yield f"{prefix}.profile/{metric}", png(figure, Quantize.FASTOCTREE)
+        if shares.has_shares(run):
+            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure, Quantize.FASTOCTREE)
 
 
 def _explanation(metrics: set[str]) -> Iterator[str]:

@@ -4,14 +4,15 @@ import io
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from matplotlib import colormaps, get_data_path
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from embedgeo.glossary import Term, short
-from embedgeo.names import blocks_by_side
-from embedgeo.pages.axis import StepAxis, named
+from embedgeo.names import layer_label, layer_ticks
+from embedgeo.report.axes import StepAxis, colour_range
 
 WIDTH = 720
 """Pixels: twice what TensorBoard gives to an image until one clicks on it, and letters as large as that needs."""
@@ -33,21 +34,14 @@ def heatmap(
     Returns:
         The PNG, its width and height.
     """
-    from PIL import Image, ImageDraw
-
     row = max(3, min(44, 480 // len(layers)))
     wide, high = WIDTH - _LEFT - _RIGHT, row * len(layers)
     axis = StepAxis(steps)
     places = axis.place(steps)
     edges = (places[1:] + places[:-1]) / 2  # between columns, so that each is around its step
     columns = np.searchsorted(edges, (np.arange(wide) + 0.5) / wide)
-    blocks = {block for found in blocks_by_side(layers).values() for block in found}
-    spanned = values[:, [layer in blocks for layer in layers]]
-    spanned = spanned[np.isfinite(spanned)]
-    finite = values[np.isfinite(values)]
-    spanned = spanned if spanned.size else finite
-    low, top = spanned.min(), spanned.max()
-    is_log = term.is_logarithmic(spanned)
+    low, top, beyond = colour_range(layers, values)
+    is_log = term.is_logarithmic(np.array([low, top]))
     clipped = values.clip(low, top)
     scaled, ends = (np.log10(clipped), np.log10([low, top])) if is_log else (clipped, np.array([low, top]))
     middle = 10 ** ends.mean() if is_log else ends.mean()
@@ -68,15 +62,15 @@ def heatmap(
 
     text(8, 20, term.name, "lm", size=_FONT_SIZE + 4)
     text(8, 50, term.unit + (" (log colours)" if is_log else ""), "lm")
-    stride = -(-(_FONT_SIZE + 2) // row)
-    for i in range(0, len(layers), stride):
-        text(_LEFT - 10, _TOP + high - (i + 0.5) * row, named(layers[i]), "rm")
+    for i in layer_ticks(layers, max(2, high // (_FONT_SIZE + 2))):
+        label = layer_label(layers[i])
+        text(_LEFT - 10, _TOP + high - (i + 0.5) * row, f"block {label}" if label.isdecimal() else label, "rm")
     for step, place in zip(axis.ticks(), axis.place(axis.ticks()), strict=True):
         x = _LEFT + place * (wide - 1)
         draw.line((x, _TOP + high, x, _TOP + high + 6), fill=_BLACK)
         text(x, _TOP + high + 11, short(step), "mt")
-    text(_LEFT + wide / 2, _TOP + high + 42, str(axis), "mt")
-    above, below = "≥" if finite.max() > top else "", "≤" if finite.min() < low else ""
+    text(_LEFT + wide / 2, _TOP + high + 42, axis.label, "mt")
+    above, below = "≥" * (beyond in ("max", "both")), "≤" * (beyond in ("min", "both"))
     for value, y in (
         (above + short(top), _TOP),
         (short(middle), _TOP + high / 2),
@@ -89,17 +83,12 @@ def heatmap(
 
 
 @cache
-def _font(size: int) -> Any:
-    from matplotlib import get_data_path
-    from PIL import ImageFont
-
+def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
 
 
 @cache
 def _palette() -> bytes:
-    from matplotlib import colormaps
-
     colours = colormaps["cividis"](np.linspace(0, 1, _COLOURS))[:, :3]
     greys = np.append(np.linspace(0, 1, _WHITE + 1), 0.82)[:, None].repeat(3, axis=1)
     return (np.vstack((greys, colours)) * 255).round().astype(np.uint8).tobytes()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from embedgeo.glossary import in_order, term
-from embedgeo.report import figures, tokens
+from embedgeo.report import figures, shares, tokens
 from embedgeo.report.drawing import Drawn, style
 from embedgeo.report.flags import flags, outlier_steps
 from embedgeo.report.null import null_values
@@ -83,8 +83,7 @@ def _sections(
     metrics = [m for m in in_order([m for run in runs for m in run.metrics if _varies(run, m)]) if m not in _NOT_DRAWN]
     processed = {metric for run in runs for metric in figures.processed_metrics(run)}
     metrics = [metric for metric in metrics if metric not in processed]
-    parts_of_Q = of_each(lambda i: [figures.decomposition(runs[i])] if _has_parts(runs[i]) else [])
-    yield Section("Composition", part("", "", parts_of_Q))
+    yield Section("Composition", part("", "", of_each(lambda i: _of_shares(runs[i]))))
     yield Section("Metrics", [of_metric(metric) for metric in metrics[:MAIN]])
     losses = of_each(
         lambda i: [figures.loss(runs[i], outlier_steps(runs[i]))] if runs[i].model.get("loss") is not None else []
@@ -94,6 +93,13 @@ def _sections(
     yield Section("After-processing", part("", "", after))
     yield Section("Token types", part("", "", of_each(lambda i: _of_tokens(runs[i], nulls[i], found[i]))))
     yield Section("More metrics", [of_metric(metric) for metric in metrics[MAIN:]])
+
+
+def _of_shares(run: Run) -> Iterator[Drawn]:
+    if shares.has_shares(run):
+        if len(run.steps) > 1:
+            yield shares.shares_by_step(run)
+        yield shares.shares_by_layer(run)
 
 
 def _of_metric(run: Run, null: pd.DataFrame, metric: str) -> Iterator[Drawn]:
@@ -127,10 +133,6 @@ def _of_tokens(run: Run, null: pd.DataFrame, found: dict[int, pd.DataFrame]) -> 
 
 def _varies(run: Run, metric: str) -> bool:
     return metric in run.values and run.values[metric].nunique() > 1
-
-
-def _has_parts(run: Run) -> bool:
-    return {"M", "V_W_unbiased", "V_B_unbiased"} <= set(run.values) or {"M", "V_W", "V_B"} <= set(run.values)
 
 
 def _make_empty(out: Path) -> None:

@@ -10,12 +10,12 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, Normalize, SymLogNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
 from embedgeo.glossary import Term
 from embedgeo.glossary import short as shortened
-from embedgeo.names import layer_label
+from embedgeo.names import blocks_by_side, layer_label, layer_ticks
 
 Array = NDArray[np.float64]
 
@@ -33,37 +33,66 @@ def short(number: float, _: object = None) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most so many positions out of 0 … count - 1, evenly spaced, the last one among them.
+    """At most so many positions out of 0 … count - 1, evenly spaced, the first and the last one among them.
 
     >>> thinned(5, 9), thinned(34, 6)
-    ([0, 1, 2, 3, 4], [0, 7, 14, 21, 33])
+    ([0, 1, 2, 3, 4], [0, 7, 13, 20, 26, 33])
     """
-    stride = max(1, -(-(count - 1) // (most - 1)))
-    return [at for at in range(0, count - 1, stride) if count - 1 - at >= 0.75 * stride] + [count - 1]
+    return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
+
+
+class StepAxis:
+    """Steps on an axis, of log(1 + step) if the first ones are much closer together than most are.
+
+    Args:
+        steps: ascending.
+
+    >>> StepAxis([0, 1, 2, 4, 8, 16, 32]).is_log, StepAxis([0, 100, 200, 300]).is_log
+    (True, False)
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        gaps = np.diff(steps)
+        self.is_log = bool(len(gaps) and np.median(gaps) >= 3 * gaps[0])
+        self.first, self.last = steps[0], steps[-1]
+        self.label = "optimizer step" + (" (log scale)" if self.is_log else "")
+
+    def place(self, steps: Sequence[int]) -> Array:
+        """Where steps are, 0 for the first and 1 for the last of those given at first."""
+        scaled = (np.log1p if self.is_log else np.asarray)([self.first, self.last, *steps])
+        return (scaled[2:] - scaled[0]) / (scaled[1] - scaled[0] or 1)
+
+    def ticks(self, digits: Sequence[int] = (1,)) -> list[int]:
+        """Steps to name, within what was given; on a logarithmic axis those with such a first digit, and others 0."""
+        if self.is_log:
+            places = [0, *(digit * 10**k for k in range(12) for digit in digits)]
+        else:
+            units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
+            unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
+            places = list(range(0, self.last + 1, unit))
+        found = [step for step in places if self.first <= step <= self.last]
+        if self.is_log and len(digits) == 1 and len(found) < 2:
+            return self.ticks((1, 2, 5))
+        return found or list(dict.fromkeys((self.first, self.last)))
 
 
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
-    """Steps on the x axis: 0, then logarithmic from 1 on where they span more than a decade."""
-    first, last = steps[0], steps[-1]
-    if last <= 10 * max(first, 1):
-        ax.set_xlabel("optimizer step")
-        ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-    else:
-        ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-        ax.set_xlabel("optimizer step (log scale" + (" from 1 on)" if first == 0 else ")"))
-        decades = [10**k for k in range(12) if first <= 10**k <= last]
-        ax.xaxis.set_major_locator(ticker.FixedLocator([0, *decades] if first == 0 else decades))
-        minor = [digit * 10**k for k in range(12) for digit in (2, 5)]
-        ax.xaxis.set_minor_locator(ticker.FixedLocator([m for m in minor if first <= m <= last]))
+    """Steps on the x axis."""
+    axis = StepAxis(steps)
+    ax.set_xlabel(axis.label)
+    if axis.is_log:
+        ax.set_xscale("function", functions=(np.log1p, np.expm1))
+        ax.xaxis.set_minor_locator(ticker.FixedLocator(axis.ticks((2, 5))))
+    ax.xaxis.set_major_locator(ticker.FixedLocator(axis.ticks()))
     ax.xaxis.set_major_formatter(short)
-    if first < last:
-        ax.set_xlim(first, last)
+    if steps[0] < steps[-1]:
+        ax.set_xlim(steps[0], steps[-1])
 
 
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Layers on an axis, few enough of them named that the names do not overlap."""
     labels = [layer_label(layer) for layer in layers]
-    named = thinned(len(layers), most if vertical else max(3, min(most, 5 * most // max(map(len, labels)))))
+    named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(map(len, labels)))))
     axis = ax.yaxis if vertical else ax.xaxis
     axis.set_ticks(named, [labels[i] for i in named])
     if vertical:
@@ -72,10 +101,29 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
         ax.set_xlabel("layer (numbers are blocks)" if any(label[-1:].isdecimal() for label in labels) else "layer")
 
 
+def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
+    """The least and the largest value that the colours of a heatmap span, those of the blocks if these differ.
+
+    Args:
+        layers: their names.
+        values: shape (steps, layers).
+
+    Returns:
+        Both, and where values lie beyond: ``"neither"``, ``"min"``, ``"max"`` or ``"both"``.
+    """
+    blocks = {block for found in blocks_by_side(layers).values() for block in found}
+    finite, inside = values[np.isfinite(values)], values[:, [layer in blocks for layer in layers]]
+    inside = inside[np.isfinite(inside)]
+    if not inside.size or inside.min() == inside.max():
+        inside = finite
+    low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
+    return low, high, ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
+
+
 def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFrame | None = None) -> None:
     """The metric on the y axis, logarithmic where it ranges over orders of magnitude, with the null as dashes.
 
-    A null that is so far off that what is measured would be squeezed to show it is only named in the legend.
+    A null most of which is so far off that what is measured would be squeezed to show it is only named in the legend.
     """
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -86,25 +134,32 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFra
     known = np.array([]) if null is None else null.to_numpy().ravel()
     known = known[np.isfinite(known)]
     if null is not None and known.size:
-        near, label = known[(known >= room[0]) & (known <= room[1])], "random"
-        low, high = min([low, *near]), max([high, *near])
-        if not near.size:
-            label = f"random: {shortened(np.median(known))} {'↑' if np.median(known) > high else '↓'}"
-        for i, column in enumerate(null.to_numpy().reshape(len(null), -1).T):
-            ax.plot(null.index, column, label="" if i else label, **NULL)
+        middle = np.median(known)
+        if room[0] <= middle <= room[1]:
+            near = known[(known >= room[0]) & (known <= room[1])]
+            low, high = min(low, near.min()), max(high, near.max())
+            for i, column in enumerate(null.to_numpy().reshape(len(null), -1).T):
+                ax.plot(null.index, column, label="" if i else "random", **NULL)
+        else:
+            ends = dict.fromkeys(shortened(value) for value in (known.min(), known.max()))
+            ax.plot([], label=f"random: {' to '.join(ends)} {'↑' if middle > high else '↓'}", **NULL)
     if is_log:
         margin = (high / low) ** 0.05
         ax.set_yscale("log")
         ax.set_ylim(low / margin, high * margin)
-        if high / low < 100:
-            ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_minor_formatter(ticker.NullFormatter())
-        ax.yaxis.set_major_formatter(short)
+        log_ticks(ax, low, high)
     else:
-        ax.yaxis.set_major_locator(ticker.MaxNLocator(6))
+        ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         ax.yaxis.set_major_formatter(short)
         margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
         ax.set_ylim(low - margin, high + margin)
+
+
+def log_ticks(ax: Axes, low: float, high: float) -> None:
+    """Ticks on a logarithmic y axis: also at 2 and 5 where it spans less than three decades."""
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    ax.yaxis.set_major_formatter(short)
+    ax.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-") -> None:
@@ -113,28 +168,23 @@ def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str]
     drawn = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
     ax.add_collection(drawn, autolim=False)
     if rows.size <= 800:
-        for row, colour in zip(rows, colours, strict=True):
-            ax.plot(x, row, ls="", marker="o", ms=2.0, color=colour)
+        ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Colours of the layers, and the bar that explains them."""
     norm = Normalize(0, max(1, len(layers) - 1))
-    named = thinned(len(layers), 6)
-    labels = [layer_label(layers[i]) for i in named]
-    bar = value_bar(ax, ScalarMappable(norm, DEPTH), "layer" if max(map(len, labels)) <= 6 else "")
-    bar.set_ticks(named, labels=labels)
+    bar = value_bar(ax, ScalarMappable(norm, DEPTH), "")
+    layer_axis(bar.ax, layers, vertical=True, most=12)
     return DEPTH(norm(np.arange(len(layers))))
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
     """Colours of the steps, and the bar that explains them."""
-    norm = SymLogNorm(1, linscale=0.4, vmin=steps[0], vmax=max(steps[-1], steps[0] + 1))
-    bar = value_bar(ax, ScalarMappable(norm, TIME), "optimizer step (log scale)")
-    ticks = [t for t in (0, *(10**k for k in range(12))) if steps[0] <= t <= steps[-1]]
-    bar.set_ticks(ticks, labels=[short(t) for t in ticks])
-    bar.minorticks_off()
-    return TIME(norm(np.array(steps, dtype=float)))
+    axis = StepAxis(steps)
+    bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
+    bar.set_ticks(axis.place(axis.ticks()), labels=[short(step) for step in axis.ticks()])
+    return TIME(axis.place(steps))
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:

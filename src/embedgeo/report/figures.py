@@ -16,9 +16,11 @@ from embedgeo.report.axes import (
     ACCENT,
     RUNS,
     Array,
+    colour_range,
     depth_bar,
     layer_axis,
     lines,
+    log_ticks,
     short,
     step_axis,
     time_bar,
@@ -29,7 +31,6 @@ from embedgeo.report.drawing import Drawn, legend, new_figure, number
 from embedgeo.report.runs import Run
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
-PARTS = {"M": "#0072b2", "V_W": "#009e73", "V_B": "#e69f00"}
 
 
 def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
@@ -74,39 +75,34 @@ def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
 
 def heatmap(run: Run, metric: str) -> Drawn:
     """A metric as colour over steps and layers; the colours span the blocks, the bar has a tip for what is beyond."""
-    table = run.table(metric).reindex(columns=run.axis).T
+    table = run.table(metric).reindex(columns=run.axis)
     of = term(metric)
-    values = table.to_numpy()
     figure, (ax,) = new_figure(f"{of.name} by step and layer", of.unit, sidebar=True)
     step_axis(ax, run.steps)
     layer_axis(ax, run.axis, vertical=True, most=12)
-    finite = values[np.isfinite(values)]
-    inside = table.loc[[block for blocks in run.blocks.values() for block in blocks]].to_numpy()
-    inside = inside[np.isfinite(inside)] if np.isfinite(inside).any() else finite
-    is_log = of.is_logarithmic(inside)
-    low, high = (inside.min(), inside.max()) if inside.size else (0, 1)
-    extend = ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
+    values = np.ma.masked_invalid(table.to_numpy().T)
+    low, high, extend = colour_range(run.axis, table.to_numpy())
+    is_log = of.is_logarithmic(np.array([low, high]))
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
     ax.set_facecolor("#d0d0d0")
     ax.grid(visible=False)
     edges = _edges(ax, run.steps)
-    ax.pcolormesh(
-        edges, np.arange(len(table) + 1) - 0.5, np.ma.masked_invalid(values), norm=norm, cmap="cividis", rasterized=True
-    )
+    rows = np.arange(len(run.axis) + 1) - 0.5
+    ax.pcolormesh(edges, rows, values.clip(low, high), norm=norm, cmap="cividis", rasterized=True)
+    for gap in np.flatnonzero([not layer for layer in run.axis]):
+        ax.axhspan(gap - 0.5, gap + 0.5, color="white")
     ax.set_xlim(edges[0], edges[-1])
     bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""), extend)
+    if is_log:
+        log_ticks(bar.ax, low, high)
     bar.ax.yaxis.set_major_formatter(short)
-    place = divmod(int(np.nanargmax(values)), values.shape[1]) if finite.size else (0, 0)
-    text = f"Highest at {table.index[place[0]]}, step {run.steps[place[1]]:,}: {number(values[place])}."
+    text = "Undefined everywhere."
+    if values.count():
+        layer, step = np.unravel_index(values.argmax(), values.shape)
+        text = f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: {number(values[layer, step])}."
     text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
-    alt = f"{of.name} as colour over steps and layers."
-    return Drawn(
-        f"{metric}-heatmap",
-        figure,
-        table.drop("", errors="ignore"),
-        alt,
-        text if finite.size else "Undefined everywhere.",
-    )
+    numbers = table.T.drop("", errors="ignore")
+    return Drawn(f"{metric}-heatmap", figure, numbers, f"{of.name} as colour over steps and layers.", text)
 
 
 def _edges(ax: Axes, steps: Sequence[int]) -> Array:
@@ -115,43 +111,6 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     at = transform.transform(np.array(steps, dtype=float))
     middle = (at[1:] + at[:-1]) / 2
     return transform.inverted().transform(np.concatenate((at[:1], middle, at[-1:])))
-
-
-def decomposition(run: Run) -> Drawn:
-    """How the mean squared norm is made up: common offset, variance within tokens and between them."""
-    kind = "_unbiased" if "V_W_unbiased" in run.values else ""
-    columns = {part: part if part == "M" else f"{part}{kind}" for part in PARTS}
-    parts = pd.DataFrame({part: run.values[column].clip(lower=0) for part, column in columns.items()})
-    shares = parts.div(parts.sum(axis=1), axis=0)
-    blocks = [block for blocks in run.blocks.values() for block in blocks]
-    over_steps = shares[shares.index.isin(blocks, "layer")].groupby("step").mean()
-    at_last = shares.loc[run.steps[-1]].reindex(run.axis)
-    subtitle = f"shares of the mean squared norm, {'unbiased' if kind else 'plug-in'} estimates of V_W and V_B"
-    figure, (left, right) = new_figure("What Q is made of", subtitle, panels=2)
-    if len(run.steps) > 1:
-        left.stackplot(run.steps, over_steps.to_numpy().T, colors=list(PARTS.values()), lw=0)
-    step_axis(left, run.steps)
-    left.set_title("mean over blocks", fontsize=8.8)
-    bottom = np.zeros(len(at_last))
-    labels = {"M": "M, common offset", "V_W": "V_W, within tokens", "V_B": "V_B, between tokens"}
-    for part, colour in PARTS.items():
-        height = at_last[part].to_numpy(na_value=0)
-        right.bar(
-            np.arange(len(at_last)), height, 0.86 if len(at_last) <= 12 else 1, bottom, color=colour, label=labels[part]
-        )
-        bottom += height
-    layer_axis(right, run.axis)
-    right.set_title(f"step {run.steps[-1]:,}", fontsize=8.8)
-    for ax in (left, right):
-        ax.set_ylim(0, 1)
-        ax.grid(visible=False)
-    left.set_ylabel("share of Q")
-    legend(figure, right)
-    numbers = shares.reindex(run.depth, level="layer")
-    first, last = (over_steps.loc[step] for step in (run.steps[0], run.steps[-1]))
-    text = "; ".join(f"{labels[part]} {first[part]:.0%} → {last[part]:.0%}" for part in PARTS)
-    alt = "Shares of M, V_W and V_B in Q, stacked: over steps, and by layer at the last step."
-    return Drawn("decomposition", figure, numbers, alt, f"Mean over blocks, first → last step: {text}.")
 
 
 def after_processing(run: Run) -> Drawn:
@@ -163,7 +122,7 @@ def after_processing(run: Run) -> Drawn:
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
         for key in (metric, *found):
             shown[key] = run.table(key).iloc[-1].reindex(run.axis)
-            name = key.removeprefix(f"{metric}_").replace("_", " ") if key != metric else "as it is"
+            name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
             ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
         layer_axis(ax, run.axis)
@@ -239,7 +198,8 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
 def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:
     styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
     for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
-        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=max(1, len(curve) // 12), label=label)
+        every = 1 if len(curve) <= 40 else 0.06  # of the picture
+        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, label=label)
     ax.legend(loc="best", fontsize=8)
 
 

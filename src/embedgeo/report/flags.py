@@ -64,7 +64,7 @@ def _duplicates(run: Run) -> Flag | None:
     if copies.empty:
         return None
     details = [
-        f"the weights of {of}: {', '.join(group['revision'])}" for of, group in copies.groupby("original", sort=False)
+        f"{', '.join(group['revision'])}: weights of {of}" for of, group in copies.groupby("original", sort=False)
     ]
     text = (
         f"{len(copies)} of {len(about)} checkpoints have the weights of another one: what is drawn at their steps was "
@@ -101,7 +101,9 @@ def _few_points(run: Run) -> Flag | None:
     if not {"n_points", "intrinsic_dimension"} <= set(run.values):
         return None
     details = _where_below(run, run.values["n_points"], FEW_POINTS, "distinct rows")
-    text = f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows here: read trends only."
+    text = (
+        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these layers: read trends only."
+    )
     return Flag("Few rows for the intrinsic dimension", text, details) if details else None
 
 
@@ -112,8 +114,8 @@ def _few_rows(run: Run) -> Flag | None:
         run, run.values.get("n", pd.Series(dtype=float)) / widths(run.values), FEW_ROWS, "rows for each dimension"
     )
     text = (
-        f"Fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and lowers the "
-        "participation ratio; compare with the dashed line."
+        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
+        "lowers the participation ratio; compare with the dashed line."
     )
     return Flag("Few rows for the spectrum", text, details) if details else None
 

@@ -19,9 +19,11 @@ from embedgeo.functional.spectrum import full_spectrum_values
 
 Array = NDArray[np.float64]
 
+REGRESSED = (10, 100_000)
+"""Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
+
 _MOST_COLUMNS = 1 << 16
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
-_REGRESSION_COUNTS = (10, 100_000)
 _DRAWS = 16
 
 
@@ -138,7 +140,7 @@ def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Ser
     found: dict[str, pd.Series] = {}
     for width in dim.dropna().unique():
         rows = dim == width
-        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 8)
+        grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
         draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
         values = pd.DataFrame(
             [pd.DataFrame([_of_types(counts, M * size, V * size) for M, V in draws]).mean() for size in np.exp(grid)]
@@ -157,7 +159,7 @@ def _draw(counts: Array, dim: int, seed: int) -> tuple[Array, Array]:
 
 
 def _of_types(counts: Array, M: Array, V: Array) -> dict[str, float]:
-    within = (counts >= _REGRESSION_COUNTS[0]) & (counts <= _REGRESSION_COUNTS[1])
+    within = (counts >= REGRESSED[0]) & (counts <= REGRESSED[1])
     types = {"n": counts, "Q": M + V, "M": M, "V": V}
     regressions = type_regressions({key: torch.from_numpy(value[within]) for key, value in types.items()})
     return {"Q_t_cv": float(np.std(M + V) / np.mean(M + V)), **{key: float(v) for key, v in regressions.items()}}

@@ -54,7 +54,7 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """Measured steps."""
-        return sorted({int(step) for step in self.values.index.get_level_values("step")})
+        return [int(step) for step in self.values.index.unique("step").sort_values()]
 
     @property
     def depth(self) -> list[str]:
@@ -190,8 +190,8 @@ def _run(label: str, folder: Path, records: pd.DataFrame) -> Run:
     return Run(
         label=label,
         layers=[str(layer) for layer in order],
-        values=_wide(at_layers, ["step", "layer"]),
-        model=_wide(records[of_model], ["step"]),
+        values=wide(at_layers, ["step", "layer"]),
+        model=wide(records[of_model], ["step"]),
         checkpoints=records.drop_duplicates("step", keep="last").set_index("step")[list(_ABOUT)].sort_index(),
         tokens=_beside(folder / "tokens", records),
         projections=_beside(folder / "projections", records),
@@ -199,7 +199,8 @@ def _run(label: str, folder: Path, records: pd.DataFrame) -> Run:
     )
 
 
-def _wide(records: pd.DataFrame, index: list[str]) -> pd.DataFrame:
+def wide(records: pd.DataFrame, index: list[str]) -> pd.DataFrame:
+    """Records with a column for each metric; of a value that is there twice, the last."""
     last = records.drop_duplicates([*index, "metric"], keep="last")
     return last.pivot(index=index, columns="metric", values="value").sort_index().astype(float)
 

@@ -16,16 +16,16 @@ from embedgeo.report.axes import (
     Array,
     depth_bar,
     layer_axis,
+    log_ticks,
     short,
     thinned,
     value_bar,
 )
 from embedgeo.report.drawing import Drawn, legend, new_figure, number
+from embedgeo.report.null import REGRESSED
 from embedgeo.report.runs import Run, read_projection, read_tokens
 
-REGRESSED = (10, 100_000)
-"""Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
-
+_REGRESSED = f"{REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences"
 _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
 
@@ -41,12 +41,13 @@ def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     layers = _some_layers(run, table)
     figure, axes = new_figure(
         f"V against M, step {step:,}",
-        f"a point a token type, {REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences; squared embedding units",
+        f"a point a token type with {_REGRESSED}; squared embedding units",
         panels=len(layers),
         sidebar=True,
     )
     regressed = table[table["n"].between(*REGRESSED) & table["layer"].isin(layers)]
-    norm = LogNorm(REGRESSED[0], max(REGRESSED[0] + 1, table["n"].max()))
+    most = max(REGRESSED[0] + 1, regressed["n"].max() if len(regressed) else 0)
+    norm = LogNorm(REGRESSED[0], most)
     texts = []
     for ax, layer in zip(axes, layers, strict=True):
         found = regressed[regressed["layer"] == layer]
@@ -58,7 +59,7 @@ def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> Drawn:
         texts.append(f"{layer}: {_fit(slope, r2)} over {len(found)} token types")
     axes[0].set_ylabel("V of the token type")
     bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
-    bar.ax.yaxis.set_major_formatter(short)
+    log_ticks(bar.ax, REGRESSED[0], most)
     numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
     alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
     return Drawn("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
@@ -72,7 +73,8 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
         for layer in run.depth
     }
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
-    figure, axes = new_figure("Token types through the layers", "over token types, least squares", panels=3)
+    subtitle = f"C.V. over all token types, least squares over those with {_REGRESSED}"
+    figure, axes = new_figure("Token types through the layers", subtitle, panels=3)
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
         for step, colour, marker in zip(found, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
@@ -98,12 +100,12 @@ def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     logs["n"] = np.log10(at["n"].to_numpy())
     figure, axes = new_figure(
         f"Q, M and V against frequency at {layer}, step {step:,}",
-        "a point a token type; embeddings in squared embedding units; both axes logarithms",
+        f"a point a token type with {_REGRESSED}; squared embedding units, logarithms",
         panels=3,
     )
     texts = []
-    for ax, (key, colour) in zip(axes, zip("QMV", RUNS, strict=False), strict=True):
-        ax.scatter(logs["n"], logs[key], s=7, color=colour, alpha=0.5, lw=0, rasterized=True)
+    for ax, key in zip(axes, "QMV", strict=True):
+        ax.scatter(logs["n"], logs[key], s=7, color=RUNS[0], alpha=0.5, lw=0, rasterized=True)
         slope, r2 = _draw_line(ax, logs["n"].to_numpy(), logs[key].to_numpy())
         ax.set_title(_fit(slope, r2), fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
@@ -127,7 +129,7 @@ def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     drawn = set(thinned(len(present), 9))
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
-        edges = np.linspace(*_limits(logs.to_numpy()), 41)
+        edges = np.histogram_bin_edges(logs.dropna(), 40)
         for i, layer in enumerate(present):
             values = logs[table["layer"] == layer].dropna()
             counts = np.histogram(values, edges)[0] / max(1, len(values))
@@ -153,7 +155,7 @@ def projection(run: Run) -> Drawn:
     layers = _some_layers(run, table)
     figure, axes = new_figure(
         f"Means of chosen tokens, step {step:,}",
-        "the two principal components of largest variance; × is the origin, the size of a point its frequency",
+        "embedding units along the two directions of largest variance; × is the origin; frequent tokens are larger",
         panels=len(layers),
     )
     for ax, layer in zip(axes, layers, strict=True):
@@ -170,8 +172,9 @@ def projection(run: Run) -> Drawn:
         ax.set_xlabel("first component")
     axes[0].set_ylabel("second component")
     numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
+    text = f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most frequent are named."
     alt = "Means of chosen tokens in the plane of their two principal components, with the origin."
-    return Drawn("tokens-projection", figure, numbers, alt, f"{len(numbers)} points at {', '.join(layers)}.")
+    return Drawn("tokens-projection", figure, numbers, alt, text)
 
 
 def counts(table: pd.DataFrame) -> Array:
@@ -220,12 +223,6 @@ def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
 
 def _last_block(run: Run) -> str:
     return list(run.blocks.values())[-1][-1]
-
-
-def _limits(values: Array) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _few_ticks(ax: Axes) -> None:
