@@ -6,7 +6,7 @@ from embedgeo.functional import token_table, type_regressions, type_values, unbi
 from embedgeo.functional.moments import row_chunks, variance_moments
 from embedgeo.functional.tokens import coefficient_of_variation, detailed_token_table
 from tests import references
-from tests.data import all_nan, assert_values, floats, token_rows, zipf_ids
+from tests.data import all_nan, assert_values, floats, gaussian, token_rows, zipf_ids
 from tests.strategies import splits
 
 TABULATE = pytest.mark.parametrize("tabulate", [token_table, detailed_token_table])
@@ -96,6 +96,15 @@ def test_unbiased_split_without_degrees_of_freedom_is_undefined():
 def test_regressions_need_two_types(num_types):
     values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)).moments)
     assert all_nan(floats(type_regressions(values)))
+
+
+def test_a_regression_on_values_that_are_all_equal_is_undefined():
+    x, ids = gaussian(400, 4), torch.arange(40).repeat_interleave(10)
+    for number, count in ((3, 6), (3, 8), (40, 7), (40, 10)):  # rounding makes the mean of equal logarithms another one
+        kept = (ids < number) & (torch.arange(400) % 10 < count)
+        values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]).moments)))
+        assert all_nan({key: value for key, value in values.items() if "freq" in key})
+        assert values["V_on_M_slope"] != 0
 
 
 def test_coefficient_of_variation():

@@ -194,7 +194,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
     finite = bool(s.isfinite().all())
-    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) if finite else variance * torch.nan
+    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others hold nothing but rounding
+    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else variance * torch.nan
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
 
 

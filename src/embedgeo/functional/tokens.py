@@ -191,6 +191,7 @@ def _least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and R² of the line through (x, y)."""
     if x.numel() == 0:
         return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
-    dx, dy = x - x.mean(), y - y.mean()
-    xx, xy, yy = dx @ dx, dx @ dy, dy @ dy
+    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
+    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
+    xy = dx @ dy
     return ratio(xy, xx), ratio(xy.square(), xx * yy)
