@@ -79,6 +79,14 @@ def test_the_scale_of_float32_rows_does_not_matter(scale):
     assert split["V_W"].item() == pytest.approx(expected["V_W"] * scale**2, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_differences_may_be_larger_than_the_dtype_holds(dtype):
+    x, ids = (3e38 * gaussian(50, 4).sign()).to(dtype), torch.arange(50) % 7
+    split = variance_split(token_table(x, ids).moments)
+    expected = references.token_values(x.double(), ids, regression_count_range=(1, 50))
+    assert_values(split, {key: expected[key] for key in split}, rtol=1e-9)
+
+
 def test_selecting_types_keeps_their_moments():
     x, ids = token_rows(100, 3)
     table = token_table(x, ids)
