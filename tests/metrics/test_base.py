@@ -273,6 +273,19 @@ def untouched(metric):
         return metric.compute()
 
 
+ONE_ROW = {"n", "n_nonfinite", "token_types", "Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "n_points"}
+
+
+@KIND
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
+    x = gaussian(1, DIM, seed=4).to(dtype)
+    parts = [slice(0, end) for end in (6, 8, 3, 7, 5)]  # in float64 the means of parts differ in the last digit
+    values = floats(updated(metrics(DIM)[kind], x.expand(8, DIM), torch.arange(8) % 2, parts).compute())
+    rest = {k: v for k, v in values.items() if k not in ONE_ROW | {"duplicate_fraction", "anisotropy_null"}}
+    assert all(abs(value) < 1e-14 for value in rest.values() if not math.isnan(value)), rest
+
+
 @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "4", None])
 @pytest.mark.parametrize("kind", [EmbeddingMoments, TokenMoments, Anisotropy])
 def test_a_wrong_dim_is_refused(kind, dim):
