@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -109,9 +108,7 @@ class Probe:
         self.attach()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def _is_deaf(self) -> bool:

@@ -94,8 +94,8 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """
     order = token_ids.argsort()
     types, group = token_ids[order].unique_consecutive(return_inverse=True)
-    dtype = accumulator_dtype(x.device)
-    moments = VarianceMoments.zeros(x.shape[1], (len(types),), dtype=dtype, device=x.device)
+    n, m2 = torch.zeros(2, len(types), dtype=accumulator_dtype(x.device), device=x.device)
+    moments = VarianceMoments(n, n.new_zeros(len(types), x.shape[1]), m2)
     for chunk in row_chunks(x):
         first = int(group[chunk][0])
         part = _moments_of_runs(x, order[chunk], group[chunk] - first)
