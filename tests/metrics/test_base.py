@@ -212,6 +212,16 @@ def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
 
 
 @KIND
+def test_the_default_device_does_not_matter(kind):
+    x, ids = token_rows(N, 40)
+    expected = updated(metrics(40)[kind], x, ids).compute()
+    metric = metrics(40)[kind]
+    with torch.device("meta"):  # tensors that are made there hold no numbers
+        values = updated(metric, x, ids).compute()
+    assert_values(values, expected, rtol=0)
+
+
+@KIND
 def test_layout_and_shape_do_not_matter(kind):
     x, ids = rows()
     expected = updated(metrics(DIM)[kind], x, ids).compute()

@@ -125,7 +125,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         return top_eigenvalue(s / scale) * scale
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(dim, generator=generator, dtype=s.dtype).to(s.device)
+    vector = torch.randn(dim, generator=generator, dtype=s.dtype, device="cpu").to(s.device)
     vector /= torch.linalg.vector_norm(vector)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
