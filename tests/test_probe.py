@@ -1,5 +1,6 @@
 """What the probe reads when the model is compiled, checkpoints its activations, or is given packed sequences."""
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 
@@ -329,6 +330,15 @@ def test_each_of_two_views_has_its_own_padding():
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
+
+
+def test_a_copy_made_while_the_model_is_measured_is_not_measured_afterwards():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        twin = copy.deepcopy(model)
+        model(**batch)
+    twin(**batch)
+    assert len(rows_seen(geometry, "block.02")[0]) == batch["input_ids"].numel()
 
 
 def test_after_an_interrupt_a_forward_pass_begins_anew():

@@ -44,6 +44,9 @@ class GeometryMonitor(Monitor, Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last_step, self._window_start = state_dict["last_step"], state_dict["window_start"]
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._forget()  # before the state of a checkpoint is loaded
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._chart_metrics: list[str] = []
         self._pages = Pages(self.prefix, len(self.history))

@@ -26,13 +26,7 @@ class Geometry:
     """One set of metrics for each layer of a model, updated by the forward passes that run while attached.
 
     Args:
-        model: any module.
-        layers: see `embedgeo.layers.resolve_layers`.
-        metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
-        rows: what a row is: a token, or a sequence by the mean of its tokens, its first or its last one, among those
-            that count. Means have no token ids: what needs these is NaN.
+        model, layers, metrics, skip_first_positions, ignore_token_ids, rows: see `observe`.
         on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
         device: where ranks exchange what is not at a layer; default: that of the parameters.
         process_group: the ranks that have different rows; the others (tensor parallel) repeat those of one of
@@ -257,10 +251,14 @@ def observe(
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        rows: ``"tokens"``, or sequences: ``"mean"``, ``"first"`` or ``"last"`` of their tokens that count.
+        rows: ``"tokens"``, or sequences: ``"mean"``, ``"first"`` or ``"last"`` of their tokens that count. Means have
+            no token ids: what needs these is absent.
 
     Yields:
         A `Geometry`: ``compute()`` gives ``{layer: {metric: float}}``, ``to_frame()`` a table.
+
+    Raises:
+        TypeError, ValueError: as `Geometry` does.
 
     >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
     >>> with observe(model, layers="1") as geometry:

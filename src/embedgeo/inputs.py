@@ -72,7 +72,7 @@ class Inputs:
 
         One begins at the outermost call, and inside it where a caller is called again, as on another sequence.
         """
-        self._leave(module)  # still inside only if it was interrupted: torch calls no hook then
+        self.leave(module)  # still inside only if it was interrupted: torch calls no hook then
         begins = not self._inside or module in self._called
         if begins:
             self._begin()
@@ -93,11 +93,8 @@ class Inputs:
         self._called.add(module)
         return begins
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(self, module: nn.Module, *call: Any) -> None:
         """A caller has returned, or raised."""
-        self._leave(module)
-
-    def _leave(self, module: nn.Module) -> None:
         modules = [call.module for call in self._inside]
         if module in modules:
             del self._inside[modules.index(module) :]

@@ -121,10 +121,11 @@ class Monitor:
         self.rows = rows
         self.history: list[Record] = []
         self._run: Run | None = None
+        self._geometry: Geometry | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._geometry: Geometry | None = None
+        """Another run begins."""
         self._window_start: int | None = None
         self._last_step: int | None = None  # up to here the schedule has been followed
         self._failed = False
@@ -176,10 +177,9 @@ class Monitor:
             self._measure_probe(step)
 
     def _stop(self) -> None:
-        """Leave the run, however it has ended."""
+        """Leave the run, however it has ended; where the schedule stands may still be saved."""
         self._detach()
-        self._run = None
-        self._forget()
+        self._run = self._geometry = None
 
     def _is_due(self, step: int) -> bool:
         assert self._last_step is not None

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -109,14 +108,17 @@ class Probe:
         self.attach()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def _is_deaf(self) -> bool:
-        """Whether this call is part of another probe's forward pass, or of one repeated by activation checkpointing."""
-        return Probe._alone not in (None, self) or torch._C._current_graph_task_id() != -1
+        """Whether this call is not to be read.
+
+        It is of a copy of the model, made with its hooks while the probe was attached; or it is part of another probe's
+        forward pass, or of one repeated by activation checkpointing.
+        """
+        is_repeated = torch._C._current_graph_task_id() != -1
+        return self._attached is None or Probe._alone not in (None, self) or is_repeated
 
     def _begin_forward(self) -> None:
         self._calls: Counter[tuple[str, int]] = Counter()

@@ -44,6 +44,8 @@ CLOUDS = {
     "clusters": clusters(),
     "tight clusters": 1000 + 1e-3 * clusters(),
     "huge": 1e25 * gaussian(300, 16),
+    "squares that float32 holds, and some that it does not": 1e19 * gaussian(700, 2),
+    "fine beside far off": torch.cat((5e-4 * gaussian(640, 1), 3000 + gaussian(60, 1, seed=1))),
     "tiny": 1e-22 * gaussian(300, 16),
     "tiny beside ordinary": torch.cat((1e-22 * gaussian(150, 16), gaussian(150, 16, seed=1))),
     "circle": circle(),

@@ -194,6 +194,7 @@ def test_fewer_rows_than_dimensions_are_equally_far_apart_when_whitened():
     assert values["anisotropy_whitened"] == pytest.approx(1 / 5)
     assert values["mean_cosine_whitened"] == pytest.approx(-1 / 5)
     assert np.isnan(values["anisotropy_top5_removed"])
+    assert np.isnan(values["mean_cosine_top5_removed"])
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -6,7 +6,7 @@ from embedgeo.functional import token_table, type_regressions, type_values, unbi
 from embedgeo.functional.moments import row_chunks, variance_moments
 from embedgeo.functional.tokens import coefficient_of_variation, detailed_token_table
 from tests import references
-from tests.data import all_nan, assert_values, floats, token_rows, zipf_ids
+from tests.data import all_nan, assert_values, floats, gaussian, token_rows, zipf_ids
 from tests.strategies import splits
 
 TABULATE = pytest.mark.parametrize("tabulate", [token_table, detailed_token_table])
@@ -79,6 +79,14 @@ def test_the_scale_of_float32_rows_does_not_matter(scale):
     assert split["V_W"].item() == pytest.approx(expected["V_W"] * scale**2, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_differences_may_be_larger_than_the_dtype_holds(dtype):
+    x, ids = (3e38 * gaussian(50, 4).sign()).to(dtype), torch.arange(50) % 7
+    split = variance_split(token_table(x, ids).moments)
+    expected = references.token_values(x.double(), ids, regression_count_range=(1, 50))
+    assert_values(split, {key: expected[key] for key in split}, rtol=1e-9)
+
+
 def test_selecting_types_keeps_their_moments():
     x, ids = token_rows(100, 3)
     table = token_table(x, ids)
@@ -96,6 +104,15 @@ def test_unbiased_split_without_degrees_of_freedom_is_undefined():
 def test_regressions_need_two_types(num_types):
     values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)).moments)
     assert all_nan(floats(type_regressions(values)))
+
+
+def test_a_regression_on_values_that_are_all_equal_is_undefined():
+    x, ids = gaussian(400, 4), torch.arange(40).repeat_interleave(10)
+    for number, count in ((3, 6), (3, 8), (40, 7), (40, 10)):  # rounding makes the mean of equal logarithms another one
+        kept = (ids < number) & (torch.arange(400) % 10 < count)
+        values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]).moments)))
+        assert all_nan({key: value for key, value in values.items() if "freq" in key})
+        assert values["V_on_M_slope"] != 0
 
 
 def test_coefficient_of_variation():

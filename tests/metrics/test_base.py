@@ -212,6 +212,16 @@ def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
 
 
 @KIND
+def test_the_default_device_does_not_matter(kind):
+    x, ids = token_rows(N, 40)
+    expected = updated(metrics(40)[kind], x, ids).compute()
+    metric = metrics(40)[kind]
+    with torch.device("meta"):  # tensors that are made there hold no numbers
+        values = updated(metric, x, ids).compute()
+    assert_values(values, expected, rtol=0)
+
+
+@KIND
 def test_layout_and_shape_do_not_matter(kind):
     x, ids = rows()
     expected = updated(metrics(DIM)[kind], x, ids).compute()
@@ -271,6 +281,19 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
 def untouched(metric):
     with pytest.warns(UserWarning, match="before the ``update`` method"):
         return metric.compute()
+
+
+ONE_ROW = {"n", "n_nonfinite", "token_types", "Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "n_points"}
+
+
+@KIND
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
+    x = gaussian(1, DIM, seed=4).to(dtype)
+    parts = [slice(0, end) for end in (6, 8, 3, 7, 5)]  # in float64 the means of parts differ in the last digit
+    values = floats(updated(metrics(DIM)[kind], x.expand(8, DIM), torch.arange(8) % 2, parts).compute())
+    rest = {k: v for k, v in values.items() if k not in ONE_ROW | {"duplicate_fraction", "anisotropy_null"}}
+    assert all(abs(value) < 1e-14 for value in rest.values() if not math.isnan(value)), rest
 
 
 @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "4", None])

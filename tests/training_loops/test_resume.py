@@ -68,6 +68,23 @@ def test_a_window_that_a_checkpoint_cuts_is_taken_up_again(tmp_path):
     assert {step: value(first, step, "embed", "n") for step in steps(first)} == {0: 3 * 48, 3: 48}
 
 
+def test_a_window_that_an_exception_cuts_is_taken_up_again(tmp_path):
+    class Stops(TinyLM):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 4:
+                raise RuntimeError("in the middle of a window")
+            return super().training_step(batch, batch_idx)
+
+    first, second = monitor_of(window=3), monitor_of(window=3)
+    saving = ModelCheckpoint(tmp_path, save_on_exception=True)
+    options = {"max_steps": 9, "data": loader(), "enable_checkpointing": True}
+    with pytest.raises(RuntimeError, match="in the middle of a window"):
+        fit(tmp_path, first, saving, module=Stops(), **options)
+    (saved,) = tmp_path.glob("*step=4.ckpt")
+    fit(tmp_path, second, ModelCheckpoint(tmp_path), ckpt_path=saved, **options)
+    assert {step: value(second, step, "embed", "n") for step in steps(second)} == {3: 2 * 48, 6: 3 * 48}
+
+
 def test_a_window_that_has_become_shorter_is_not_taken_up(tmp_path):
     second = monitor_of()
     interrupted(tmp_path, [monitor_of(window=3)], [second], at=5)

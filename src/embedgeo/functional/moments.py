@@ -105,19 +105,6 @@ class VarianceMoments(NamedTuple):
     mean: Tensor
     m2: Tensor
 
-    @classmethod
-    def zeros(
-        cls,
-        dim: int,
-        groups: tuple[int, ...] = (),
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | None = None,
-    ) -> "VarianceMoments":
-        """The moments of no rows."""
-        scalar = torch.zeros(groups, dtype=dtype, device=device)
-        return cls(scalar, scalar.new_zeros(*groups, dim), scalar.clone())
-
     def pool(self, total: Reduction, largest: Reduction) -> "VarianceMoments":
         """Merge the parts over which ``total`` sums."""
         return VarianceMoments(*pool(self.n, self.mean, self.m2, total))
@@ -135,9 +122,7 @@ AnyMoments = TypeVar("AnyMoments", Moments, VarianceMoments)
 
 def pool_groups(moments: AnyMoments) -> AnyMoments:
     """Merge the groups of the leading axis."""
-    if moments.n.shape[0] == 0:
-        return moments.zeros(moments.mean.shape[-1], dtype=moments.n.dtype, device=moments.n.device)
-    return moments.pool(lambda t: t.sum(0), lambda t: t.amax(0))
+    return moments.pool(lambda t: t.sum(0), lambda t: t.amax(0) if len(t) else t.sum(0))
 
 
 def merge(a: AnyMoments, b: AnyMoments) -> AnyMoments:

@@ -68,14 +68,16 @@ def _screen(
     y = torch.empty(n, dim, dtype=dtype, device=x.device)
     norm, lost = nearest.new_empty(n), nearest.new_zeros(n)
     for chunk in row_chunks(x):
-        rows = (x[chunk].to(center.dtype) - center).to(dtype)
+        rows = (x[chunk].to(torch.promote_types(center.dtype, dtype)) - center).to(dtype)
         y[chunk] = rows.bfloat16() if rounded else rows
         norm[chunk] = _norms(y[chunk], wide)
         if rounded:
             lost[chunk] = torch.linalg.vector_norm(rows.sub_(y[chunk]), dim=1).to(wide)
-    norm2 = norm.square().to(dtype)
-    rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(dtype).eps
     eps, tiny, huge = torch.finfo(dtype).eps, torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    if not bool(norm.max().square() < huge / 8):  # a squared distance may overflow
+        return pending
+    norm2 = norm.square().to(dtype)
+    rounding = (lost / norm).nan_to_num().max() + 4 * eps
     products = torch.empty(min(len(pending), _block_rows(n)), n, dtype=dtype, device=x.device)
     left = []
     for block in _blocks(pending, n):
@@ -90,8 +92,7 @@ def _screen(
         slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
         beyond = values[:, -1].to(wide) + own.square()
         proved = (second + moved).square() + slack <= beyond
-        proved &= beyond < huge / 4  # nothing overflowed, and below, for float32: nothing underflowed
-        if dtype != wide:
+        if dtype != wide:  # nothing underflowed in float32
             proved &= (nearest[block].square() > dim * tiny / eps).all(1)
         left.append(block[~proved])
     return torch.cat(left)

@@ -168,12 +168,14 @@ def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = R
         "anisotropy_whitened": ratio(torch.ones_like(left), axes.rank),
         f"anisotropy_top{top}_removed": ratio(axes.variance[min(top, len(axes.variance) - 1)], left),
     }
+    identity = torch.eye(len(fitted.mean), dtype=axes.axes.dtype, device=axes.axes.device)
     maps = {
-        "centered": Affine(fitted.mean, torch.eye(len(fitted.mean), dtype=axes.axes.dtype, device=axes.axes.device)),
-        "z_scored": standard,
-        "whitened": pca_whitening(axes),
-        f"top{top}_removed": top_removal(axes, top),
+        "centered": (Affine(fitted.mean, identity), 0),
+        "z_scored": (standard, 0),
+        "whitened": (pca_whitening(axes), 0),
+        f"top{top}_removed": (top_removal(axes, top), top),
     }
-    for name, process in maps.items():
-        values[f"mean_cosine_{name}"] = moment_values(row_moments(process(rows)))["mean_cosine"]
+    for name, (process, removed) in maps.items():
+        cosine = moment_values(row_moments(process(rows)))["mean_cosine"]
+        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)  # what is left is rounding
     return values

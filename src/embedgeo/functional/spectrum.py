@@ -125,7 +125,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         return top_eigenvalue(s / scale) * scale
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(dim, generator=generator, dtype=s.dtype).to(s.device)
+    vector = torch.randn(dim, generator=generator, dtype=s.dtype, device="cpu").to(s.device)
     vector /= torch.linalg.vector_norm(vector)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
@@ -194,7 +194,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
     finite = bool(s.isfinite().all())
-    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) if finite else variance * torch.nan
+    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others hold nothing but rounding
+    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else variance * torch.nan
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
 
 

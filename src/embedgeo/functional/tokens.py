@@ -94,11 +94,11 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """
     order = token_ids.argsort()
     types, group = token_ids[order].unique_consecutive(return_inverse=True)
-    dtype = accumulator_dtype(x.device)
-    moments = VarianceMoments.zeros(x.shape[1], (len(types),), dtype=dtype, device=x.device)
+    n, m2 = torch.zeros(2, len(types), dtype=accumulator_dtype(x.device), device=x.device)
+    moments = VarianceMoments(n, n.new_zeros(len(types), x.shape[1]), m2)
     for chunk in row_chunks(x):
         first = int(group[chunk][0])
-        part = _moments_of_runs(x.index_select(0, order[chunk]), group[chunk] - first)
+        part = _moments_of_runs(x, order[chunk], group[chunk] - first)
         head = merge(per_state(itemgetter(first), moments), per_state(itemgetter(0), part))
         for state, new, merged in zip(moments, part, head, strict=True):
             state[first : first + len(new)] = new
@@ -106,11 +106,10 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     return TokenTable(types, moments)
 
 
-def _moments_of_runs(rows: Tensor, index: Tensor) -> VarianceMoments:
-    """Moments of each run of equal values in ``index`` (0, 0, 1, 2, 2, ...); ``rows`` is overwritten."""
-    wide = accumulator_dtype(rows.device)
-    if rows.dtype.itemsize < 4:
-        rows = rows.float()
+def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor) -> VarianceMoments:
+    """Moments of each run of equal values in ``index`` (0, 0, 1, 2, 2, ...), of the rows ``order`` of ``x``."""
+    wide = accumulator_dtype(x.device)
+    rows = x.index_select(0, order).to(torch.promote_types(x.dtype, torch.float32))
     count = torch.bincount(index)
     first = count.cumsum(0) - count
     place = torch.arange(len(rows), device=rows.device)
@@ -121,6 +120,8 @@ def _moments_of_runs(rows: Tensor, index: Tensor) -> VarianceMoments:
     norm = torch.linalg.vector_norm(rows, dim=1)
     if not in_range(norm.square()):
         norm = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
+        if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
+            return _moments_of_runs(x.index_select(0, order).to(wide), place, index)
     m2 = torch.zeros(len(count), dtype=wide, device=rows.device)
     m2.index_add_(0, index, norm.to(wide).square())
     return VarianceMoments(count.to(wide), origin.to(wide).add_(offset), m2)
@@ -191,6 +192,7 @@ def _least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and R² of the line through (x, y)."""
     if x.numel() == 0:
         return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
-    dx, dy = x - x.mean(), y - y.mean()
-    xx, xy, yy = dx @ dx, dx @ dy, dy @ dy
+    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
+    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
+    xy = dx @ dy
     return ratio(xy, xx), ratio(xy.square(), xx * yy)

@@ -37,6 +37,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._stop()
+        self._forget()
         trainer = _calling_trainer()
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)

@@ -83,15 +83,14 @@ class IntrinsicDimension(GeometryMetric):
         sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)
         estimates = [self._estimate(batch) for batch in batches]
-        dimensions = torch.tensor([estimate.dimension for estimate in estimates], dtype=torch.float64)
+        dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
         num_rows, num_points = sum(map(len, batches)), sum(estimate.num_points for estimate in estimates)
-        values = {
+        return {
             "intrinsic_dimension": dimensions.mean(),
             "intrinsic_dimension_std": dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan),
             "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
             "n_points": dimensions.new_tensor(float(num_points)),
         }
-        return {key: value.to(sample.rows.device) for key, value in values.items()}
 
     @property
     def _size(self) -> int:

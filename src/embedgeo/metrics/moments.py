@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Moments, merge, moment_values, row_moments
+from embedgeo.functional.moments import Moments, merge, moment_values, row_moments, variance_moments
 from embedgeo.functional.precision import kept
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import token_table, unbiased_split
@@ -60,7 +60,7 @@ class EmbeddingMoments(GeometryMetric):
     def observe(self, rows: Rows) -> None:
         self.store(merge(self.load(Moments), kept(row_moments(rows.embeddings))))
         if rows.token_ids is not None:
-            types = kept(token_table(rows.embeddings, rows.token_ids).moments)
+            types = variance_moments(kept(token_table(rows.embeddings, rows.token_ids).moments))
             n = types.n.sum()
             self._add(Within(n, types.m2.sum(), n - len(types.n)))
 

@@ -81,7 +81,8 @@ class TokenMoments(GeometryMetric):
         self._kind = VarianceMoments if self.count_range is None else Moments
         self.declare(Moments.zeros(dim))
         self.add_state("type_token_ids", torch.zeros(0, dtype=torch.int64), dist_reduce_fx=None)
-        self.declare(self._kind.zeros(dim, (0,)), _TYPE)
+        none = Moments.zeros(dim, (0,))
+        self.declare(variance_moments(none) if self.count_range is None else none, _TYPE)
 
     def observe(self, rows: Rows) -> None:
         x, ids = rows.embeddings, rows.token_ids
