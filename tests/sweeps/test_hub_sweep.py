@@ -14,7 +14,7 @@ import embedgeo
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.checkpoints.downloads import Downloads
-from embedgeo.store import SCHEMA
+from embedgeo.store import SCHEMA, SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.text import read_documents, tokenize_sequences
 from tests.sweeps.conftest import REPOSITORY
@@ -179,6 +179,44 @@ def test_what_another_sweep_evicts_during_a_download_is_downloaded_again(run, op
     monkeypatch.setattr(hub_source, "snapshot_download", interrupted)
     assert sweep(REPOSITORY, **options, steps="0") == 0
     assert len(evicted) == 2
+
+
+def cached():
+    return [p for p in Path(constants.HF_HUB_CACHE).glob("models--*/*/*") if p.is_file() or any(p.iterdir())]
+
+
+def test_what_another_sweep_uses_stops_nothing_and_is_evicted_when_that_is_done(run, options, monkeypatch, tmp_path):
+    others = [Downloads(tmp_path / name) for name in ("a", "b")]  # as of two nodes, or of two sweeps
+    for other in others:
+        other.lease("step0", REPOSITORY, run["step0"])
+    rebuild, before = SweepFolder.rebuild, []
+
+    def when_all_is_done(self, series):
+        rebuild(self, series)
+        if len(self.done()) == 4 and not before:
+            before.append({path.name for path in cached()})
+            for other in others:
+                other.release("step0")
+
+    monkeypatch.setattr(SweepFolder, "rebuild", when_all_is_done)
+    assert sweep(REPOSITORY, **options) == 0
+    assert run["step0"] in before[0]
+    assert cached() == []
+    assert not (Path(options["out"]) / ".downloads").exists()
+
+
+def test_a_lease_of_a_killed_sweep_keeps_nothing(run, tmp_path):
+    downloads, contents = Downloads(tmp_path / "notes"), list_checkpoints(REPOSITORY)[0].contents()
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    lock = hub_source.lock_file(f"{run['step0']}-1a2b")
+    with lock:
+        assert not downloads.evict("step0")
+        assert downloads.noted() == ["step0"]
+    Path(lock.lock_file).touch()
+    assert downloads.evict("step0")
+    assert cached() == []
+    assert not Path(lock.lock_file).exists()
 
 
 def test_evict_false_keeps_everything(run, options):

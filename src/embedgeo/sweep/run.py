@@ -76,10 +76,10 @@ class Sweep:
                 progress.update(TaskID(0), description=planned.name)
                 self._finish(planned, i, progress.console)
                 progress.update(TaskID(0), advance=1)
-        for problem in self._fetching.problems():
+            if self.trainer.is_global_zero:
+                self.out.rebuild(self.series)
+        for problem in self._fetching.problems:
             print(f"not evicted from the cache: {problem}")
-        if self.trainer.is_global_zero:
-            self.out.rebuild(self.series)
         return self.failures
 
     def _finish(self, planned: Planned, index: int, console: Console) -> None:
