@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -52,7 +53,7 @@ def _read(path: Path) -> Iterator[str]:
     try:
         data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
         text = data.decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(
             f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
         ) from error
@@ -64,12 +65,11 @@ def _read(path: Path) -> Iterator[str]:
             continue
         try:
             document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            document = None
-        if not isinstance(document, str):
-            raise ValueError(  # noqa: TRY004 - a line of a file, not an argument
+            document.encode()  # a string, and no half of a surrogate pair in it
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
                 f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
-            )
+            ) from error
         yield document
 
 

@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import pickle
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from safetensors.torch import save as save_safetensors
 
 from embedgeo.cli import main
 from embedgeo.sweep import sweep
+from embedgeo.sweep.measure import Measurement
 from tests.sweeps.conftest import REPOSITORY
 from tests.sweeps.tiny import bin_file, checkpoint_files, model
 
@@ -151,6 +155,54 @@ def test_a_full_disk_fails_the_checkpoint(hub, commits, options, monkeypatch):
     assert sweep(REPOSITORY, **options) == 3
     assert done(options) == ["step0", "step2"]
     assert "No space left" in reasons(options)["step1"]
+
+
+@pytest.fixture
+def handlers():
+    """Those of signals, which a program changes for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("during", ["download", "measurement"])
+def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
+    hub, commits, options, monkeypatch, capsys, handlers, number, during
+):
+    is_over = threading.Event()
+    measure, get = Measurement._measure, file_download.http_get
+
+    def stopped_measurement(*args):
+        os.kill(os.getpid(), number)
+        measure(*args)
+
+    def stopped_download(url, *args, **kwargs):
+        if commits[1] in url and url.endswith(WEIGHTS):
+            os.kill(os.getpid(), number)
+            is_over.wait(60)
+        return get(url, *args, **kwargs)
+
+    def end(status):
+        raise SystemExit(status)
+
+    with monkeypatch.context() as patched:
+        if during == "download":
+            patched.setattr(file_download, "http_get", stopped_download)
+        else:
+            patched.setattr(Measurement, "_measure", stopped_measurement)
+        patched.setattr(os, "_exit", end)
+        given = [f"--{name}={value}" for name, value in options.items()]
+        patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 130
+    is_over.set()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
 
 
 def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):

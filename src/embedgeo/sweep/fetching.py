@@ -45,6 +45,8 @@ class Fetching:
     ) -> None:
         is_stopped = error is not None and not isinstance(error, Exception)
         self._worker.shutdown(wait=not is_stopped, cancel_futures=is_stopped)  # the notes tell the next run
+        for name in self._fetches:
+            self._downloads.release(name)
         if self._to_evict and not is_stopped:
             print("waiting for another sweep that uses what is to be evicted from the cache")
         while self._to_evict and not is_stopped:
