@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,34 @@ def test_a_lease_of_a_killed_sweep_keeps_nothing(run, tmp_path):
     assert downloads.evict("step0")
     assert cached() == []
     assert not Path(lock.lock_file).exists()
+
+
+def test_what_another_sweep_had_there_and_evicts_is_downloaded_as_this_ones_own(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    first, killed, again = (Downloads(tmp_path / name) for name in ("first", "second", "second"))
+    first.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    killed.note("step0", REPOSITORY, run["step0"], contents)
+    first.evict("step0")
+    again.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    assert len(cached()) > 1
+    again.evict("step0")
+    assert cached() == []
+
+
+def test_what_another_machine_has_noted_in_the_same_folder_is_left_to_it(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads, cache = Downloads(tmp_path / "notes"), Path(constants.HF_HUB_CACHE)
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    cache.rename(tmp_path / "elsewhere")  # another machine's cache is at the same path
+    downloads.evict("step0")
+    assert downloads.noted() == ["step0"]
+    shutil.rmtree(cache)
+    (tmp_path / "elsewhere").rename(cache)
+    downloads.evict("step0")
+    assert cached() == downloads.noted() == []
 
 
 def test_evict_false_keeps_everything(run, options):

@@ -10,6 +10,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 from huggingface_hub import constants, scan_cache_dir
 
+from embedgeo.atomic import replacing
 from embedgeo.checkpoints.files import Contents
 from embedgeo.checkpoints.hub import cache_lock, lock_file, repository_folder, snapshot_folder
 
@@ -47,14 +48,14 @@ class Downloads:
     def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
         """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
         path = self._path(name)
-        if path.exists() and json.loads(path.read_text())["cache"] == constants.HF_HUB_CACHE:
-            return  # an earlier run has begun: what is there now is ours
+        before = json.loads(path.read_text()) if path.exists() else {}
+        ours = before["files"] if before.get("cache") == _cache_id() else []  # an earlier run has begun
         snapshot = snapshot_folder(repository, commit)
         note = {
-            "cache": constants.HF_HUB_CACHE,
+            "cache": _cache_id(),
             "repository": repository,
             "commit": commit,
-            "files": [file for file in contents.names if not (snapshot / file).exists()],
+            "files": [file for file in contents.names if file in ours or not (snapshot / file).exists()],
             "blobs": [file.digest.removeprefix("git:") for file in (*contents.weights, *contents.others)],
         }
         self.journal.mkdir(parents=True, exist_ok=True)
@@ -68,13 +69,14 @@ class Downloads:
         if not path.exists():
             return True
         note = json.loads(path.read_text())
-        if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
-            try:
-                with cache_lock(note["repository"]):
-                    _require_no_lease(note["commit"])
-                    _remove(note["repository"], note["commit"], note["files"], note["blobs"])
-            except Timeout:
-                return False
+        if note["cache"] != _cache_id():
+            return True  # another machine's, which shares the sweep folder
+        try:
+            with cache_lock(note["repository"]):
+                _require_no_lease(note["commit"])
+                _remove(note["repository"], note["commit"], note["files"], note["blobs"])
+        except Timeout:
+            return False
         path.unlink(missing_ok=True)
         with suppress(OSError):
             self.journal.rmdir()
@@ -87,6 +89,15 @@ class Downloads:
 
     def _path(self, name: str) -> Path:
         return self.journal / f"{name}.json"
+
+
+def _cache_id() -> str:
+    """What tells this cache from those of other machines, which may have the same path."""
+    path = Path(constants.HF_HUB_CACHE, ".locks", "embedgeo-cache-id")
+    if not path.exists():
+        with replacing(path, keep=True) as temporary:
+            temporary.write_text(uuid4().hex)
+    return path.read_text()
 
 
 def _require_no_lease(commit: str) -> None:

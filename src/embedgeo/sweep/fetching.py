@@ -66,7 +66,8 @@ class Fetching:
         assert planned.contents is not None
         self._downloads.lease(planned.name, checkpoint.model, checkpoint.commit)
         if self._evict:
-            self._downloads.note(planned.name, checkpoint.model, checkpoint.commit, planned.contents)
+            note = partial(self._downloads.note, planned.name, checkpoint.model, checkpoint.commit, planned.contents)
+            hub.retried(note)  # another process may be removing the folder, which is empty
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents)
 
     def release(self, planned: Planned) -> None:
