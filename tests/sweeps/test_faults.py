@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, file_download
@@ -266,6 +267,31 @@ def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("manifest", ["{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"])
+def test_a_manifest_of_something_else_is_refused(hub, commits, options, manifest):
+    Path(options["out"]).mkdir()
+    (Path(options["out"]) / "manifest.json").write_text(manifest)
+    refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
+    assert [path.name for path in Path(options["out"]).iterdir()] == ["manifest.json"]
+
+
+def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embedgeo.store.write_events", full)
+        assert "events.out" in refused("No space left", REPOSITORY, **options)
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
+    assert sweep(REPOSITORY, **options) == 0
+
+
+def test_a_hub_that_does_not_answer_is_named(hub, commits, options):
+    hub.close()
+    refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
     Path(options["out"]).write_text("a file")
     refused("must be a folder that can be written", REPOSITORY, **options)
@@ -358,7 +384,8 @@ def test_revision_names_stay_inside_the_folder(hub, options):
     hub.add(REPOSITORY, "../../step1", checkpoint_files(1))
     hub.add(REPOSITORY, "a/step2", checkpoint_files(2))
     assert sweep(REPOSITORY, **options) == 0
-    assert done(options) == ["..%2F..%2Fstep1", "a%2Fstep2"]
+    assert done(options) == ["%2E.%2F..%2Fstep1", "a%2Fstep2"]
+    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {"../../step1", "a/step2"}
 
 
 def test_a_commit_that_is_none_is_refused(hub, options):

@@ -263,6 +263,17 @@ def test_a_second_run_does_nothing(run, hub, options):
     assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
 
 
+def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, options, capsys):
+    sweep(REPOSITORY, **options)
+    assert "moved:" not in capsys.readouterr().out
+    hub.repositories[REPOSITORY]["branches"]["step10"] = moved = "1a2b" * 10
+    hub.commits[moved] = checkpoint_files(3)
+    assert sweep(REPOSITORY, **options) == 0
+    assert set(SweepFolder(options["out"]).read("step10")["commit"]) == {run["step10"]}
+    line = f"moved: step10 was measured at commit {run['step10'][:12]}; its revision is 1a2b1a2b1a2b now"
+    assert line in capsys.readouterr().out
+
+
 def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options, monkeypatch):
     from embedgeo.sweep.measure import Measurement
 
