@@ -75,8 +75,8 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
-            remove_leftovers(*(self.path / folder for folder in TABLES))
+            written = (*self.tensorboard.glob("*/"), *(self.path / folder for folder in TABLES))
+            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures, *written)
             manifest = {"asked": dict(asked), **about}
             with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -1,5 +1,6 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
+import socket
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -186,8 +187,6 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(tmp_path / "run"), **options)
     out = Path(options["out"])
-    import socket
-
     stray = out / "checkpoints" / f".tmp-{socket.gethostname()}-999999999-step1.parquet"
     elsewhere = out / "checkpoints" / ".tmp-another-1-step1.parquet"
     for path in (stray, elsewhere):
@@ -198,6 +197,18 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard").glob("events*"))) == 2
+
+
+def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
+    out = SweepFolder(tmp_path / "out")
+    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections")
+    stray = [out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1" for folder in folders]
+    for path in stray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (out.path / "manifest.json").write_text('{"asked": {}}')
+    out.open({}, {})
+    assert not any(path.exists() for path in stray)
 
 
 def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):
