@@ -50,7 +50,9 @@ def reasons(options):
         (WEIGHTS, ("wrong",)),
     ],
 )
-def test_a_fault_that_passes_is_mended(hub, commits, options, what, faults):
+def test_a_fault_that_passes_is_mended(hub, commits, options, monkeypatch, what, faults):
+    if "stall" in faults:
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     commit = commits[0 if what == "config.json" else 1]  # the same in all: fetched once
     hub.fail(what, commit, *faults)
     assert sweep(REPOSITORY, **options) == 0
@@ -180,9 +182,10 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
         measure(*args)
 
     def stopped_download(url, *args, **kwargs):
-        if commits[1] in url and url.endswith(WEIGHTS):
+        if commits[0] in url and url.endswith(WEIGHTS):
             os.kill(os.getpid(), number)
             is_over.wait(60)
+            raise OSError("stopped")
         return get(url, *args, **kwargs)
 
     def end(status):
