@@ -14,6 +14,7 @@ import pytest
 import torch
 from huggingface_hub import constants, file_download
 from safetensors.torch import save as save_safetensors
+from transformers import modeling_utils
 
 from embedgeo.cli import main
 from embedgeo.sweep import sweep
@@ -359,6 +360,18 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     assert not target.exists()
     assert {"step0", "step1"} - set(done(options)) == {"step1"}
     assert not any(what.endswith(".py") for _, what, _ in hub.requests)
+
+
+@pytest.mark.parametrize("named", ["evil/kernel", {"": "evil/kernel@main:run"}])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):
+    loaded = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args))
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", broken(**{"config.json": changed_config(**{key: named})}))
+    assert sweep(REPOSITORY, **options) == 3
+    assert loaded == []
+    assert f"{key} must not name code on the Hub" in reasons(options)["step1"]
 
 
 def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_path):

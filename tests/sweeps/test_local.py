@@ -116,6 +116,14 @@ def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):
     assert (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns == written
 
 
+def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
+    for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
+        assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
+        assert SweepFolder(options["out"]).done() == done
+
+
 def test_two_names_for_a_step_are_refused(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
     local_run(tmp_path / "run", steps=(1,), name="step0{}")

@@ -128,7 +128,7 @@ def _run(
         done = folder.done()
         pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
         text = empty_text()
-        if pending:
+        if pending or not folder.manifest():
             text = prepare_text(documents, plan, settings)
             probe_loader(text.token_ids, text.masked, settings.batch_size, world_size=trainer.world_size)
         _open(folder, settings, text)
