@@ -236,6 +236,8 @@ def refused(match, *args, **options):
         ({"seq_len": 128, "num_tokens": 128}, "at most the model's 64 positions|at least one sequence"),
         ({"seq_len": 4096, "num_tokens": 4096}, "at least one sequence of 4096"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"skip_first_positions": -1}, "skip_first_positions must leave some of the 16 of seq_len; got -1"),
+        ({"skip_first_positions": 16}, "skip_first_positions must leave some of the 16 of seq_len; got 16"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"layers": "*.nothing"}, "matches no layer"),
         ({"shard": "3/2"}, "shard must be i/n"),

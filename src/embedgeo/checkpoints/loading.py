@@ -182,8 +182,18 @@ def import_class(model_class: str) -> Any:
 
 
 def lightning_step(path: Path) -> int:
-    """Optimizer steps that a Lightning checkpoint has taken, read from the file."""
-    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    """Optimizer steps that a Lightning checkpoint has taken, read from the file.
+
+    Raises:
+        ValueError: it says none.
+    """
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    except Exception as error:
+        raise ValueError(
+            f"a .ckpt must say its step in its name or inside; {path} has none that can be read "
+            f"({type(error).__name__}). Rename it, or take it away."
+        ) from error
 
 
 def num_token_types(model: nn.Module) -> int | None:
