@@ -179,12 +179,12 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     measure, get = Measurement._measure, file_download.http_get
 
     def stopped_measurement(*args):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         measure(*args)
 
     def stopped_download(url, *args, **kwargs):
         if commits[0] in url and url.endswith(WEIGHTS):
-            os.kill(os.getpid(), number)
+            signal.pthread_kill(threading.main_thread().ident, number)  # the one that waits
             is_over.wait(60)
             raise OSError("stopped")
         return get(url, *args, **kwargs)
