@@ -16,7 +16,7 @@ def only_line(text: str) -> str:
 
 def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     script = Path(sys.executable).with_name("embedgeo")
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "demo" in done.stdout
 

@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

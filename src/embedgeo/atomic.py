@@ -29,6 +29,9 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
                 pass
             except OSError:  # a file system without hard links
                 temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk, the system names none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

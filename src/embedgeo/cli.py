@@ -3,6 +3,8 @@
 Signatures and help only: what a command needs is imported inside it, so that ``embedgeo --help`` answers at once.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from embedgeo.sweep import check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
-failed (the next run tries only those)."""
+failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 
 _LISTS = {"--text", "--dirs"}
 """Options that take several values, as in ``--text a.txt b.txt``."""
@@ -91,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: what follows the program's name; default: that of this process. Hyphens and underscores in the names
-            of options are the same.
+        argv: what follows the program's name; default: that of this process, which Ctrl-C and SIGTERM then end at
+            once, whatever is being downloaded. Hyphens and underscores in the names of options are the same.
 
     Returns:
         The exit status.
@@ -103,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     if arguments[:1] == ["report"]:
         arguments = name_folders(arguments)
+    if argv is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = auto_cli(
             {"demo": demo, "sweep": sweep, "check": check, "report": report},
@@ -115,6 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, SafetensorError, ValueError) as error:
         print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if isinstance(stopped, SystemExit) and not isinstance(stopped.__context__, KeyboardInterrupt):
+            raise  # not lightning's for a KeyboardInterrupt
+        print("embedgeo: stopped; a sweep that is started again goes on where it was", file=sys.stderr)
+        if argv is None:
+            sys.stdout.flush()
+            os._exit(130)  # an ordinary exit waits for the threads that download
+        return 130
     return int(status or 0)
 
 

@@ -75,8 +75,8 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures)
-            remove_leftovers(*(self.path / folder for folder in TABLES))
+            written = (*self.tensorboard.glob("*/"), *(self.path / folder for folder in TABLES))
+            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures, *written)
             manifest = {"asked": dict(asked), **about}
             with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
@@ -97,7 +97,7 @@ class SweepFolder:
             ):
                 raise ValueError(f"out must be a new folder or that of a sweep; {self.path} holds something else.")
             return
-        before = manifest.get("asked", {})
+        before = manifest["asked"]
         now = json.loads(json.dumps(dict(asked)))
         different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
         if different:
@@ -107,7 +107,14 @@ class SweepFolder:
     def manifest(self) -> dict[str, Any]:
         """What ``manifest.json`` says; empty where there is none yet."""
         path = self.path / "manifest.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        if not path.exists():
+            return {}
+        try:
+            manifest: dict[str, Any] = json.loads(path.read_text())
+            dict(manifest["asked"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"out must be a new folder or that of a sweep; {path} is none of a sweep's.") from error
+        return manifest
 
     def done(self) -> set[str]:
         """Names of the checkpoints that are done."""

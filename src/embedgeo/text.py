@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -52,7 +53,7 @@ def _read(path: Path) -> Iterator[str]:
     try:
         data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
         text = data.decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(
             f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
         ) from error
@@ -64,12 +65,11 @@ def _read(path: Path) -> Iterator[str]:
             continue
         try:
             document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            document = None
-        if not isinstance(document, str):
-            raise ValueError(  # noqa: TRY004 - a line of a file, not an argument
+            document.encode()  # a string, and no half of a surrogate pair in it
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
                 f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
-            )
+            ) from error
         yield document
 
 
@@ -113,13 +113,13 @@ def tokenize_sequences(
     if num_tokens < seq_len:
         raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
     if not for_encoder:
-        return cut_sequences(_first(_tokenized(documents, tokenizer, True), num_tokens), seq_len, num_tokens)
+        return cut_sequences(_tokenized(documents, tokenizer, num_tokens), seq_len, num_tokens)
     before, after = special_tokens_around(tokenizer)
     num_special = len(before) + len(after)
     if seq_len <= num_special:
         raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {seq_len}.")
     body = num_tokens // seq_len * (seq_len - num_special)
-    inner = cut_sequences(_first(_tokenized(documents, tokenizer, False), body), seq_len - num_special, body)
+    inner = cut_sequences(_tokenized(documents, tokenizer, body, with_special=False), seq_len - num_special, body)
     around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
     return torch.cat((around[0], inner, around[1]), dim=1)
 
@@ -132,16 +132,14 @@ def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return whole[:start], whole[start + len(plain) :]
 
 
-def _tokenized(documents: Iterable[str], tokenizer: Tokenizer, with_special: bool) -> Iterator[list[int]]:
-    for document in documents:
-        yield tokenizer(document, add_special_tokens=with_special)["input_ids"]
-
-
-def _first(documents: Iterable[list[int]], num_tokens: int) -> Iterator[list[int]]:
+def _tokenized(
+    documents: Iterable[str], tokenizer: Tokenizer, num_tokens: int, *, with_special: bool = True
+) -> Iterator[list[int]]:
     """The documents up to the one that reaches the budget: the rest need not be tokenized."""
     for document in documents:
-        yield document
-        num_tokens -= len(document)
+        token_ids = tokenizer(document, add_special_tokens=with_special)["input_ids"]
+        yield token_ids
+        num_tokens -= len(token_ids)
         if num_tokens <= 0:
             return
 

@@ -18,7 +18,6 @@ def hub(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     monkeypatch.setattr(hub_source, "_WAITS", (0.05,) * 4)
     yield server
     server.close()

@@ -11,6 +11,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 LFS_SUFFIXES = (".safetensors", ".bin")
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections of several sweeps at once
+    daemon_threads = True
+
+
 class Hub:
     """Repositories in memory.
 
@@ -25,8 +30,7 @@ class Hub:
         self.commits = {}
         self.faults = {}
         self.requests = Counter()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
@@ -50,7 +54,7 @@ class Hub:
         return Counter(
             {
                 commit: n
-                for (method, what, commit), n in self.requests.items()
+                for (method, what, commit), n in list(self.requests.items())  # a request may come in meanwhile
                 if method == "GET" and what.endswith(suffix)
             }
         )

@@ -4,15 +4,21 @@ import errno
 import json
 import os
 import pickle
+import signal
+import sys
+import threading
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, file_download
 from safetensors.torch import save as save_safetensors
+from transformers import modeling_utils
 
 from embedgeo.cli import main
 from embedgeo.sweep import sweep
+from embedgeo.sweep.measure import Measurement
 from tests.sweeps.conftest import REPOSITORY
 from tests.sweeps.tiny import bin_file, checkpoint_files, model
 
@@ -45,7 +51,9 @@ def reasons(options):
         (WEIGHTS, ("wrong",)),
     ],
 )
-def test_a_fault_that_passes_is_mended(hub, commits, options, what, faults):
+def test_a_fault_that_passes_is_mended(hub, commits, options, monkeypatch, what, faults):
+    if "stall" in faults:
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     commit = commits[0 if what == "config.json" else 1]  # the same in all: fetched once
     hub.fail(what, commit, *faults)
     assert sweep(REPOSITORY, **options) == 0
@@ -153,6 +161,55 @@ def test_a_full_disk_fails_the_checkpoint(hub, commits, options, monkeypatch):
     assert "No space left" in reasons(options)["step1"]
 
 
+@pytest.fixture
+def handlers():
+    """Those of signals, which a program changes for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("during", ["download", "measurement"])
+def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
+    hub, commits, options, monkeypatch, capsys, handlers, number, during
+):
+    is_over = threading.Event()
+    measure, get = Measurement._measure, file_download.http_get
+
+    def stopped_measurement(*args):
+        signal.raise_signal(number)
+        measure(*args)
+
+    def stopped_download(url, *args, **kwargs):
+        if commits[0] in url and url.endswith(WEIGHTS):
+            signal.pthread_kill(threading.main_thread().ident, number)  # the one that waits
+            is_over.wait(60)
+            raise OSError("stopped")
+        return get(url, *args, **kwargs)
+
+    def end(status):
+        raise SystemExit(status)
+
+    with monkeypatch.context() as patched:
+        if during == "download":
+            patched.setattr(file_download, "http_get", stopped_download)
+        else:
+            patched.setattr(Measurement, "_measure", stopped_measurement)
+        patched.setattr(os, "_exit", end)
+        given = [f"--{name}={value}" for name, value in options.items()]
+        patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 130
+    is_over.set()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
+
+
 def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):
     hub.add(REPOSITORY, "main", checkpoint_files(2))
     hub.add(REPOSITORY, "step1", checkpoint_files(1, with_tokenizer=False))
@@ -179,6 +236,8 @@ def refused(match, *args, **options):
         ({"seq_len": 128, "num_tokens": 128}, "at most the model's 64 positions|at least one sequence"),
         ({"seq_len": 4096, "num_tokens": 4096}, "at least one sequence of 4096"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"skip_first_positions": -1}, "skip_first_positions must leave some of the 16 of seq_len; got -1"),
+        ({"skip_first_positions": 16}, "skip_first_positions must leave some of the 16 of seq_len; got 16"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"layers": "*.nothing"}, "matches no layer"),
         ({"shard": "3/2"}, "shard must be i/n"),
@@ -212,6 +271,31 @@ def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("manifest", ["{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"])
+def test_a_manifest_of_something_else_is_refused(hub, commits, options, manifest):
+    Path(options["out"]).mkdir()
+    (Path(options["out"]) / "manifest.json").write_text(manifest)
+    refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
+    assert [path.name for path in Path(options["out"]).iterdir()] == ["manifest.json"]
+
+
+def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embedgeo.store.write_events", full)
+        assert "events.out" in refused("No space left", REPOSITORY, **options)
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
+    assert sweep(REPOSITORY, **options) == 0
+
+
+def test_a_hub_that_does_not_answer_is_named(hub, commits, options):
+    hub.close()
+    refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
@@ -280,6 +364,18 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     assert not any(what.endswith(".py") for _, what, _ in hub.requests)
 
 
+@pytest.mark.parametrize("named", ["evil/kernel", {"": "evil/kernel@main:run"}])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):
+    loaded = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args))
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", broken(**{"config.json": changed_config(**{key: named})}))
+    assert sweep(REPOSITORY, **options) == 3
+    assert loaded == []
+    assert f"{key} must not name code on the Hub" in reasons(options)["step1"]
+
+
 def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_path):
     evil = {"../../../../escaped.json": b"{}", "/abs/model.safetensors": b"x", "sub/../../../tokenizer.json": b"{}"}
     hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **evil})
@@ -306,7 +402,8 @@ def test_revision_names_stay_inside_the_folder(hub, options):
     hub.add(REPOSITORY, "../../step1", checkpoint_files(1))
     hub.add(REPOSITORY, "a/step2", checkpoint_files(2))
     assert sweep(REPOSITORY, **options) == 0
-    assert done(options) == ["..%2F..%2Fstep1", "a%2Fstep2"]
+    assert done(options) == ["%2E.%2F..%2Fstep1", "a%2Fstep2"]
+    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {"../../step1", "a/step2"}
 
 
 def test_a_commit_that_is_none_is_refused(hub, options):

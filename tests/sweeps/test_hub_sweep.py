@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import embedgeo
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.checkpoints.downloads import Downloads
-from embedgeo.store import SCHEMA
+from embedgeo.store import SCHEMA, SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.text import read_documents, tokenize_sequences
 from tests.sweeps.conftest import REPOSITORY
@@ -181,6 +182,72 @@ def test_what_another_sweep_evicts_during_a_download_is_downloaded_again(run, op
     assert len(evicted) == 2
 
 
+def cached():
+    return [p for p in Path(constants.HF_HUB_CACHE).glob("models--*/*/*") if p.is_file() or any(p.iterdir())]
+
+
+def test_what_another_sweep_uses_stops_nothing_and_is_evicted_when_that_is_done(run, options, monkeypatch, tmp_path):
+    others = [Downloads(tmp_path / name) for name in ("a", "b")]  # as of two nodes, or of two sweeps
+    for other in others:
+        other.lease("step0", REPOSITORY, run["step0"])
+    rebuild, before = SweepFolder.rebuild, []
+
+    def when_all_is_done(self, series):
+        rebuild(self, series)
+        if len(self.done()) == 4 and not before:
+            before.append({path.name for path in cached()})
+            for other in others:
+                other.release("step0")
+
+    monkeypatch.setattr(SweepFolder, "rebuild", when_all_is_done)
+    assert sweep(REPOSITORY, **options) == 0
+    assert run["step0"] in before[0]
+    assert cached() == []
+    assert not (Path(options["out"]) / ".downloads").exists()
+
+
+def test_a_lease_of_a_killed_sweep_keeps_nothing(run, tmp_path):
+    downloads, contents = Downloads(tmp_path / "notes"), list_checkpoints(REPOSITORY)[0].contents()
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    lock = hub_source.lock_file(f"{run['step0']}-1a2b")
+    with lock:
+        assert not downloads.evict("step0")
+        assert downloads.noted() == ["step0"]
+    Path(lock.lock_file).touch()
+    assert downloads.evict("step0")
+    assert cached() == []
+    assert not Path(lock.lock_file).exists()
+
+
+def test_what_another_sweep_had_there_and_evicts_is_downloaded_as_this_ones_own(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    first, killed, again = (Downloads(tmp_path / name) for name in ("first", "second", "second"))
+    first.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    killed.note("step0", REPOSITORY, run["step0"], contents)
+    first.evict("step0")
+    again.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    assert len(cached()) > 1
+    again.evict("step0")
+    assert cached() == []
+
+
+def test_what_another_machine_has_noted_in_the_same_folder_is_left_to_it(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads, cache = Downloads(tmp_path / "notes"), Path(constants.HF_HUB_CACHE)
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    cache.rename(tmp_path / "elsewhere")  # another machine's cache is at the same path
+    downloads.evict("step0")
+    assert downloads.noted() == ["step0"]
+    shutil.rmtree(cache)
+    (tmp_path / "elsewhere").rename(cache)
+    downloads.evict("step0")
+    assert cached() == downloads.noted() == []
+
+
 def test_evict_false_keeps_everything(run, options):
     sweep(REPOSITORY, **options, evict=False, steps="0,2")
     (repo,) = scan_cache_dir(constants.HF_HUB_CACHE).repos
@@ -196,6 +263,17 @@ def test_a_second_run_does_nothing(run, hub, options):
     assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
 
 
+def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, options, capsys):
+    sweep(REPOSITORY, **options)
+    assert "moved:" not in capsys.readouterr().out
+    hub.repositories[REPOSITORY]["branches"]["step10"] = moved = "1a2b" * 10
+    hub.commits[moved] = checkpoint_files(3)
+    assert sweep(REPOSITORY, **options) == 0
+    assert set(SweepFolder(options["out"]).read("step10")["commit"]) == {run["step10"]}
+    line = f"moved: step10 was measured at commit {run['step10'][:12]}; its revision is 1a2b1a2b1a2b now"
+    assert line in capsys.readouterr().out
+
+
 def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options, monkeypatch):
     from embedgeo.sweep.measure import Measurement
 
@@ -205,7 +283,7 @@ def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options,
     def wait_for_the_next(self):
         import time
 
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while run["step2"] not in hub.downloads(".bin") and time.monotonic() < deadline:
             time.sleep(0.01)
         seen.append(run["step2"] in hub.downloads(".bin"))

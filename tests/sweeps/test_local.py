@@ -1,5 +1,6 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
+import socket
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -19,7 +20,7 @@ from embedgeo.store import SweepFolder
 from embedgeo.sweep import check, sweep
 from embedgeo.sweep.summary import loss_outliers
 from embedgeo.text import cut_sequences, tokenize_sequences
-from tests.sweeps.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
+from tests.sweeps.tiny import TEXT, bin_file, checkpoint_files, local_run, model, tokenizer_files, write_files
 
 
 class Pretraining(pl.LightningModule):
@@ -115,6 +116,14 @@ def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):
     assert (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns == written
 
 
+def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
+    for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
+        assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
+        assert SweepFolder(options["out"]).done() == done
+
+
 def test_two_names_for_a_step_are_refused(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
     local_run(tmp_path / "run", steps=(1,), name="step0{}")
@@ -173,6 +182,14 @@ def test_lightning_checkpoints(tmp_path, options):
     assert table[table["metric"] == "loss"]["value"].between(4, 8).all()
 
 
+@pytest.mark.parametrize("data", [b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([])])
+def test_a_lightning_file_that_names_no_step_and_does_not_say_it_is_refused(tmp_path, options, data):
+    write_files(local_run(tmp_path / "run", steps=(1,)), {"last.ckpt": data})
+    with pytest.raises(ValueError, match=r"last\.ckpt has none that can be read"):
+        sweep(str(tmp_path / "run"), **options)
+    assert not Path(options["out"]).exists()
+
+
 def test_an_outlier_among_the_losses_is_named():
     falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
     assert loss_outliers(falling) == []
@@ -186,8 +203,6 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(tmp_path / "run"), **options)
     out = Path(options["out"])
-    import socket
-
     stray = out / "checkpoints" / f".tmp-{socket.gethostname()}-999999999-step1.parquet"
     elsewhere = out / "checkpoints" / ".tmp-another-1-step1.parquet"
     for path in (stray, elsewhere):
@@ -198,6 +213,18 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard").glob("events*"))) == 2
+
+
+def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
+    out = SweepFolder(tmp_path / "out")
+    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections")
+    stray = [out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1" for folder in folders]
+    for path in stray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (out.path / "manifest.json").write_text('{"asked": {}}')
+    out.open({}, {})
+    assert not any(path.exists() for path in stray)
 
 
 def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):

@@ -8,6 +8,8 @@ from transformers import AutoTokenizer
 from embedgeo.text import builtin_corpus, hash_documents, read_documents, special_tokens_around, tokenize_sequences
 from tests.sweeps.tiny import TEXT, tokenizer_files, write_files
 
+PACKED = gzip.compress("".join(TEXT).encode())
+
 
 @pytest.fixture(params=["gpt", "bert"])
 def tokenizer(request, tmp_path):
@@ -26,7 +28,12 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("a.jsonl", b'{"txt": 1}\n'), ("a.jsonl", b"no\n"), ("a.gz", b"no"), ("a.txt", b"\xff\xfe"), ("a.jsonl", b"[1]")],
+    [
+        *(("a.jsonl", line) for line in (b'{"txt": 1}\n', b"no\n", b"[1]", b"[" * 10**5)),
+        *(("a.jsonl", b'{"text": %b}' % value) for value in (b"1", b"null", b'"\\ud800"')),
+        *(("a.txt.gz", data) for data in (b"no", PACKED[:-9], PACKED[:12] + b"\xff" * 9 + PACKED[21:])),
+        ("a.txt", b"\xff\xfe"),
+    ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)

@@ -5,10 +5,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from huggingface_hub import constants, scan_cache_dir
 
+from embedgeo.atomic import replacing
 from embedgeo.checkpoints.files import Contents
 from embedgeo.checkpoints.hub import cache_lock, lock_file, repository_folder, snapshot_folder
 
@@ -18,7 +20,7 @@ _HASH = re.compile(r"[0-9a-f]{40,64}")
 class Downloads:
     """What a sweep has downloaded: written down before each download, so that it is evicted also after a kill.
 
-    Between `lease` and `release` no other sweep on this machine evicts the commit.
+    Between `lease` and `release` no sweep with this cache evicts the commit; any number of them may hold a lease.
 
     Args:
         journal: a folder of its own, in another one, for the notes.
@@ -28,30 +30,32 @@ class Downloads:
         self.journal = journal
         self._leases: dict[str, FileLock] = {}
 
-    def lease(self, name: str, commit: str) -> None:
-        """Wait until no other sweep uses or evicts the commit, and keep others from it."""
+    def lease(self, name: str, repository: str, commit: str) -> None:
+        """Keep the commit from being evicted."""
         if name not in self._leases:
-            lock = lock_file(commit)
-            lock.acquire()
+            lock = lock_file(f"{commit}-{uuid4().hex}")
+            with cache_lock(repository):
+                lock.acquire()
             self._leases[name] = lock
 
     def release(self, name: str) -> None:
-        """Let others have the commit; does nothing where there is no lease."""
+        """Let the commit be evicted; does nothing where there is no lease."""
         lock = self._leases.pop(name, None)
         if lock is not None:
             lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
 
     def note(self, name: str, repository: str, commit: str, contents: Contents) -> None:
         """Note which files of a commit are about to be downloaded; those in the cache already are not ours."""
         path = self._path(name)
-        if path.exists() and json.loads(path.read_text())["cache"] == constants.HF_HUB_CACHE:
-            return  # an earlier run has begun: what is there now is ours
+        before = json.loads(path.read_text()) if path.exists() else {}
+        ours = before["files"] if before.get("cache") == _cache_id() else []  # an earlier run has begun
         snapshot = snapshot_folder(repository, commit)
         note = {
-            "cache": constants.HF_HUB_CACHE,
+            "cache": _cache_id(),
             "repository": repository,
             "commit": commit,
-            "files": [file for file in contents.names if not (snapshot / file).exists()],
+            "files": [file for file in contents.names if file in ours or not (snapshot / file).exists()],
             "blobs": [file.digest.removeprefix("git:") for file in (*contents.weights, *contents.others)],
         }
         self.journal.mkdir(parents=True, exist_ok=True)
@@ -59,19 +63,25 @@ class Downloads:
         temporary.write_text(json.dumps(note))
         temporary.replace(path)
 
-    def evict(self, name: str) -> None:
-        """Take out of the cache what was noted, and the note away."""
+    def evict(self, name: str) -> bool:
+        """Take out of the cache what was noted, and the note away; returns False, at once, where others use it."""
         path = self._path(name)
         if not path.exists():
-            return
+            return True
         note = json.loads(path.read_text())
-        if note["cache"] == constants.HF_HUB_CACHE:  # else it was of another machine
-            with lock_file(note["commit"]), cache_lock(note["repository"]):
+        if note["cache"] != _cache_id():
+            return True  # another machine's, which shares the sweep folder
+        try:
+            with cache_lock(note["repository"]):
+                _require_no_lease(note["commit"])
                 _remove(note["repository"], note["commit"], note["files"], note["blobs"])
+        except Timeout:
+            return False
         path.unlink(missing_ok=True)
         with suppress(OSError):
             self.journal.rmdir()
             self.journal.parent.rmdir()
+        return True
 
     def noted(self) -> list[str]:
         """Names of the checkpoints of which there is a note."""
@@ -79,6 +89,23 @@ class Downloads:
 
     def _path(self, name: str) -> Path:
         return self.journal / f"{name}.json"
+
+
+def _cache_id() -> str:
+    """What tells this cache from those of other machines, which may have the same path."""
+    path = Path(constants.HF_HUB_CACHE, ".locks", "embedgeo-cache-id")
+    if not path.exists():
+        with replacing(path, keep=True) as temporary:
+            temporary.write_text(uuid4().hex)
+    return path.read_text()
+
+
+def _require_no_lease(commit: str) -> None:
+    """Raises Timeout where a sweep holds one; removes those of sweeps that were killed."""
+    for path in Path(constants.HF_HUB_CACHE, ".locks").glob(f"embedgeo-{commit}-*.lock"):
+        with FileLock(path, blocking=False):
+            pass
+        path.unlink(missing_ok=True)
 
 
 def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:
@@ -93,7 +120,7 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
         if any(folder.glob(f"blobs/{digest}*.incomplete")):
             lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):
+            with FileLock(lock, blocking=False):
                 for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
                     leftover.unlink(missing_ok=True)
     if not any(snapshot.glob("*")):

@@ -135,7 +135,8 @@ def retried(attempt: Callable[[], T]) -> T:
                 raise
         except Exception as error:
             if wait is None or not _may_pass(error):
-                raise ConnectionError(f"{type(error).__name__}: {error}") from error
+                why = f"{type(error).__name__}: {error}"
+                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {why}") from error
         time.sleep(wait)
     raise AssertionError
 

@@ -47,12 +47,19 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """The configuration of a model.
 
     Raises:
-        ValueError: counts of layers beyond any real model, custom code, or a model of another kind than measured here.
+        ValueError: counts of layers beyond any real model, code of its own or from the Hub, or a model of another kind
+            than measured here.
     """
     raw = json.loads((folder / "config.json").read_text())
-    for key, value in _integers(raw):
+    for key, value in _leaves(raw):
+        if isinstance(value, str) and "/" in value and key.endswith("_implementation") and not trust_remote_code:
+            raise ValueError(
+                f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
+            )
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
         most = _MOST_EXPERTS if "expert" in key else _MOST_LAYERS if _COUNTS.search(key) else None
-        if most is not None and value > most:
+        if most is not None and most < value < float("inf"):
             raise ValueError(f"config.json: {key} must be at most {most}; got {value}.")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
@@ -63,15 +70,15 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     return config
 
 
-def _integers(config: object, key: str = "") -> Iterator[tuple[str, int]]:
+def _leaves(config: object, key: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(config, dict):
         for name, value in config.items():
-            yield from _integers(value, name)
+            yield from _leaves(value, key if key.endswith("_implementation") else name)
     elif isinstance(config, list):
         for value in config[:_MOST_LAYERS]:
-            yield from _integers(value, "")
-    elif isinstance(config, int | float) and not isinstance(config, bool):
-        yield key, int(config) if abs(config) < float("inf") else 0
+            yield from _leaves(value, "")
+    else:
+        yield key, config
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -175,8 +182,18 @@ def import_class(model_class: str) -> Any:
 
 
 def lightning_step(path: Path) -> int:
-    """Optimizer steps that a Lightning checkpoint has taken, read from the file."""
-    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    """Optimizer steps that a Lightning checkpoint has taken, read from the file.
+
+    Raises:
+        ValueError: it says none.
+    """
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    except Exception as error:
+        raise ValueError(
+            f"a .ckpt must say its step in its name or inside; {path} has none that can be read "
+            f"({type(error).__name__}). Rename it, or take it away."
+        ) from error
 
 
 def num_token_types(model: nn.Module) -> int | None:

@@ -153,7 +153,7 @@ def _unnamed(listed: Sequence[Path], named: Mapping[Path, Position]) -> dict[Pat
 
 
 def _file_name(name: str) -> str:
-    return quote(name, safe=" =+,@~")
+    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))  # those that begin with a dot are hidden
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -128,7 +128,7 @@ def _run(
         done = folder.done()
         pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
         text = empty_text()
-        if pending:
+        if pending or not folder.manifest():
             text = prepare_text(documents, plan, settings)
             probe_loader(text.token_ids, text.masked, settings.batch_size, world_size=trainer.world_size)
         _open(folder, settings, text)
@@ -142,7 +142,7 @@ def _run(
     if not trainer.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     records = {planned.name: folder.read(planned.name) for planned in plan if planned.name in folder.done()}
-    print(summarize(records, running.series, failures, len(plan)))
+    print(summarize(records, plan, failures))
     print(f"{folder.path}: metrics.csv; tensorboard --logdir {folder.tensorboard}")
     return 3 if failures else 0
 

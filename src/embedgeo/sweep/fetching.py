@@ -1,6 +1,7 @@
 """Downloads ahead of the measurements and evictions behind them, one at a time, in a thread beside."""
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,9 @@ from types import TracebackType
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.sweep.plan import Planned
+
+_WAIT = 0.5
+"""Seconds between attempts to evict what other sweeps still use, at the end."""
 
 
 def folder_of(planned: Planned) -> Path:
@@ -29,7 +33,9 @@ class Fetching:
         self._downloads = Downloads(journal)
         self._worker = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}
-        self._evictions: list[Future[None]] = []
+        self._to_evict: list[str] = []
+        self.problems: set[str] = set()
+        """Why some could not be evicted."""
 
     def __enter__(self) -> "Fetching":
         return self
@@ -37,7 +43,15 @@ class Fetching:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.shutdown(cancel_futures=error is not None)  # the notes tell the next run what to evict
+        is_stopped = error is not None and not isinstance(error, Exception)
+        self._worker.shutdown(wait=not is_stopped, cancel_futures=is_stopped)  # the notes tell the next run
+        for name in self._fetches:
+            self._downloads.release(name)
+        if self._to_evict and not is_stopped:
+            print("waiting for another sweep that uses what is to be evicted from the cache")
+        while self._to_evict and not is_stopped:
+            time.sleep(_WAIT)
+            self._evict_unused()
 
     def start(self, planned: Planned) -> "Future[Path]":
         """Begin to fetch a checkpoint, unless that has begun; the result is its folder or file."""
@@ -50,9 +64,10 @@ class Fetching:
         if checkpoint.path is not None:
             return checkpoint.path
         assert planned.contents is not None
-        self._downloads.lease(planned.name, checkpoint.commit)
+        self._downloads.lease(planned.name, checkpoint.model, checkpoint.commit)
         if self._evict:
-            self._downloads.note(planned.name, checkpoint.model, checkpoint.commit, planned.contents)
+            note = partial(self._downloads.note, planned.name, checkpoint.model, checkpoint.commit, planned.contents)
+            hub.retried(note)  # another process may be removing the folder, which is empty
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents)
 
     def release(self, planned: Planned) -> None:
@@ -64,19 +79,24 @@ class Fetching:
         self._fetches.pop(planned.name, None)
         self.release(planned)
         if planned.checkpoint.path is None:
-            self._evict_later(planned.name)
+            self._evict_later([planned.name])
 
     def evict_done(self, done: Collection[str]) -> None:
         """Evict what an earlier run, killed meanwhile, has left in the cache of checkpoints that are done."""
-        for name in self._downloads.noted():
-            if name in done:
-                self._evict_later(name)
+        self._evict_later([name for name in self._downloads.noted() if name in done])
 
-    def problems(self) -> set[str]:
-        """Why some could not be evicted."""
-        return {str(eviction.exception()) for eviction in self._evictions if eviction.exception()}
-
-    def _evict_later(self, name: str) -> None:
+    def _evict_later(self, names: Sequence[str]) -> None:
         if self._evict:
-            evict = partial(hub.retried, partial(self._downloads.evict, name))  # beside other sweeps' changes
-            self._evictions.append(self._worker.submit(evict))
+            self._to_evict += names
+            self._worker.submit(self._evict_unused)
+
+    def _evict_unused(self) -> None:
+        """Evict what no other sweep uses: to wait for one here may be to wait for each other."""
+        for name in list(self._to_evict):
+            try:
+                is_gone = hub.retried(partial(self._downloads.evict, name))  # beside other sweeps' changes
+            except Exception as error:
+                self.problems.add(str(error))
+                is_gone = True
+            if is_gone:
+                self._to_evict.remove(name)

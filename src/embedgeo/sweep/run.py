@@ -10,15 +10,7 @@ from typing import Any
 import pandas as pd
 from lightning.pytorch import Trainer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 from embedgeo.checkpoints import loading
 from embedgeo.store import SweepFolder, records_of
@@ -73,13 +65,13 @@ class Sweep:
             if self.trainer.local_rank == 0:
                 fetching.evict_done(self.out.done())
             for i, planned in enumerate(self.pending):
-                progress.update(TaskID(0), description=planned.name)
+                progress.update(TaskID(0), description=f"{planned.name}  {i + 1}/{len(self.pending)}")
                 self._finish(planned, i, progress.console)
                 progress.update(TaskID(0), advance=1)
-        for problem in self._fetching.problems():
+            if self.trainer.is_global_zero:
+                self.out.rebuild(self.series)
+        for problem in self._fetching.problems:
             print(f"not evicted from the cache: {problem}")
-        if self.trainer.is_global_zero:
-            self.out.rebuild(self.series)
         return self.failures
 
     def _finish(self, planned: Planned, index: int, console: Console) -> None:
@@ -202,15 +194,8 @@ class Sweep:
 
     @contextmanager
     def _progress(self) -> Iterator[Progress]:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
         console = Console(quiet=not self.trainer.is_global_zero)
-        with Progress(*columns, console=console, disable=not self.pending, transient=True) as progress:
+        with Progress(console=console, disable=not self.pending, transient=True) as progress:
             progress.add_task("", total=len(self.pending))
             yield progress
 

@@ -39,6 +39,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
+        skipped = self.skip_first_positions
+        if not 0 <= skipped < max(1, self.seq_len):
+            raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
 

@@ -1,11 +1,12 @@
 """What a sweep says: a line a checkpoint, and what to look at in the end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from embedgeo.outliers import loss_outliers
 from embedgeo.sweep.measure import MODEL
+from embedgeo.sweep.plan import Planned
 
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension")
 
@@ -21,25 +22,26 @@ def headline(records: pd.DataFrame) -> str:
     return "  ".join([*parts, *(f"{key} {means[key]:.4g}" for key in _HEADLINES if key in means)])
 
 
-def summarize(
-    records: Mapping[str, pd.DataFrame], series: Mapping[str, str], failures: Mapping[str, str], num_planned: int
-) -> str:
+def summarize(records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], failures: Mapping[str, str]) -> str:
     """What is done, and what in it is suspicious.
 
     Args:
         records: of the checkpoints that are done, by name.
-        series: which series each belongs to.
+        plan: the whole sweep.
         failures: reasons by name.
-        num_planned: checkpoints of the whole sweep.
     """
-    lines = [f"{len(records)} of {num_planned} checkpoints done"]
+    lines = [f"{len(records)} of {len(plan)} checkpoints done"]
+    listed = {planned.name: planned.checkpoint for planned in plan}
     losses: dict[str, list[tuple[int, str, float]]] = {}
     for name, frame in records.items():
         original = frame["duplicate_of"].iloc[0]
         if isinstance(original, str):
             lines.append(f"  duplicate: {name} has the weights of {original}")
+        before, now = frame["commit"].iloc[0], listed[name].commit
+        if before != now:
+            lines.append(f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} now")
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
-            losses.setdefault(series.get(name, ""), []).append((int(frame["step"].iloc[0]), name, float(value)))
+            losses.setdefault(listed[name].position.series, []).append((int(frame["step"].iloc[0]), name, float(value)))
     for found in losses.values():
         by_step = [(name, value) for _, name, value in sorted(found)]
         for name in loss_outliers(by_step):
