@@ -123,6 +123,9 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
             with FileLock(lock, blocking=False):
                 for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
                     leftover.unlink(missing_ok=True)
+    for probe in folder.glob("blobs/tmp_*"):  # empty: the client looks what mode new files get, and can do without
+        if not probe.stat().st_size:
+            probe.unlink(missing_ok=True)
     if not any(snapshot.glob("*")):
         (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
     for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
