@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
@@ -203,47 +203,42 @@ class Monitor:
         with isolate_rng(), self._guarded():
             try:
                 with self._geometry.probe.alone(), _eval_mode(self._run.model), torch.no_grad():
-                    batches = iter(self.probe)
-                    while self._run_round(batches, self._run):
-                        self._detach()
+                    self._run_probe(chain.from_iterable([self.probe]), self._run)
             finally:
                 self._detach()
         self._measure(step)
 
-    def _run_round(self, batches: Iterator[Any], run: Run) -> bool:
-        """Deal a batch to each rank, and run the model; False where none are left.
+    def _run_probe(self, batches: Iterator[Any], run: Run) -> None:
+        """Deal the batches out over the ranks and run the model, in rounds; an error of one rank ends it on all.
 
-        All ranks run the model, or none, for together they gather sharded parameters: one that no batch is left for
-        runs another's, unmeasured.
+        All ranks run the model in a round, or none, for together they gather sharded parameters: one that no batch is
+        left for runs another's, unmeasured.
         """
         world = dist.get_world_size(run.process_group) if is_distributed() else 1
         rank = current_rank(run.process_group)
-        dealt, placed, error = 0, None, None
-        try:
-            for dealt, batch in enumerate(islice(batches, world), 1):
-                if dealt <= rank + 1:
-                    placed = batch
+        error: Exception | None = None
+        dealt = world
+        while dealt:
+            dealt, placed = 0, None
+            try:
+                for dealt, batch in enumerate(islice(batches, 0 if error else world), 1):
+                    if dealt <= rank + 1:
+                        placed = batch
+                if dealt:
+                    placed = run.place(placed)
+                    if rank < dealt:
+                        self._attach(placed)
+            except Exception as caught:
+                error = caught
+            error = _agreed(error, dealt, run.device)
+            if error is not None:
+                raise error
             if dealt:
-                placed = run.place(placed)
-                if rank < dealt:
-                    self._attach(placed)
-        except Exception as caught:
-            error = caught
-        if is_distributed():
-            told = torch.tensor([int(error is not None), dealt, -dealt], device=run.device)
-            failed, most, least = Ranks().largest(told).tolist()
-            if failed and error is None:
-                error = RuntimeError("it failed on another rank")
-            elif most != -least and error is None:
-                error = ValueError(
-                    f"probe must give the same batches on every rank, and they are dealt out; {-least} were left on "
-                    f"one rank where another had {most}."
-                )
-        if error is not None:
-            raise error
-        if dealt:
-            run.forward(placed)
-        return dealt > 0
+                try:
+                    run.forward(placed)
+                except Exception as caught:  # the others hear of it in the next round
+                    error = caught
+                self._detach()
 
     def _end_window(self) -> None:
         step, self._window_start = self._window_start, None
@@ -295,6 +290,22 @@ class Monitor:
 
     def _warn(self, cause: str) -> None:
         warnings.warn(f"{type(self).__name__} is off for the rest of this run, training goes on: {cause}", stacklevel=2)
+
+
+def _agreed(error: Exception | None, dealt: int, device: torch.device) -> Exception | None:
+    """What every rank raises, or none: its own error, or that another has one or was left another number of batches."""
+    if not is_distributed():
+        return error
+    told = torch.tensor([int(error is not None), dealt, -dealt], device=device)
+    failed, most, least = Ranks().largest(told).tolist()
+    if error is None and failed:
+        return RuntimeError("it failed on another rank")
+    if error is None and most != -least:
+        return ValueError(
+            f"probe must give the same batches on every rank, and they are dealt out; {-least} were left on one rank "
+            f"where another had {most}."
+        )
+    return error
 
 
 @contextmanager

@@ -167,6 +167,10 @@ def no_ids(batch):
     raise KeyError("ids")
 
 
+def out_of_memory(module, batch):
+    raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
 class Breaks:
     """A probe whose files are gone after the first round."""
 
@@ -199,6 +203,7 @@ def faults_on_rank(rank, folder):
         "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
         "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=Breaks()),
         "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
+        "a probe's forward": fault_on_rank(rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory),
         "repeated rows": fault_on_rank(rank, folder, "tensor parallel", metrics=lambda dim: [FailsToCompute(dim)]),
     }
 

@@ -121,6 +121,7 @@ def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
     [
         ("sharded parameters", "KeyError: 'ids'"),
         ("sharded parameters, a probe that breaks", "OSError: stale file handle"),
+        ("a probe's forward", "OutOfMemoryError"),
         ("repeated rows", "OutOfMemoryError"),
     ],
 )
