@@ -296,6 +296,7 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
 def test_a_hub_that_does_not_answer_is_named(hub, commits, options):
     hub.close()
     refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
+    assert not Path(options["out"]).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):

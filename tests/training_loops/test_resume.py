@@ -107,6 +107,7 @@ def test_a_monitor_can_be_added(tmp_path):
 def test_a_monitor_can_be_removed_and_lightning_says_so(tmp_path):
     with pytest.warns(UserWarning, match=r"add the following callbacks: \[\"GeometryMonitor{'prefix': 'geometry'}\"\]"):
         interrupted(tmp_path, [monitor_of(window=3)], [], at=4)
+    assert list((tmp_path / "saved").glob("*step=8.ckpt"))  # training went on
 
 
 def test_a_second_monitor_keeps_its_own_place(tmp_path):
