@@ -74,13 +74,15 @@ def test_distances_equal_brute_force(x, dtype):
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 299, 300])
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
-def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, monkeypatch):
+@pytest.mark.parametrize("mirrored_rows", [299, 300])
+def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, mirrored_rows, monkeypatch):
     x = CLOUDS[cloud][:300].float()
     monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block_rows * len(x))
+    monkeypatch.setattr(neighbors, "_MIRRORED_ROWS", mirrored_rows)
     assert_exact(x)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 7, 8, 9])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 9, 24, 25, 26, 27])
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-22, 1e-40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_few_rows(n, scale, dtype):
@@ -138,7 +140,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block)
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    assert block <= largest.elements <= max(x.numel(), block, 32 * neighbors._CANDIDATES * x.shape[1])
+    assert block <= largest.elements <= max(x.numel(), block, neighbors._GATHERED_ROWS * x.shape[1])
     assert largest.elements < len(x) ** 2 / 10
 
 

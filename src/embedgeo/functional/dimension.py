@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from skdim.id import TwoNN
 from torch import Tensor
 
@@ -33,14 +34,18 @@ class DimensionEstimate(NamedTuple):
 def merge_duplicates(x: Tensor) -> Tensor:
     """The distinct rows of ``x``, shape (n, d), each once.
 
-    >>> import torch
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
-    sums = x.contiguous().sum(1, dtype=accumulator_dtype(x.device))  # each row's in the same order
-    if len(sums.unique()) == len(x):  # equal rows have equal sums: no need to sort the rows themselves
+    x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
+    sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
+    if len(sums) == len(x):
         return x
-    return x.unique(dim=0)
+    place = torch.arange(len(x), device=x.device)
+    first = group.new_zeros(len(sums)).scatter_reduce_(0, group, place, "amin", include_self=False)
+    if x.equal(x[first[group]]):
+        return x[first]
+    return x.unique(dim=0)  # different rows have equal sums: sort the rows themselves
 
 
 def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEstimate:

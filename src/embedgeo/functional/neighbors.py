@@ -1,17 +1,20 @@
 """Distances to the two nearest neighbours: fast candidates, proved to be the right ones, measured exactly."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 
-_CANDIDATES = 12
-_FIRST_CANDIDATES = 6
-_GROUPS = 256
-_GATHERED_ROWS = 64
+_CANDIDATES = 6, 24
+_GROUPS = 512
+_GATHERED_ROWS = 384
 _SUMMED = 256
 _BLOCK_ELEMENTS = 1 << 21
+_MIRRORED_ROWS = 4096
+_CACHE_LINE = 16
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
 
@@ -20,8 +23,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
 
     Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16 and are measured from the difference of
     the rows, in float32 with float64 sums. A row whose second distance lies below every other candidate by more
-    than the rounding of those products can have shifted is done; the others are taken again with products in
-    float32, then in float64, and at last by differences alone. Exact duplicates have distance 0.
+    than the rounding of those products can have shifted is done; the others are given more candidates, then taken
+    again with products in float32, then in float64, and at last by differences alone. Exact duplicates have
+    distance 0.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -42,7 +46,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
         if n == 2:
             nearest[:, 0] = torch.linalg.vector_norm(x[0].to(wide) - x[1].to(wide))
         return nearest
-    if n <= _CANDIDATES + 1:
+    if n <= _CANDIDATES[-1] + 1:
         return _compare_with_all(x, torch.arange(n, device=x.device))
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     pending = torch.arange(n, device=x.device)
@@ -78,24 +82,54 @@ def _screen(
         return pending
     norm2 = norm.square().to(dtype)
     rounding = (lost / norm).nan_to_num().max() + 4 * eps
-    products = torch.empty(min(len(pending), _block_rows(n)), n, dtype=dtype, device=x.device)
     left = []
-    for block in _blocks(pending, n):
-        with matmul_precision(x.device, reduced=rounded):
-            squared = torch.mm(y.index_select(0, block).mul_(-2), y.T, out=products[: len(block)]).add_(norm2)
-        squared[torch.arange(len(block), device=x.device), block] = torch.inf
-        values, candidates = _smallest(squared, _FIRST_CANDIDATES if rounded else _CANDIDATES)
-        nearest[block] = _compare_with(x, block, candidates, dtype)
-        second, own = nearest[block, 1], norm[block]
-        reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
-        moved = lost[block] + rounding * reach + 4 * eps * own
-        slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
-        beyond = values[:, -1].to(wide) + own.square()
-        proved = (second + moved).square() + slack <= beyond
-        if dtype != wide:  # nothing underflowed in float32
-            proved &= (nearest[block].square() > dim * tiny / eps).all(1)
-        left.append(block[~proved])
+    for rows, squared in _squared_distances(y, norm2, pending, reduced=rounded):
+        squared[torch.arange(len(rows), device=x.device), rows] = torch.inf
+        block, distances = rows, squared
+        for num_candidates in _CANDIDATES:
+            values, candidates = _smallest(distances, num_candidates)
+            nearest[block] = _compare_with(x, block, candidates, dtype)
+            second, own = nearest[block, 1], norm[block]
+            reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
+            moved = lost[block] + rounding * reach + 4 * eps * own
+            slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
+            beyond = values[:, -1].to(wide) + own.square()
+            proved = (second + moved).square() + slack <= beyond
+            if dtype != wide:  # nothing underflowed in float32
+                proved &= (nearest[block].square() > dim * tiny / eps).all(1)
+            block, distances = block[~proved], distances[~proved]
+            if not len(block):
+                break
+        left.append(block)
     return torch.cat(left)
+
+
+def _squared_distances(y: Tensor, norm2: Tensor, pending: Tensor, *, reduced: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of the rows ``pending``, shape (b,), and their ‖b‖² - 2ab with all n rows, in a buffer of all blocks.
+
+    The buffer is filled up with infinite ones to whole groups. No more than 4096 rows' products with each other are
+    taken once a pair: a block takes those with earlier ones from these. Their panels are a cache line wider than the
+    products, so that the elements of a column do not all fall on the same place of the cache.
+    """
+    n = len(y)
+    width = -(-n // _GROUPS) * _GROUPS
+    squared = y.new_full((min(len(pending), _block_rows(n)), width), torch.inf)
+    mirrored = len(pending) == n <= _MIRRORED_ROWS
+    panels: list[tuple[int, Tensor]] = []
+    for block in _blocks(pending, n):
+        start = int(block[0]) if mirrored else 0
+        panel = y.new_empty(len(block), n - start + _CACHE_LINE)[:, : n - start]
+        with matmul_precision(y.device, reduced=reduced):
+            torch.mm(y.index_select(0, block).mul_(-2), y[start:].T, out=panel)
+        rows = squared[: len(block)]
+        torch.add(panel, norm2[start:], out=rows[:, start:n])
+        for first, earlier in panels:
+            columns = slice(first, first + len(earlier))
+            mirror = earlier[:, start - first : start - first + len(block)].T
+            torch.add(mirror, norm2[columns], out=rows[:, columns])
+        if mirrored:
+            panels.append((start, panel))
+        yield block, rows
 
 
 def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -103,16 +137,9 @@ def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     First the groups of columns with the smallest minima, which hold them all; then the values of those groups.
     """
-    n = squared.shape[1]
-    if n < 2 * _GROUPS:
-        return squared.topk(k, largest=False)
-    whole = n - n % _GROUPS
-    groups = squared[:, :whole].unflatten(1, (-1, _GROUPS)).amin(1).topk(k, largest=False, sorted=False)
-    members = torch.arange(0, whole, _GROUPS, device=squared.device)
+    groups = squared.unflatten(1, (-1, _GROUPS)).amin(1).topk(k, largest=False, sorted=False)
+    members = torch.arange(0, squared.shape[1], _GROUPS, device=squared.device)
     columns = (groups.indices.unsqueeze(2) + members).flatten(1)
-    if whole < n:
-        rest = torch.arange(whole, n, device=squared.device).expand(len(squared), -1)
-        columns = torch.cat((columns, rest), dim=1)
     values, places = squared.gather(1, columns).topk(k, largest=False)
     return values, columns.gather(1, places)
 
@@ -124,7 +151,8 @@ def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) 
     """
     narrow, wide = torch.promote_types(x.dtype, dtype), accumulator_dtype(x.device)
     distances = []
-    for rows, columns in zip(block.split(_GATHERED_ROWS), others.split(_GATHERED_ROWS), strict=True):
+    step = _GATHERED_ROWS // others.shape[1]
+    for rows, columns in zip(block.split(step), others.split(step), strict=True):
         gathered = x.index_select(0, columns.reshape(-1)).to(narrow).view(*columns.shape, -1)
         gathered -= x.index_select(0, rows).unsqueeze(1)
         distances.append(_norms(gathered, wide))
