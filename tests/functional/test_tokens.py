@@ -35,7 +35,7 @@ def test_table_equals_the_loop(tabulate, dtype, mean):
 def test_token_types_are_merged_over_chunks(tabulate, monkeypatch):
     x, ids = token_rows(300, 4, mean=1000.0)
     for module in ("moments", "tokens"):
-        monkeypatch.setattr(f"embedgeo.functional.{module}.row_chunks", lambda x: row_chunks(x, elements=4 * 7))
+        monkeypatch.setattr(f"embedgeo.functional.{module}.row_chunks", lambda x, *_: row_chunks(x, elements=4 * 7))
     assert_table(tabulate(x, ids), x, ids, rtol=1e-9)
 
 
@@ -59,8 +59,9 @@ def test_identical_rows_per_token_have_no_variance_within(dtype):
     assert variance_split(table.moments)["V_W"] == 0
 
 
-def test_many_float32_rows_of_few_types_keep_their_digits():
-    x, ids = token_rows(300_000, 2)
+@pytest.mark.parametrize("mean", [0.0, 0.2, 10.0])
+def test_many_float32_rows_of_few_types_keep_their_digits(mean):
+    x, ids = token_rows(300_000, 2, mean=mean)
     x, ids = x.float(), ids // 1000 % 5
     types = variance_moments(token_table(x, ids).moments)
     expected = references.token_values(x, ids, regression_count_range=(1, 10**6))

@@ -23,12 +23,19 @@ from embedgeo.functional.moments import (
     pool_groups,
     ratio,
     row_chunks,
+    variance_moments,
     without_rounding,
 )
 from embedgeo.functional.precision import accumulator_dtype, in_range
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
+
+_CENTRED_ELEMENTS = 1 << 18
+"""Elements centred at a time, so that they and what is taken from them stay in the processor's cache."""
+
+_SUMMED_ROWS = 1024
+"""Rows centred at a time, so that a float32 sum over them loses no digits that matter."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +101,25 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """
     order = token_ids.argsort()
     types, group = token_ids[order].unique_consecutive(return_inverse=True)
-    n, m2 = torch.zeros(2, len(types), dtype=accumulator_dtype(x.device), device=x.device)
-    moments = VarianceMoments(n, n.new_zeros(len(types), x.shape[1]), m2)
-    for chunk in row_chunks(x):
-        first = int(group[chunk][0])
-        part = _moments_of_runs(x, order[chunk], group[chunk] - first)
-        head = merge(per_state(itemgetter(first), moments), per_state(itemgetter(0), part))
-        for state, new, merged in zip(moments, part, head, strict=True):
-            state[first : first + len(new)] = new
-            state[first] = merged
+    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
+    begun = -1
+    for chunk in row_chunks(x, min(_CENTRED_ELEMENTS, _SUMMED_ROWS * x.shape[1])):
+        first, last = group[chunk][[0, -1]].tolist()
+        head = per_state(itemgetter(first), moments)
+        before = per_state(Tensor.clone, head) if first == begun else None  # its rows at the end of the last chunk
+        out = per_state(itemgetter(slice(first, last + 1)), moments)
+        _moments_of_runs(x, order[chunk], group[chunk] - first, out=out)
+        if before is not None:
+            for state, merged in zip(head, variance_moments(merge(before, head)), strict=True):
+                state.copy_(merged)
+        begun = last
     return TokenTable(types, moments)
 
 
-def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor) -> VarianceMoments:
-    """Moments of each run of equal values in ``index`` (0, 0, 1, 2, 2, ...), of the rows ``order`` of ``x``."""
-    wide = accumulator_dtype(x.device)
+def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMoments) -> None:
+    """Put into ``out`` the moments of each run of equal values in ``index`` (0, 0, 1, ...), of the rows ``order``."""
+    wide = out.mean.dtype
     rows = x.index_select(0, order).to(torch.promote_types(x.dtype, torch.float32))
     count = torch.bincount(index)
     first = count.cumsum(0) - count
@@ -121,10 +132,11 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor) -> VarianceMoments
     if not in_range(norm.square()):
         norm = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
         if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
-            return _moments_of_runs(x.index_select(0, order).to(wide), place, index)
-    m2 = torch.zeros(len(count), dtype=wide, device=rows.device)
-    m2.index_add_(0, index, norm.to(wide).square())
-    return VarianceMoments(count.to(wide), origin.to(wide).add_(offset), m2)
+            _moments_of_runs(x.index_select(0, order).to(wide), place, index, out=out)
+            return
+    out.n.copy_(count)
+    out.mean.copy_(origin).add_(offset)
+    out.m2.zero_().index_add_(0, index, norm.to(wide).square())
 
 
 def variance_split(types: VarianceMoments) -> dict[str, Tensor]:
