@@ -48,6 +48,17 @@ def test_duplicates_are_found_in_any_layout():
         assert len(merge_duplicates(laid_out)) == 66
 
 
+def test_duplicates_whose_sums_are_not_finite_are_merged():
+    row = torch.zeros(64, dtype=torch.float64)
+    row[::8], row[1::8] = torch.finfo(torch.float64).max, torch.finfo(torch.float64).min
+    assert len(merge_duplicates(torch.stack((row, row, -row, torch.ones_like(row))))) == 3
+
+
+def test_different_rows_with_equal_sums_are_kept():
+    x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 3.0]])
+    assert sorted(merge_duplicates(x).tolist()) == [[0.0, 3.0], [1.0, 2.0], [2.0, 1.0]]
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_rows_have_no_dimension(n):
     for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -140,8 +142,24 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block)
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    assert block <= largest.elements <= max(x.numel(), block, neighbors._GATHERED_ROWS * x.shape[1])
+    assert block <= largest.elements <= max(x.numel(), block, neighbors._GATHERED_ELEMENTS)
     assert largest.elements < len(x) ** 2 / 10
+
+
+def test_products_are_kept_of_few_rows_only():
+    """Of twice as many rows as are mirrored, half of the distances would take 134 MB."""
+    program = """
+import resource, torch
+from embedgeo.functional import two_nearest_distances
+torch.set_num_threads(1)
+x = torch.randn(8192, 8)
+two_nearest_distances(x[:512])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+two_nearest_distances(x)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert int(grown) * 1024 < 80e6
 
 
 def test_rows_are_left_as_they_were():

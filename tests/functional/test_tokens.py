@@ -70,6 +70,39 @@ def test_many_float32_rows_of_few_types_keep_their_digits(mean):
     assert_values(lines, {key: expected[key] for key in lines}, rtol=1e-4)
 
 
+def mean_and_m2(x):
+    x = x.double()
+    return x.mean(0), (x - x.mean(0)).square().sum().item()
+
+
+SKEWED = {
+    "less variance than the rounding of the mean": gaussian(6000, 16) * 1e-7 + 1e8 * torch.eye(16)[0],
+    "a first row far from the others": torch.cat((torch.full((1, 4), 1e4), 5 + gaussian(6000, 4))),
+    "a last row far from the others": torch.cat((5 + gaussian(6000, 4), torch.full((1, 4), 1e4))),
+    "one large coordinate": torch.cat((1e4 * gaussian(500, 1).sign(), gaussian(500, 4095, seed=1)), dim=1),
+    "terms of many sizes": gaussian(1024, 64).exp().square(),
+    "terms that a float32 sum loses": torch.tensor([0, 1.0] + 511 * [0, 5e-8]).reshape(-1, 1).expand(-1, 8),
+    "equal squares that all round down": torch.full((2, 768), (0.99 * 2**-24) ** 0.5).fmod(torch.tensor([[1], [-1]])),
+}
+
+
+@pytest.mark.parametrize("rows", SKEWED.values(), ids=SKEWED.keys())
+def test_float32_rows_of_one_type_keep_their_digits(rows):
+    x = rows.float()
+    mean, m2 = mean_and_m2(x)
+    moments = token_table(x, torch.zeros(len(x), dtype=torch.int64)).moments
+    assert moments.m2.item() == pytest.approx(m2, rel=1e-6)
+    torch.testing.assert_close(moments.mean[0], mean, rtol=1e-6, atol=1e-6 * rows.std().item())
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-22, 1e-30, 1e20])
+def test_a_type_of_another_scale_keeps_its_digits(scale):
+    x, ids = gaussian(200, 16).float(), torch.arange(200) % 2
+    x[ids == 1] *= scale
+    expected = [mean_and_m2(x[ids == i])[1] for i in (0, 1)]
+    assert token_table(x, ids).moments.m2.tolist() == pytest.approx(expected, rel=1e-6, abs=0)
+
+
 @pytest.mark.parametrize("scale", [1e25, 1e-22, 1e-30])
 def test_the_scale_of_float32_rows_does_not_matter(scale):
     x, ids = token_rows(200, 8)

@@ -32,20 +32,21 @@ class DimensionEstimate(NamedTuple):
 
 
 def merge_duplicates(x: Tensor) -> Tensor:
-    """The distinct rows of ``x``, shape (n, d), each once.
+    """The distinct rows of ``x``, shape (n, d), each once, in any order.
 
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
     """
     x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
     sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
-    if len(sums) == len(x):
-        return x
-    place = torch.arange(len(x), device=x.device)
-    first = group.new_zeros(len(sums)).scatter_reduce_(0, group, place, "amin", include_self=False)
-    if x.equal(x[first[group]]):
-        return x[first]
-    return x.unique(dim=0)  # different rows have equal sums: sort the rows themselves
+    if not bool(sums.isnan().any()):
+        if len(sums) == len(x):
+            return x
+        member = torch.empty_like(group[: len(sums)])
+        member[group] = torch.arange(len(x), device=x.device)
+        if x.equal(x[member[group]]):
+            return x[member]
+    return x.unique(dim=0)  # different rows have equal sums, or sums overflow: sort the rows themselves
 
 
 def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEstimate:

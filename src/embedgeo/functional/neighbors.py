@@ -6,15 +6,26 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import row_chunks
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
 
 _CANDIDATES = 6, 24
+"""How many other rows are measured exactly: more for the rows that the first number leaves open."""
+
 _GROUPS = 512
-_GATHERED_ROWS = 384
-_SUMMED = 256
+"""Groups of columns in which the smallest values of a row are looked for."""
+
 _BLOCK_ELEMENTS = 1 << 21
+"""Distances held at a time."""
+
+_GATHERED_ELEMENTS = 1 << 18
+"""Elements of candidates gathered at a time, so that they stay in the processor's cache."""
+
 _MIRRORED_ROWS = 4096
-_CACHE_LINE = 16
+"""Up to so many rows, each product is kept (half of all pairs' are) to be used for both its rows."""
+
+_PADDING = 16
+"""Elements between the rows of kept products: the elements of a column would else fall into one set of the cache."""
+
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
 
@@ -32,7 +43,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
 
     Returns:
         Shape (n, 2), float64, ascending, to 1e-6 relative of a float64 brute force; NaN where there is no
-        such neighbour. Memory beyond ``x`` and one copy of it is bounded at any n.
+        such neighbour. Memory beyond ``x`` and one copy of it is bounded at any n: some 50 MB in float32.
 
     >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
     tensor([[1., 3.],
@@ -74,7 +85,7 @@ def _screen(
     for chunk in row_chunks(x):
         rows = (x[chunk].to(torch.promote_types(center.dtype, dtype)) - center).to(dtype)
         y[chunk] = rows.bfloat16() if rounded else rows
-        norm[chunk] = _norms(y[chunk], wide)
+        norm[chunk] = row_norms(y[chunk])
         if rounded:
             lost[chunk] = torch.linalg.vector_norm(rows.sub_(y[chunk]), dim=1).to(wide)
     eps, tiny, huge = torch.finfo(dtype).eps, torch.finfo(dtype).tiny, torch.finfo(dtype).max
@@ -83,33 +94,33 @@ def _screen(
     norm2 = norm.square().to(dtype)
     rounding = (lost / norm).nan_to_num().max() + 4 * eps
     left = []
-    for rows, squared in _squared_distances(y, norm2, pending, reduced=rounded):
-        squared[torch.arange(len(rows), device=x.device), rows] = torch.inf
-        block, distances = rows, squared
+    for block, squared in _squared_distances(y, norm2, pending, reduced=rounded):
+        squared[torch.arange(len(block), device=x.device), block] = torch.inf
+        open_rows, distances = block, squared
         for num_candidates in _CANDIDATES:
             values, candidates = _smallest(distances, num_candidates)
-            nearest[block] = _compare_with(x, block, candidates, dtype)
-            second, own = nearest[block, 1], norm[block]
+            nearest[open_rows] = _compare_with(x, open_rows, candidates, dtype)
+            second, own = nearest[open_rows, 1], norm[open_rows]
             reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
-            moved = lost[block] + rounding * reach + 4 * eps * own
+            moved = lost[open_rows] + rounding * reach + 4 * eps * own
             slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
             beyond = values[:, -1].to(wide) + own.square()
             proved = (second + moved).square() + slack <= beyond
             if dtype != wide:  # nothing underflowed in float32
-                proved &= (nearest[block].square() > dim * tiny / eps).all(1)
-            block, distances = block[~proved], distances[~proved]
-            if not len(block):
+                proved &= (nearest[open_rows].square() > dim * tiny / eps).all(1)
+            open_rows, distances = open_rows[~proved], distances[~proved]
+            if not len(open_rows):
                 break
-        left.append(block)
+        left.append(open_rows)
     return torch.cat(left)
 
 
 def _squared_distances(y: Tensor, norm2: Tensor, pending: Tensor, *, reduced: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of the rows ``pending``, shape (b,), and their ‖b‖² - 2ab with all n rows, in a buffer of all blocks.
+    """Blocks of the rows ``pending``, shape (b,), and ‖b‖² - 2ab of each of them with all n rows, shape (b, n or more).
 
-    The buffer is filled up with infinite ones to whole groups. No more than 4096 rows' products with each other are
-    taken once a pair: a block takes those with earlier ones from these. Their panels are a cache line wider than the
-    products, so that the elements of a column do not all fall on the same place of the cache.
+    All are in one buffer, which the next block overwrites and the caller may; its columns beyond n, up to a whole
+    number of groups, are infinite. Where all of no more than `_MIRRORED_ROWS` rows are pending (so, in order), each
+    product is taken once: a block has those with earlier rows from the panels of these.
     """
     n = len(y)
     width = -(-n // _GROUPS) * _GROUPS
@@ -118,7 +129,7 @@ def _squared_distances(y: Tensor, norm2: Tensor, pending: Tensor, *, reduced: bo
     panels: list[tuple[int, Tensor]] = []
     for block in _blocks(pending, n):
         start = int(block[0]) if mirrored else 0
-        panel = y.new_empty(len(block), n - start + _CACHE_LINE)[:, : n - start]
+        panel = y.new_empty(len(block), n - start + _PADDING)[:, : n - start]
         with matmul_precision(y.device, reduced=reduced):
             torch.mm(y.index_select(0, block).mul_(-2), y[start:].T, out=panel)
         rows = squared[: len(block)]
@@ -133,7 +144,7 @@ def _squared_distances(y: Tensor, norm2: Tensor, pending: Tensor, *, reduced: bo
 
 
 def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest values of each row of ``squared``, shape (b, n), ascending, and their columns.
+    """The k smallest values of each row of ``squared``, shape (b, whole groups), ascending, and their columns.
 
     First the groups of columns with the smallest minima, which hold them all; then the values of those groups.
     """
@@ -149,20 +160,14 @@ def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) 
 
     Differences are taken in ``dtype``, or in that of ``x``, if wider.
     """
-    narrow, wide = torch.promote_types(x.dtype, dtype), accumulator_dtype(x.device)
+    narrow = torch.promote_types(x.dtype, dtype)
     distances = []
-    step = _GATHERED_ROWS // others.shape[1]
+    step = max(1, _GATHERED_ELEMENTS // max(1, others.shape[1] * x.shape[1]))
     for rows, columns in zip(block.split(step), others.split(step), strict=True):
         gathered = x.index_select(0, columns.reshape(-1)).to(narrow).view(*columns.shape, -1)
         gathered -= x.index_select(0, rows).unsqueeze(1)
-        distances.append(_norms(gathered, wide))
+        distances.append(row_norms(gathered))
     return torch.cat(distances).topk(2, largest=False).values
-
-
-def _norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Norms along the last dimension, in ``dtype``; no more than 256 squares are summed in that of ``rows``."""
-    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED, dim=-1)]
-    return torch.linalg.vector_norm(torch.stack(parts, dim=-1).to(dtype), dim=-1)
 
 
 def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 Sums = TypeVar("Sums", bound=NamedTuple)
 
+_SUMMED = 256
+
 
 def has_float64(device: torch.device) -> bool:
     """Whether ``device`` has float64 numbers: MPS has none."""
@@ -38,6 +40,15 @@ def in_range(squares: Tensor) -> bool:
     """Whether the largest of some sums of squares has neither overflowed nor lost digits to underflow."""
     finfo = torch.finfo(squares.dtype)
     return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Norms of the rows, in the accumulator's dtype; no more than 256 squares are summed in the rows' own.
+
+    They are inexact, 0 or infinite where a square over- or underflows in the rows' dtype.
+    """
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED, dim=-1)]
+    return torch.linalg.vector_norm(torch.stack(parts, dim=-1).to(accumulator_dtype(rows.device)), dim=-1)
 
 
 @contextmanager

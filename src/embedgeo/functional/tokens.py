@@ -23,10 +23,9 @@ from embedgeo.functional.moments import (
     pool_groups,
     ratio,
     row_chunks,
-    variance_moments,
     without_rounding,
 )
-from embedgeo.functional.precision import accumulator_dtype, in_range
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
@@ -35,7 +34,7 @@ _CENTRED_ELEMENTS = 1 << 18
 """Elements centred at a time, so that they and what is taken from them stay in the processor's cache."""
 
 _SUMMED_ROWS = 1024
-"""Rows centred at a time, so that a float32 sum over them loses no digits that matter."""
+"""Rows centred at a time, so that what a float32 sum over them loses is small beside their spread."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,9 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """Moments per token type of the rows of ``x``: the paper's Algorithm 1, batched.
 
     Rows are taken in the order of their token ids, so that each part worked on stays in the processor's cache and
-    splits no token type but its first and last. Each type is centred twice, on its first row and then on the mean
-    of what is left: float32 rows need no float64 copy, and identical rows give a variance of exactly 0.
+    splits no token type but its first and last. Each type is centred on one of its rows (the last: the first of a
+    text may be an outlier), then on the mean of what is left, and the mean corrected by that of what is left then:
+    so float32 rows need no float64 copy, and identical rows give a variance of exactly 0.
 
     Args:
         x: shape (n, d), any floating dtype.
@@ -99,21 +99,23 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     >>> table.token_ids.tolist(), table.moments.mean.flatten().tolist(), table.moments.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
-    order = token_ids.argsort()
+    order = token_ids.argsort(stable=True)
     types, group = token_ids[order].unique_consecutive(return_inverse=True)
     mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
-    begun = -1
+    previous = -1
     for chunk in row_chunks(x, min(_CENTRED_ELEMENTS, _SUMMED_ROWS * x.shape[1])):
         first, last = group[chunk][[0, -1]].tolist()
         head = per_state(itemgetter(first), moments)
-        before = per_state(Tensor.clone, head) if first == begun else None  # its rows at the end of the last chunk
+        before = per_state(Tensor.clone, head) if first == previous else None  # the type has rows in both chunks
         out = per_state(itemgetter(slice(first, last + 1)), moments)
         _moments_of_runs(x, order[chunk], group[chunk] - first, out=out)
         if before is not None:
-            for state, merged in zip(head, variance_moments(merge(before, head)), strict=True):
+            origin = before.mean  # so that equal means are merged exactly
+            n, mean, m2 = merge(*(part._replace(mean=part.mean - origin) for part in (before, head)))
+            for state, merged in zip(head, (n, origin + mean, m2), strict=True):
                 state.copy_(merged)
-        begun = last
+        previous = last
     return TokenTable(types, moments)
 
 
@@ -124,19 +126,22 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMo
     count = torch.bincount(index)
     first = count.cumsum(0) - count
     place = torch.arange(len(rows), device=rows.device)
-    origin = rows.index_select(0, first)
+    origin = rows.index_select(0, first + count - 1)
     rows.sub_(origin.index_select(0, index))
     offset = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
     rows.sub_(offset.index_select(0, index))
-    norm = torch.linalg.vector_norm(rows, dim=1)
-    if not in_range(norm.square()):
-        norm = torch.linalg.vector_norm(rows, dim=1, dtype=wide)
+    rest = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
+    norm = row_norms(rows)
+    finfo = torch.finfo(rows.dtype)
+    exact = ((norm.square() > finfo.tiny / finfo.eps) & norm.isfinite()) | (count == 1).index_select(0, index)
+    if not bool(exact.all()):  # squares that over- or underflowed, or rows of zeros
+        norm[~exact] = torch.linalg.vector_norm(rows[~exact], dim=1, dtype=wide)
         if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
             _moments_of_runs(x.index_select(0, order).to(wide), place, index, out=out)
             return
     out.n.copy_(count)
-    out.mean.copy_(origin).add_(offset)
-    out.m2.zero_().index_add_(0, index, norm.to(wide).square())
+    out.mean.copy_(origin).add_(offset).add_(rest)
+    out.m2.zero_().index_add_(0, index, norm.square())
 
 
 def variance_split(types: VarianceMoments) -> dict[str, Tensor]:
