@@ -43,6 +43,8 @@ class Browser:
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             session = self._call("", {"capabilities": {"alwaysMatch": wanted}})
             self.url += f"/{session['sessionId']}"
+            focused = {"cmd": "Emulation.setFocusEmulationEnabled", "params": {"enabled": True}}
+            self._call("/goog/cdp/execute", focused)  # a headless window need not have the focus
         except BaseException:
             self._stop()
             raise

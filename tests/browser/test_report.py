@@ -56,6 +56,7 @@ def test_the_page_fits_into_the_window(browser, page, width):
 def test_a_wide_figure_keeps_its_letters_on_a_narrow_screen(browser, page):
     browser.resize(500, 900)  # the narrowest that a window can be
     browser.open(page)
+    browser.wait("return [...document.images].every(i => { i.loading = 'eager'; return i.complete; })")
     shown = browser.run("return [...document.images].map(i => [i.clientWidth, i.width, +i.getAttribute('width')])")
     wide = [widths for widths in shown if widths[2] > 500]
     assert wide
