@@ -10,7 +10,7 @@ from torch import Tensor
 
 Sums = TypeVar("Sums", bound=NamedTuple)
 
-_SUMMED = 256
+_SUMMED_SQUARES = 256
 
 
 def has_float64(device: torch.device) -> bool:
@@ -47,7 +47,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
     They are inexact, 0 or infinite where a square over- or underflows in the rows' dtype.
     """
-    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED, dim=-1)]
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED_SQUARES, dim=-1)]
     return torch.linalg.vector_norm(torch.stack(parts, dim=-1).to(accumulator_dtype(rows.device)), dim=-1)
 
 

@@ -112,9 +112,9 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
         _moments_of_runs(x, order[chunk], group[chunk] - first, out=out)
         if before is not None:
             origin = before.mean  # so that equal means are merged exactly
-            n, mean, m2 = merge(*(part._replace(mean=part.mean - origin) for part in (before, head)))
-            for state, merged in zip(head, (n, origin + mean, m2), strict=True):
-                state.copy_(merged)
+            merged = merge(*(part._replace(mean=part.mean - origin) for part in (before, head)))
+            for state, new in zip(head, merged._replace(mean=merged.mean + origin), strict=True):
+                state.copy_(new)
         previous = last
     return TokenTable(types, moments)
 
