@@ -2,6 +2,8 @@ import errno
 import json
 import os
 import shutil
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +163,46 @@ def test_what_a_killed_download_has_left_is_evicted(run, options, tmp_path, name
     downloads.evict("step0")
     assert not left.parent.exists()
     assert not (tmp_path / "notes").exists()
+
+
+def test_killed_at_any_moment_an_eviction_leaves_nothing_to_the_next(run, tmp_path, monkeypatch):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads = Downloads(tmp_path / "notes")
+    for moment in count():
+        downloads.note("step0", REPOSITORY, run["step0"], contents)
+        hub_source.fetch(REPOSITORY, run["step0"], contents)
+        left = [*range(moment)]
+
+        def before(remove, left=left):
+            def killed(*args, **kwargs):
+                if not left:
+                    raise KeyboardInterrupt
+                left.pop()
+                return remove(*args, **kwargs)
+
+            return killed
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            for module, name in ((os, "unlink"), (os, "remove"), (shutil, "rmtree")):
+                patch.setattr(module, name, before(getattr(module, name)))
+            downloads.evict("step0")
+            break
+        assert downloads.noted() == ["step0"]
+        assert downloads.evict("step0")
+        assert cached() == downloads.noted() == []
+    assert moment > 2 * len(contents.names)  # each file's entry in the snapshot and its blob, and the note
+
+
+def test_a_blob_that_another_commit_uses_stays(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
+    before = cached()
+    downloads = Downloads(tmp_path / "notes")
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    assert len(cached()) > len(before)
+    downloads.evict("step0")
+    assert cached() == before
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

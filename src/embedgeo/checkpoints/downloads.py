@@ -117,11 +117,11 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
         cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
         cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
     for digest in filter(_HASH.fullmatch, blobs):
-        if any(folder.glob(f"blobs/{digest}*.incomplete")):
+        if any(_leftovers(folder, digest)):
             lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
             lock.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(lock, blocking=False):
-                for leftover in folder.glob(f"blobs/{digest}*.incomplete"):
+                for leftover in _leftovers(folder, digest):
                     leftover.unlink(missing_ok=True)
     for probe in folder.glob("blobs/tmp_*"):  # empty: the client looks what mode new files get, and can do without
         if not probe.stat().st_size:
@@ -131,3 +131,11 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
     for empty in (snapshot, *(folder / part for part in ("snapshots", "blobs", "trees", "refs")), folder):
         with suppress(OSError):  # not empty, or not there
             empty.rmdir()
+
+
+def _leftovers(folder: Path, digest: str) -> list[Path]:
+    """What a killed process has left of a blob: parts of its download, and itself where no snapshot refers to it."""
+    blob = folder / "blobs" / digest
+    files = [path for path in folder.glob("snapshots/*/*") if path.is_symlink()]  # files to load are in no subfolder
+    is_used = any(path.readlink().name == digest for path in files)
+    return [*folder.glob(f"blobs/{digest}*.incomplete"), *([] if is_used or not blob.exists() else [blob])]
