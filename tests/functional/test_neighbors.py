@@ -60,6 +60,14 @@ CLOUDS = {
 CLOUD = pytest.mark.parametrize("x", CLOUDS.values(), ids=CLOUDS.keys())
 
 
+@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
+def first_products(request, monkeypatch):
+    """What the first products are taken in depends on the processor: each is tried on any."""
+    dtype = getattr(torch, request.param)
+    monkeypatch.setattr(neighbors, "_fast_dtype", lambda device: dtype)
+    return dtype
+
+
 def assert_exact(x):
     got = two_nearest_distances(x)
     assert got.dtype == torch.float64
@@ -76,11 +84,9 @@ def test_distances_equal_brute_force(x, dtype):
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 299, 300])
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
-@pytest.mark.parametrize("mirrored_rows", [299, 300])
-def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, mirrored_rows, monkeypatch):
+def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, first_products, monkeypatch):
     x = CLOUDS[cloud][:300].float()
-    monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block_rows * len(x))
-    monkeypatch.setattr(neighbors, "_MIRRORED_ROWS", mirrored_rows)
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
     assert_exact(x)
 
 
@@ -138,24 +144,26 @@ class LargestTensor(TorchDispatchMode):
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
     x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
-    block = 4 * len(x)
-    monkeypatch.setattr(neighbors, "_BLOCK_ELEMENTS", block)
+    n, dim = x.shape
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 4 * n * torch.float64.itemsize)  # 4 rows, or 16 of bfloat16
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    assert block <= largest.elements <= max(x.numel(), block, neighbors._GATHERED_ELEMENTS)
-    assert largest.elements < len(x) ** 2 / 10
+    whole_groups = math.ceil(n / neighbors._GROUPS) * neighbors._GROUPS
+    assert 4 * n <= largest.elements <= max(n * (dim + 6), 16 * whole_groups, neighbors._GATHERED_ELEMENTS)
+    assert largest.elements < n**2 / 10
 
 
-def test_products_are_kept_of_few_rows_only():
-    """Of twice as many rows as are mirrored, half of the distances would take 134 MB."""
-    program = """
+def test_a_process_does_not_grow_by_all_distances(first_products):
+    """Those of 8192 rows to each other would take 134 MB in bfloat16."""
+    program = f"""
 import resource, torch
-from embedgeo.functional import two_nearest_distances
+from embedgeo.functional import neighbors
+neighbors._fast_dtype = lambda device: {first_products}
 torch.set_num_threads(1)
 x = torch.randn(8192, 8)
-two_nearest_distances(x[:512])
+neighbors.two_nearest_distances(x[:512])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-two_nearest_distances(x)
+neighbors.two_nearest_distances(x)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout

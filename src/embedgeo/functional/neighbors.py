@@ -8,23 +8,20 @@ from torch import Tensor
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
 
-_CANDIDATES = 6, 24
-"""How many other rows are measured exactly: more for the rows that the first number leaves open."""
+_CANDIDATES = 8, 24
+"""How many candidates each row has: more for the rows that the first number leaves open."""
 
 _GROUPS = 512
 """Groups of columns in which the smallest values of a row are looked for."""
 
-_BLOCK_ELEMENTS = 1 << 21
-"""Distances held at a time."""
+_BLOCK_BYTES = 1 << 24
+"""Of squared distances held at a time."""
 
 _GATHERED_ELEMENTS = 1 << 18
-"""Elements of candidates gathered at a time, so that they stay in the processor's cache."""
+"""Elements of rows gathered at a time, so that they stay in the processor's cache."""
 
-_MIRRORED_ROWS = 4096
-"""Up to so many rows, each product is kept (half of all pairs' are) to be used for both its rows."""
-
-_PADDING = 16
-"""Elements left free between the rows of kept products: without them, columns are read half as fast."""
+_NORM_PARTS = 3
+"""Columns among which a squared norm is split: numbers of eight binary digits hold the 24 of float32."""
 
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
@@ -32,11 +29,11 @@ _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
-    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16 and are measured from the difference of
-    the rows, in float32 with float64 sums. A row whose second distance lies below every other candidate by more
-    than the rounding of those products can have shifted is done; the others are given more candidates, then taken
-    again with products in float32, then in float64, and at last by differences alone. Exact duplicates have
-    distance 0.
+    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16. The two first are measured from the
+    difference of the rows, in float32 with float64 sums, and so is every other one that the rounding of those products
+    may have shifted behind them. A row is done once its last candidate is too far for that; the others are given more
+    candidates, then taken again with products in float32, then in float64, and at last by differences alone. Exact
+    duplicates have distance 0.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -61,10 +58,10 @@ def two_nearest_distances(x: Tensor) -> Tensor:
         return _compare_with_all(x, torch.arange(n, device=x.device))
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     pending = torch.arange(n, device=x.device)
-    for dtype, rounded in ((torch.float32, True), (torch.float32, False), (wide, False)):
+    for dtype, rounded in ((_fast_dtype(x.device), True), (torch.float32, False), (wide, False)):
         if len(pending):
             pending = _screen(x, center, pending, nearest, dtype, rounded=rounded)
-    for block in _blocks(pending, n):
+    for block in _blocks(pending, n, wide):
         nearest[block] = _compare_with_all(x, block)
     return nearest
 
@@ -78,69 +75,83 @@ def _screen(
     largest norm of all where that is less. So everything that can have gone wrong between i and j is bounded by the
     scale of i, and one row of huge norm spoils nothing.
     """
-    n, dim = x.shape
-    wide = nearest.dtype
-    y = torch.empty(n, dim, dtype=dtype, device=x.device)
-    norm, lost = nearest.new_empty(n), nearest.new_zeros(n)
-    for chunk in row_chunks(x):
-        rows = (x[chunk].to(torch.promote_types(center.dtype, dtype)) - center).to(dtype)
-        y[chunk] = rows.bfloat16() if rounded else rows
-        norm[chunk] = row_norms(y[chunk])
-        if rounded:
-            lost[chunk] = torch.linalg.vector_norm(rows.sub_(y[chunk]), dim=1).to(wide)
-    eps, tiny, huge = torch.finfo(dtype).eps, torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    dim, wide = x.shape[1], nearest.dtype
+    summed = torch.promote_types(dtype, torch.float32)  # the dtype in which products are summed
+    eps, tiny, huge = torch.finfo(summed).eps, torch.finfo(summed).tiny, torch.finfo(summed).max
+    y, norm, lost = _augmented(x, center, dtype, rounded=rounded)
     if not bool(norm.max().square() < huge / 8):  # a squared distance may overflow
         return pending
-    norm2 = norm.square().to(dtype)
     rounding = (lost / norm).nan_to_num().max() + 4 * eps
     left = []
-    for block, squared in _squared_distances(y, norm2, pending, reduced=rounded):
-        squared[torch.arange(len(block), device=x.device), block] = torch.inf
-        open_rows, distances = block, squared
+    for block, to_all in _squared_distances(y, pending, reduced=rounded):
+        to_all[torch.arange(len(block), device=x.device), block] = torch.inf
+        rows, squared = block, to_all
         for num_candidates in _CANDIDATES:
-            values, candidates = _smallest(distances, num_candidates)
-            nearest[open_rows] = _compare_with(x, open_rows, candidates, dtype)
-            second, own = nearest[open_rows, 1], norm[open_rows]
+            values, candidates = _smallest(squared, num_candidates)
+            least = values.to(wide)
+            least -= torch.finfo(dtype).eps / 2 * least.abs()  # before they were rounded to ``dtype``
+            distances = torch.full_like(least, torch.inf)
+            distances[:, :2] = _distances(x, rows[:, None].expand(-1, 2), candidates[:, :2], summed)
+            second, own = distances[:, :2].amax(1), norm[rows]
             reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
-            moved = lost[open_rows] + rounding * reach + 4 * eps * own
-            slack = eps * (2 * (dim + 4) * own * reach + 32 * reach.square()) + 8 * dim * tiny
-            beyond = values[:, -1].to(wide) + own.square()
-            proved = (second + moved).square() + slack <= beyond
+            moved = lost[rows] + rounding * reach + 4 * eps * own
+            slack = eps * (dim + 32) * (own + reach).square() + 8 * dim * tiny * (1 + reach)
+            bound = (second + moved).square() + slack  # what is nearer than ``second`` has less
+            i, j = (least[:, 2:] < bound[:, None]).nonzero(as_tuple=True)
+            distances[i, j + 2] = _distances(x, rows[i], candidates[i, j + 2], summed)
+            nearest[rows] = distances.topk(2, largest=False).values
+            proved = bound <= least[:, -1]
             if dtype != wide:  # nothing underflowed in float32
-                proved &= (nearest[open_rows].square() > dim * tiny / eps).all(1)
-            open_rows, distances = open_rows[~proved], distances[~proved]
-            if not len(open_rows):
+                proved &= (nearest[rows].square() > dim * tiny / eps).all(1)
+            rows, squared = rows[~proved], squared[~proved]
+            if not len(rows):
                 break
-        left.append(open_rows)
+        left.append(rows)
     return torch.cat(left)
 
 
-def _squared_distances(y: Tensor, norm2: Tensor, pending: Tensor, *, reduced: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of the rows ``pending``, shape (b,), and ‖b‖² - 2ab of each of them with all n rows, shape (b, n or more).
+def _augmented(x: Tensor, center: Tensor, dtype: torch.dtype, *, rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Centred rows b as (b, ‖b‖² in parts, ones), shape (n, d + parts + ones); ‖b‖, (n,); what rounding took, (n,).
+
+    Multiplied with (-2a, ones, ‖a‖² in parts) they give squared distances, so that nothing larger than these is rounded
+    to the digits of ``dtype``.
+    """
+    n, dim = x.shape
+    summed, wide = torch.promote_types(dtype, torch.float32), accumulator_dtype(x.device)
+    digits = torch.bfloat16 if rounded else dtype
+    y = torch.empty(n, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
+    norm, lost = (torch.zeros(n, dtype=wide, device=x.device) for _ in range(2))
+    for chunk in row_chunks(x):
+        rows = (x[chunk].to(torch.promote_types(center.dtype, summed)) - center).to(summed)
+        kept = rows.to(digits).to(summed)
+        y[chunk, :dim] = kept
+        norm[chunk] = row_norms(kept)
+        if rounded:
+            lost[chunk] = torch.linalg.vector_norm(rows.sub_(kept), dim=1).to(wide)
+    norm2 = norm.square()
+    for part in y[:, dim:-_NORM_PARTS].unbind(1):
+        part.copy_(norm2.to(digits))
+        norm2 -= part
+    y[:, -_NORM_PARTS:] = 1
+    return y, norm, lost
+
+
+def _squared_distances(y: Tensor, pending: Tensor, *, reduced: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of the rows ``pending``, shape (b,), and squared distances of each to all n rows, shape (b, n or more).
 
     All are in one buffer, which the next block overwrites and the caller may; its columns beyond n, up to a whole
-    number of groups, are infinite. Where all of no more than `_MIRRORED_ROWS` rows are pending (so, in order), each
-    product is taken once: a block has those with earlier rows from the panels of these.
+    number of groups, are infinite.
     """
-    n = len(y)
-    width = -(-n // _GROUPS) * _GROUPS
-    squared = y.new_full((min(len(pending), _block_rows(n)), width), torch.inf)
-    mirrored = len(pending) == n <= _MIRRORED_ROWS
-    panels: list[tuple[int, Tensor]] = []
-    for block in _blocks(pending, n):
-        start = int(block[0]) if mirrored else 0
-        panel = y.new_empty(len(block), n - start + _PADDING)[:, : n - start]
+    n, dim = len(y), y.shape[1] - 2 * _NORM_PARTS
+    blocks = _blocks(pending, n, y.dtype)
+    buffer = y.new_empty(len(blocks[0]), -(-n // _GROUPS) * _GROUPS)
+    buffer[:, n:] = torch.inf
+    for block in blocks:
+        row, norm2, ones = y.index_select(0, block).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
+        squared = buffer[: len(block)]
         with matmul_precision(y.device, reduced=reduced):
-            torch.mm(y.index_select(0, block).mul_(-2), y[start:].T, out=panel)
-        rows = squared[: len(block)]
-        torch.add(panel, norm2[start:], out=rows[:, start:n])
-        for first, earlier in panels:
-            columns = slice(first, first + len(earlier))
-            mirror = earlier[:, start - first : start - first + len(block)].T
-            torch.add(mirror, norm2[columns], out=rows[:, columns])
-        if mirrored:
-            panels.append((start, panel))
-        yield block, rows
+            torch.mm(torch.cat((-2 * row, ones, norm2), dim=1), y.T, out=squared[:, :n])
+        yield block, squared
 
 
 def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -155,19 +166,18 @@ def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, places)
 
 
-def _compare_with(x: Tensor, block: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
-    """The two smallest distances of the rows ``block``, shape (b,), to the rows ``others``, shape (b, k).
+def _distances(x: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distances between the rows of ``x`` that ``left`` and ``right`` name, in their shape.
 
     Differences are taken in ``dtype``, or in that of ``x``, if wider.
     """
     narrow = torch.promote_types(x.dtype, dtype)
-    distances = []
-    step = max(1, _GATHERED_ELEMENTS // max(1, others.shape[1] * x.shape[1]))
-    for rows, columns in zip(block.split(step), others.split(step), strict=True):
-        gathered = x.index_select(0, columns.reshape(-1)).to(narrow).view(*columns.shape, -1)
-        gathered -= x.index_select(0, rows).unsqueeze(1)
-        distances.append(row_norms(gathered))
-    return torch.cat(distances).topk(2, largest=False).values
+    step = max(1, _GATHERED_ELEMENTS // x.shape[1])
+    distances = [
+        row_norms(x.index_select(0, b).to(narrow).sub_(x.index_select(0, a)))
+        for a, b in zip(left.flatten().split(step), right.flatten().split(step), strict=True)
+    ]
+    return torch.cat(distances).view(left.shape)
 
 
 def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
@@ -181,10 +191,13 @@ def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
     return distances.topk(2, largest=False).values
 
 
-def _blocks(rows: Tensor, n: int) -> tuple[Tensor, ...]:
-    return rows.split(_block_rows(n)) if len(rows) else ()
+def _blocks(rows: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The rows, as many at a time as have distances in ``dtype`` to all n rows that fit into a block."""
+    return rows.split(max(1, _BLOCK_BYTES // (n * dtype.itemsize))) if len(rows) else ()
 
 
-def _block_rows(n: int) -> int:
-    """How many rows' distances to all n rows fit into a block."""
-    return max(1, _BLOCK_ELEMENTS // n)
+def _fast_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which ``device`` is fastest with numbers of bfloat16's digits whose products it sums in float32."""
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):  # older versions of torch cannot tell
+        return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+    return torch.float32
