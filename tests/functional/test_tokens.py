@@ -81,6 +81,9 @@ SKEWED = {
     "a last row far from the others": torch.cat((5 + gaussian(6000, 4), torch.full((1, 4), 1e4))),
     "one large coordinate": torch.cat((1e4 * gaussian(500, 1).sign(), gaussian(500, 4095, seed=1)), dim=1),
     "terms of many sizes": gaussian(1024, 64).exp().square(),
+    "squares that a float32 sum loses": torch.cat(
+        (gaussian(40, 1).sign(), gaussian(40, 1).sign().expand(-1, 126) * (0.99 * 2**-24) ** 0.5), dim=1
+    ),
     "terms that a float32 sum loses": torch.tensor([0, 1.0] + 511 * [0, 5e-8]).reshape(-1, 1).expand(-1, 8),
 }
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
+from huggingface_hub.utils import _shared_blobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
@@ -193,16 +194,51 @@ def test_killed_at_any_moment_an_eviction_leaves_nothing_to_the_next(run, tmp_pa
     assert moment > 2 * len(contents.names)  # each file's entry in the snapshot and its blob, and the note
 
 
-def test_a_blob_that_another_commit_uses_stays(run, tmp_path):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
+@pytest.mark.parametrize("name", ["config.json", "original/config.json"])
+def test_a_blob_that_another_commit_uses_stays(run, hub, tmp_path, name):
+    first = list_checkpoints(REPOSITORY)[0]
+    other = hub.add(REPOSITORY, "other", {name: checkpoint_files(0)["config.json"]})
+    snapshot_download(REPOSITORY, revision=other)
     before = cached()
     downloads = Downloads(tmp_path / "notes")
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    hub_source.fetch(REPOSITORY, run["step0"], contents)
+    downloads.note("step0", REPOSITORY, first.commit, first.contents())
+    hub_source.fetch(REPOSITORY, first.commit, first.contents())
     assert len(cached()) > len(before)
-    downloads.evict("step0")
+    assert downloads.evict("step0")
     assert cached() == before
+    assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
+
+
+@pytest.mark.parametrize("lost", ["nothing", "entries", "entries and contents"])
+def test_a_blob_that_the_client_shares_between_repositories_is_evicted(run, tmp_path, lost):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads, cache = Downloads(tmp_path / "notes"), Path(constants.HF_HUB_CACHE)
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    snapshot = hub_source.fetch(REPOSITORY, run["step0"], contents)
+    blob, shared = (snapshot / "model.safetensors").resolve(), cache / "blobs" / "ab" / ("ab" * 32)
+    xet = {"xet_hash": shared.name, "cache_dir": cache, "expected_size": blob.stat().st_size}
+    assert _shared_blobs.publish_blob_to_shared_store(blob_path=blob, **xet, replace_existing=False)
+    assert blob.is_symlink()
+    for name in contents.names if "entries" in lost else ():
+        (snapshot / name).unlink()
+    if "contents" in lost:
+        shared.unlink()
+    assert downloads.evict("step0")
+    assert not any(map(os.path.lexists, (*cached(), blob, shared)))
+
+
+def test_a_cache_that_the_client_cannot_read_keeps_the_note(run, tmp_path):
+    contents = list_checkpoints(REPOSITORY)[0].contents()
+    downloads = Downloads(tmp_path / "notes")
+    downloads.note("step0", REPOSITORY, run["step0"], contents)
+    broken = hub_source.fetch(REPOSITORY, run["step0"], contents).parent / "broken"
+    broken.write_text("a file where the client expects folders")
+    with pytest.raises(OSError, match=f"must be readable.*{broken}"):
+        downloads.evict("step0")
+    assert downloads.noted() == ["step0"]
+    broken.unlink()
+    assert downloads.evict("step0")
+    assert cached() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

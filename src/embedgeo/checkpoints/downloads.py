@@ -1,9 +1,10 @@
 """What has been downloaded into the cache, and taking it out again."""
 
 import json
+import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -109,20 +110,26 @@ def _require_no_lease(commit: str) -> None:
 
 
 def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[str]) -> None:
-    """Take files of a commit out of the cache, what a killed process has left of their blobs, and empty folders."""
+    """Take files of a commit out of the cache, what a killed process has left of their blobs, and empty folders.
+
+    Raises:
+        OSError: the client cannot read its folder of the repository.
+    """
     folder, snapshot = repository_folder(repository), snapshot_folder(repository, commit)
-    if snapshot.exists():
-        cache = scan_cache_dir(constants.HF_HUB_CACHE)
-        ours = {snapshot / file for file in files}
-        cached = (file for repo in cache.repos if repo.repo_path == folder for r in repo.revisions for file in r.files)
-        cache.delete_files(*(file for file in cached if file.file_path in ours)).execute()
-    for digest in filter(_HASH.fullmatch, blobs):
-        if any(_leftovers(folder, digest)):
-            lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's, of a download
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock, blocking=False):
+    digests = [digest for digest in blobs if _HASH.fullmatch(digest)]
+    with ExitStack() as locks:
+        for digest in digests:
+            if _leftovers(folder, digest):
+                lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(FileLock(lock, blocking=False))
                 for leftover in _leftovers(folder, digest):
-                    leftover.unlink(missing_ok=True)
+                    if leftover.name == digest and leftover.exists():  # for the client to remove, wherever it keeps it
+                        snapshot.mkdir(parents=True, exist_ok=True)
+                        (snapshot / digest).symlink_to(os.path.relpath(leftover, snapshot))
+                    else:
+                        leftover.unlink(missing_ok=True)
+        _delete(folder, {snapshot / name for name in (*files, *digests)})
     for probe in folder.glob("blobs/tmp_*"):  # empty: the client looks what mode new files get, and can do without
         if not probe.stat().st_size:
             probe.unlink(missing_ok=True)
@@ -136,6 +143,18 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
 def _leftovers(folder: Path, digest: str) -> list[Path]:
     """What a killed process has left of a blob: parts of its download, and itself where no snapshot refers to it."""
     blob = folder / "blobs" / digest
-    files = [path for path in folder.glob("snapshots/*/*") if path.is_symlink()]  # files to load are in no subfolder
-    is_used = any(path.readlink().name == digest for path in files)
-    return [*folder.glob(f"blobs/{digest}*.incomplete"), *([] if is_used or not blob.exists() else [blob])]
+    entries = (path for path in folder.glob("snapshots/*/**/*") if path.is_symlink())
+    is_left = os.path.lexists(blob) and all(path.readlink().name != digest for path in entries)
+    return [*folder.glob(f"blobs/{digest}*.incomplete"), *([blob] if is_left else [])]
+
+
+def _delete(folder: Path, paths: Collection[Path]) -> None:
+    """Delete snapshots' entries, and those of their blobs that no other entry refers to."""
+    if not any(map(os.path.lexists, paths)):
+        return
+    cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    repository = next((repo for repo in cache.repos if repo.repo_path == folder), None)
+    if repository is None:
+        raise OSError(f"{folder} must be readable by huggingface_hub; it says: {'; '.join(map(str, cache.warnings))}")
+    cached = (file for revision in repository.revisions for file in revision.files)
+    cache.delete_files(*(file for file in cached if file.file_path in paths)).execute()

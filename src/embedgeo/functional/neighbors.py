@@ -29,8 +29,8 @@ _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
-    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab in bfloat16. The two first are measured from the
-    difference of the rows, in float32 with float64 sums, and so is every other one that the rounding of those products
+    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16's digits. The two first are
+    measured from the difference of the rows, in float32 with float64 sums, and so is every other one that rounding
     may have shifted behind them. A row is done once its last candidate is too far for that; the others are given more
     candidates, then taken again with products in float32, then in float64, and at last by differences alone. Exact
     duplicates have distance 0.
@@ -39,8 +39,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
         x: shape (n, d), any floating dtype, finite.
 
     Returns:
-        Shape (n, 2), float64, ascending, to 1e-6 relative of a float64 brute force; NaN where there is no
-        such neighbour. Memory beyond ``x`` and one copy of it is bounded at any n.
+        Shape (n, 2), float64 (float32 on a device without), ascending, to 1e-6 relative of a float64 brute force; NaN
+        where there is no such neighbour. Memory beyond ``x`` and one copy of it, in float64 at worst, is bounded at
+        any n.
 
     >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
     tensor([[1., 3.],
@@ -73,7 +74,7 @@ def _screen(
 
     A row j nearer to row i than i's second candidate has a norm of at most ``reach``: ‖i‖ plus that distance, or the
     largest norm of all where that is less. So everything that can have gone wrong between i and j is bounded by the
-    scale of i, and one row of huge norm spoils nothing.
+    scale of i, and rows of huge norm cost the others nothing unless they shift the mean.
     """
     dim, wide = x.shape[1], nearest.dtype
     summed = torch.promote_types(dtype, torch.float32)  # the dtype in which products are summed
@@ -95,14 +96,15 @@ def _screen(
             second, own = distances[:, :2].amax(1), norm[rows]
             reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
             moved = lost[rows] + rounding * reach + 4 * eps * own
-            slack = eps * (dim + 32) * (own + reach).square() + 8 * dim * tiny * (1 + reach)
+            # as many products and sums as columns, rounded or cut; the norms' last part; denormals flushed to zero
+            slack = eps * (dim + 8) * (own + reach).square() + 8 * dim * tiny * (1 + reach)
             bound = (second + moved).square() + slack  # what is nearer than ``second`` has less
             i, j = (least[:, 2:] < bound[:, None]).nonzero(as_tuple=True)
             distances[i, j + 2] = _distances(x, rows[i], candidates[i, j + 2], summed)
             nearest[rows] = distances.topk(2, largest=False).values
             proved = bound <= least[:, -1]
-            if dtype != wide:  # nothing underflowed in float32
-                proved &= (nearest[rows].square() > dim * tiny / eps).all(1)
+            if dtype != wide:  # nothing that vanishes in float32 matters beside these
+                proved &= (nearest[rows] > dim**0.5 * tiny / eps).all(1)
             rows, squared = rows[~proved], squared[~proved]
             if not len(rows):
                 break
@@ -127,7 +129,7 @@ def _augmented(x: Tensor, center: Tensor, dtype: torch.dtype, *, rounded: bool) 
         y[chunk, :dim] = kept
         norm[chunk] = row_norms(kept)
         if rounded:
-            lost[chunk] = torch.linalg.vector_norm(rows.sub_(kept), dim=1).to(wide)
+            lost[chunk] = row_norms(rows.sub_(kept))
     norm2 = norm.square()
     for part in y[:, dim:-_NORM_PARTS].unbind(1):
         part.copy_(norm2.to(digits))
@@ -172,7 +174,7 @@ def _distances(x: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Te
     Differences are taken in ``dtype``, or in that of ``x``, if wider.
     """
     narrow = torch.promote_types(x.dtype, dtype)
-    step = max(1, _GATHERED_ELEMENTS // x.shape[1])
+    step = max(1, _GATHERED_ELEMENTS // max(1, x.shape[1]))
     distances = [
         row_norms(x.index_select(0, b).to(narrow).sub_(x.index_select(0, a)))
         for a, b in zip(left.flatten().split(step), right.flatten().split(step), strict=True)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 Sums = TypeVar("Sums", bound=NamedTuple)
 
-_SUMMED_SQUARES = 256
-
 
 def has_float64(device: torch.device) -> bool:
     """Whether ``device`` has float64 numbers: MPS has none."""
@@ -43,12 +41,8 @@ def in_range(squares: Tensor) -> bool:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Norms of the rows, in the accumulator's dtype; no more than 256 squares are summed in the rows' own.
-
-    They are inexact, 0 or infinite where a square over- or underflows in the rows' dtype.
-    """
-    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SUMMED_SQUARES, dim=-1)]
-    return torch.linalg.vector_norm(torch.stack(parts, dim=-1).to(accumulator_dtype(rows.device)), dim=-1)
+    """Norms of the rows, their squares summed in the accumulator's dtype."""
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=accumulator_dtype(rows.device))
 
 
 @contextmanager

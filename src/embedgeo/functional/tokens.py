@@ -132,13 +132,9 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMo
     rows.sub_(offset.index_select(0, index))
     rest = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
     norm = row_norms(rows)
-    finfo = torch.finfo(rows.dtype)
-    exact = ((norm.square() > finfo.tiny / finfo.eps) & norm.isfinite()) | (count == 1).index_select(0, index)
-    if not bool(exact.all()):  # squares that over- or underflowed, or rows of zeros
-        norm[~exact] = torch.linalg.vector_norm(rows[~exact], dim=1, dtype=wide)
-        if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
-            _moments_of_runs(x.index_select(0, order).to(wide), place, index, out=out)
-            return
+    if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
+        _moments_of_runs(x.index_select(0, order).to(wide), place, index, out=out)
+        return
     out.n.copy_(count)
     out.mean.copy_(origin).add_(offset).add_(rest)
     out.m2.zero_().index_add_(0, index, norm.square())
