@@ -5,6 +5,8 @@ low where tokens occur only a few times; the unbiased estimates are those of one
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Generic
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.grouped import grouped_row_moments
+from embedgeo.functional.memory import uninitialized
 from embedgeo.functional.moments import (
     AnyMoments,
     Moments,
@@ -87,7 +90,7 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """Moments per token type of the rows of ``x``: the paper's Algorithm 1, batched.
 
     Rows are taken in the order of their token ids, so that each part worked on stays in the processor's cache and
-    splits no token type but its first and last. Each type is centred on one of its rows (the last: the first of a
+    splits only token types of many rows. Each type is centred on one of its rows (the last: the first of a
     text may be an outlier), then on the mean of what is left, and the mean corrected by that of what is left then:
     so float32 rows need no float64 copy, and identical rows give a variance of exactly 0.
 
@@ -100,23 +103,42 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
     order = token_ids.argsort(stable=True)
-    types, group = token_ids[order].unique_consecutive(return_inverse=True)
-    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    types, group, count = token_ids[order].unique_consecutive(return_inverse=True, return_counts=True)
+    mean = uninitialized(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
-    previous = -1
-    for chunk in row_chunks(x, min(_CENTRED_ELEMENTS, _SUMMED_ROWS * x.shape[1])):
-        first, last = group[chunk][[0, -1]].tolist()
-        head = per_state(itemgetter(first), moments)
-        before = per_state(Tensor.clone, head) if first == previous else None  # the type has rows in both chunks
-        out = per_state(itemgetter(slice(first, last + 1)), moments)
-        _moments_of_runs(x, order[chunk], group[chunk] - first, out=out)
+    num_rows = min(_CENTRED_ELEMENTS // max(1, x.shape[1]), _SUMMED_ROWS)
+    for rows, held, is_continued in _parts(count.cumsum(0).tolist(), max(1, num_rows)):
+        head = per_state(itemgetter(held.start), moments)
+        before = per_state(Tensor.clone, head) if is_continued else None
+        out = per_state(itemgetter(held), moments)
+        _moments_of_runs(x, order[rows], group[rows] - held.start, out=out)
         if before is not None:
             origin = before.mean  # so that equal means are merged exactly
             merged = merge(*(part._replace(mean=part.mean - origin) for part in (before, head)))
             for state, new in zip(head, merged._replace(mean=merged.mean + origin), strict=True):
                 state.copy_(new)
-        previous = last
     return TokenTable(types, moments)
+
+
+def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, bool]]:
+    """Part runs of rows into at most ``num_rows`` at a time, as whole as they can be.
+
+    Args:
+        ends: where each run ends.
+        num_rows: at least 1.
+
+    Yields:
+        The rows, the runs that they are of, and whether the first of these has rows in the part before.
+
+    >>> [(rows.stop, runs.start, runs.stop, is_continued) for rows, runs, is_continued in _parts([2, 3, 9], 4)]
+    [(3, 0, 2, False), (7, 2, 3, False), (9, 2, 3, True)]
+    """
+    start, run = 0, 0
+    while run < len(ends):
+        whole = bisect_right(ends, start + num_rows)  # runs before this one end within the part
+        stop = ends[whole - 1] if whole > run else start + num_rows
+        yield slice(start, stop), slice(run, max(whole, run + 1)), start > (ends[run - 1] if run else 0)
+        start, run = stop, whole
 
 
 def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMoments) -> None:
