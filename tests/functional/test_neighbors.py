@@ -179,7 +179,7 @@ class LargestTensor(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            if isinstance(leaf, torch.Tensor):
                 self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
         return out
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from embedgeo.functional.memory import uninitialized
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
 
@@ -122,7 +121,7 @@ def _augmented(x: Tensor, center: Tensor, dtype: torch.dtype, *, rounded: bool) 
     n, dim = x.shape
     summed, wide = torch.promote_types(dtype, torch.float32), accumulator_dtype(x.device)
     digits = torch.bfloat16 if rounded else dtype
-    y = uninitialized(n, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
+    y = torch.empty(n, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
     norm, lost = (torch.zeros(n, dtype=wide, device=x.device) for _ in range(2))
     for chunk in row_chunks(x):
         rows = (x[chunk].to(torch.promote_types(center.dtype, summed)) - center).to(summed)
@@ -147,7 +146,7 @@ def _squared_distances(y: Tensor, pending: Tensor, *, reduced: bool) -> Iterator
     """
     n, dim = len(y), y.shape[1] - 2 * _NORM_PARTS
     blocks = _blocks(pending, n, y.dtype)
-    buffer = uninitialized(len(blocks[0]), -(-n // _GROUPS) * _GROUPS, dtype=y.dtype, device=y.device)
+    buffer = y.new_empty(len(blocks[0]), -(-n // _GROUPS) * _GROUPS)
     buffer[:, n:] = torch.inf
     for block in blocks:
         row, norm2, ones = y.index_select(0, block).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)

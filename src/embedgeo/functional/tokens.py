@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.grouped import grouped_row_moments
-from embedgeo.functional.memory import uninitialized
 from embedgeo.functional.moments import (
     AnyMoments,
     Moments,
@@ -104,7 +103,7 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     """
     order = token_ids.argsort(stable=True)
     types, group, count = token_ids[order].unique_consecutive(return_inverse=True, return_counts=True)
-    mean = uninitialized(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
     num_rows = min(_CENTRED_ELEMENTS // max(1, x.shape[1]), _SUMMED_ROWS)
     for rows, held, is_continued in _parts(count.cumsum(0).tolist(), max(1, num_rows)):
