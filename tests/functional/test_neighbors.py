@@ -164,8 +164,11 @@ def test_squares_that_are_flushed_to_zero():
         torch.set_flush_denormal(False)
 
 
-def test_float16_and_rows_without_coordinates():
+def test_float16():
     assert_exact(manifold().half())
+
+
+def test_rows_without_coordinates_are_at_distance_0():
     assert two_nearest_distances(torch.zeros(30, 0)).eq(0).all()
 
 

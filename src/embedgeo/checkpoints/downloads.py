@@ -120,10 +120,12 @@ def _remove(repository: str, commit: str, files: Sequence[str], blobs: Sequence[
     with ExitStack() as locks:
         for digest in digests:
             if _leftovers(folder, digest):
-                lock = Path(constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock")  # the client's
+                lock = Path(
+                    constants.HF_HUB_CACHE, ".locks", folder.name, f"{digest}.lock"
+                )  # the client's, of a download
                 lock.parent.mkdir(parents=True, exist_ok=True)
                 locks.enter_context(FileLock(lock, blocking=False))
-                for leftover in _leftovers(folder, digest):
+                for leftover in _leftovers(folder, digest):  # what is left now that no download is under way
                     if leftover.name == digest and leftover.exists():  # for the client to remove, wherever it keeps it
                         snapshot.mkdir(parents=True, exist_ok=True)
                         (snapshot / digest).symlink_to(os.path.relpath(leftover, snapshot))

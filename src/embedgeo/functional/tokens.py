@@ -105,8 +105,8 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
     types, group, count = token_ids[order].unique_consecutive(return_inverse=True, return_counts=True)
     mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
-    num_rows = min(_CENTRED_ELEMENTS // max(1, x.shape[1]), _SUMMED_ROWS)
-    for rows, held, is_continued in _parts(count.cumsum(0).tolist(), max(1, num_rows)):
+    num_rows = max(1, min(_CENTRED_ELEMENTS // max(1, x.shape[1]), _SUMMED_ROWS))
+    for rows, held, is_continued in _parts(count.cumsum(0).tolist(), num_rows):
         head = per_state(itemgetter(held.start), moments)
         before = per_state(Tensor.clone, head) if is_continued else None
         out = per_state(itemgetter(held), moments)
@@ -120,7 +120,7 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
 
 
 def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Part runs of rows into at most ``num_rows`` at a time, as whole as they can be.
+    """Part rows into at most ``num_rows`` at a time, so that only runs of more rows than that are split.
 
     Args:
         ends: where each run ends.
