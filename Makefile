@@ -29,7 +29,7 @@ test: $(INSTALLED) ## run the tests and the doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments
-	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweeps/test_processes.py -k killed
+	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed
 
 lint: $(INSTALLED) ## check style, format, types and layering
 	$(BIN)/ruff check .

@@ -16,8 +16,8 @@ import pandas as pd
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo.pages import Pages
-from embedgeo.records import custom_scalars_layout
+from embedgeo.report.live import Pages
+from embedgeo.results.events import custom_scalars_layout
 
 METRICS = ("V_W_over_V_unbiased", "anisotropy", "M_over_Q", "intrinsic_dimension")
 FIGURES = ("M_over_Q-dynamics", "V_W_over_V_unbiased-profile")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import embedgeo
 from embedgeo.cli import main
 from embedgeo.demo.outcome import compare
-from embedgeo.glossary import is_processed
+from embedgeo.results.glossary import is_processed
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
 SEQ_LEN = 64

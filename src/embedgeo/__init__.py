@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedgeo.callback import GeometryMonitor
     from embedgeo.geometry import Geometry, observe
     from embedgeo.metrics import (
         AfterProcessing,
@@ -14,7 +13,9 @@ if TYPE_CHECKING:
         default_metrics,
         streaming_metrics,
     )
-    from embedgeo.schedule import log_spaced_steps
+    from embedgeo.training.lightning import GeometryMonitor
+    from embedgeo.training.schedule import log_spaced_steps
+    from embedgeo.training.transformers import GeometryCallback
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "Anisotropy",
     "EmbeddingMoments",
     "Geometry",
+    "GeometryCallback",
     "GeometryMonitor",
     "IntrinsicDimension",
     "TokenMoments",
@@ -32,7 +34,14 @@ __all__ = [
     "streaming_metrics",
 ]
 
-_HOMES = {"GeometryMonitor": "callback", "log_spaced_steps": "schedule", "Geometry": "geometry", "observe": "geometry"}
+_MODULES = {
+    "Geometry": "geometry",
+    "GeometryCallback": "training.transformers",
+    "GeometryMonitor": "training.lightning",
+    "log_spaced_steps": "training.schedule",
+    "observe": "geometry",
+}
+"""Where each name is, if not in ``metrics``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +50,7 @@ def __getattr__(name: str) -> Any:
     from importlib.util import find_spec
 
     if name in __all__:
-        return getattr(import_module(f"embedgeo.{_HOMES.get(name, 'metrics')}"), name)
+        return getattr(import_module(f"embedgeo.{_MODULES.get(name, 'metrics')}"), name)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"embedgeo.{name}")

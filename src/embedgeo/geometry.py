@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
-from embedgeo.functional.precision import home
-from embedgeo.functional.rows import RowUnit, pool_rows, require_row_unit
-from embedgeo.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.probe import Probe
+from embedgeo.functional.distributed import Ranks, is_distributed
+from embedgeo.functional.precision import state_device
+from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
 from embedgeo.metrics import TokenMoments, default_metrics
-from embedgeo.metrics.ranks import Ranks, is_distributed
-from embedgeo.probe import Probe
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given its width."""
@@ -66,7 +66,7 @@ class Geometry:
         )
         self._make_metrics = default_metrics if metrics is None else metrics
         self._require_distinct_keys()
-        self._device = home(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
         self._group = process_group
         self._is_off = False
         self._metrics: dict[str, list[Metric]] = {}
@@ -161,7 +161,7 @@ class Geometry:
             hidden = hidden.full_tensor()
         if self._is_off:
             return
-        hidden, token_ids, mask = pool_rows(hidden, token_ids, mask, self._row_unit)
+        hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
@@ -247,7 +247,7 @@ def observe(
     Args:
         model: any module.
         layers: ``"blocks"``, patterns of module names, a list of these or a callable on the model: see
-            `embedgeo.layers.resolve_layers`.
+            `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given its width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.

@@ -12,8 +12,8 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from embedgeo import GeometryMonitor
-from embedgeo.records import AT_A_GLANCE
-from tests.training import fit
+from embedgeo.results.events import AT_A_GLANCE
+from tests.training.runs import fit
 
 MEASURED = [0, 2, 4, 6, 8]
 LAYERS = ["block.00", "block.01", "block.02", "embed", "final_norm", "mean"]

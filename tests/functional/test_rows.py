@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from embedgeo.functional.rows import pool_rows, select_rows
+from embedgeo.functional.rows import pool_tokens, select_rows
 from tests.data import gaussian
 
 
@@ -108,7 +108,7 @@ def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
     mask = None if mask is None else mask.bool()
     if mask is not None:
         x[~mask] = torch.nan  # of padding, nothing matters
-    pooled, pooled_ids, kept = pool_rows(x, ids, mask, rows)
+    pooled, pooled_ids, kept = pool_tokens(x, ids, mask, rows)
     expected, expected_ids, some = naive_pool(x, ids, mask, rows)
     kept = torch.ones(4, dtype=torch.bool) if kept is None else kept
     assert kept.tolist() == some
@@ -121,23 +121,23 @@ def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
 
 def test_means_of_many_float16_tokens_do_not_overflow():
     x = torch.full((1, 1000, 2), 6e4, dtype=torch.float16)
-    assert pool_rows(x, None, None, "mean")[0].tolist() == [[x[0, 0, 0].item()] * 2]
+    assert pool_tokens(x, None, None, "mean")[0].tolist() == [[x[0, 0, 0].item()] * 2]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3)])
 @pytest.mark.parametrize("rows", ["mean", "first", "last"])
 def test_no_sequences_and_no_positions_give_no_rows(shape, rows):
     x = torch.zeros(shape)
-    pooled, _, kept = pool_rows(x, torch.zeros(shape[:2], dtype=torch.int64), None, rows)
+    pooled, _, kept = pool_tokens(x, torch.zeros(shape[:2], dtype=torch.int64), None, rows)
     assert pooled.shape == (shape[0], 3)
     assert len(pooled if kept is None else pooled[kept]) == 0
 
 
 def test_tokens_are_left_as_they_are():
     x, ids, mask = torch.ones(7, 3), torch.arange(7), torch.ones(7, dtype=torch.bool)
-    assert all(a is b for a, b in zip(pool_rows(x, ids, mask, "tokens"), (x, ids, mask), strict=True))
+    assert all(a is b for a, b in zip(pool_tokens(x, ids, mask, "tokens"), (x, ids, mask), strict=True))
 
 
 def test_sequences_need_positions():
     with pytest.raises(ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"):
-        pool_rows(torch.ones(7, 3), None, None, "last")
+        pool_tokens(torch.ones(7, 3), None, None, "last")

@@ -39,8 +39,8 @@ def without_float64(monkeypatch):
 
 
 def test_mps_has_none_and_its_sums_are_kept_on_the_cpu():
-    assert precision.home(torch.device("mps")) == torch.device("cpu")
-    assert precision.home(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert precision.state_device(torch.device("mps")) == torch.device("cpu")
+    assert precision.state_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert not precision.has_float64(torch.device("mps"))
 
 

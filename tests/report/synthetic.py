@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from embedgeo.functional import anisotropy_null
-from embedgeo.store import SweepFolder, records_of
+from embedgeo.results.folder import SweepFolder, records_of
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
 METRICS = (

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from embedgeo import TokenMoments
-from embedgeo.glossary import TERMS
 from embedgeo.report import figures, shares, tokens
 from embedgeo.report.axes import StepAxis
-from embedgeo.report.drawing import Drawn, style
-from embedgeo.report.null import null_values
+from embedgeo.report.baseline import null_values
+from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.runs import Run, read_runs
+from embedgeo.results.glossary import TERMS
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
 LONGEST = sorted(TERMS, key=lambda metric: len(TERMS[metric].name))[-2:]
@@ -45,7 +45,7 @@ def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def drawn(run: Run) -> list[Drawn]:
+def drawn(run: Run) -> list[FigureData]:
     null = null_values(run.values)
     tables = tokens.tables(run)
     last = max(tables)

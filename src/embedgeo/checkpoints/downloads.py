@@ -11,9 +11,9 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 from huggingface_hub import constants, scan_cache_dir
 
-from embedgeo.atomic import replacing
 from embedgeo.checkpoints.files import Contents
 from embedgeo.checkpoints.hub import cache_lock, lock_file, repository_folder, snapshot_folder
+from embedgeo.results.atomic import replacing
 
 _HASH = re.compile(r"[0-9a-f]{40,64}")
 

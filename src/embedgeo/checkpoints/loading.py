@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
-from embedgeo.structure import input_embedding, measured_model
 
 _COUNTS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000

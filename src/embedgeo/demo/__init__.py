@@ -27,7 +27,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from embedgeo.callback import GeometryMonitor
 from embedgeo.demo.outcome import compare, show, to_records
 from embedgeo.demo.training import (
     HEAD_WIDTH,
@@ -40,9 +39,10 @@ from embedgeo.demo.training import (
     training_batches,
 )
 from embedgeo.report import write_report
-from embedgeo.schedule import log_spaced_steps
 from embedgeo.sweep import sweep
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
+from embedgeo.training.lightning import GeometryMonitor
+from embedgeo.training.schedule import log_spaced_steps
 
 __all__ = ["Settings", "run"]
 

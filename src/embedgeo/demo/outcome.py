@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embedgeo.demo.training import SaveCheckpoints
-from embedgeo.records import Record
+from embedgeo.results.events import Record
 
 SUMMARY = {"V_W_over_V_unbiased": "low", "M_over_Q": "peak", "anisotropy": "peak", "intrinsic_dimension": "peak"}
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, reciprocal_norm, row_chunks
-from embedgeo.functional.precision import home
+from embedgeo.functional.precision import state_device
 
 
 def grouped_row_moments(x: Tensor, group: Tensor, num_groups: int) -> Moments:
@@ -18,7 +18,7 @@ def grouped_row_moments(x: Tensor, group: Tensor, num_groups: int) -> Moments:
         num_groups: how many groups there are.
     """
     dtype = torch.float64
-    x, group = x.to(home(x.device)), group.to(home(x.device))
+    x, group = x.to(state_device(x.device)), group.to(state_device(x.device))
 
     def per_group(rows_of: Callable[[slice], Tensor], width: tuple[int, ...]) -> Tensor:
         sums = torch.zeros((num_groups, *width), dtype=dtype, device=x.device)

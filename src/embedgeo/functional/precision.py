@@ -24,14 +24,14 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float64 if has_float64(device) else torch.float32
 
 
-def home(device: torch.device) -> torch.device:
+def state_device(device: torch.device) -> torch.device:
     """Where the sums over all batches are kept, in float64: ``device``, or the CPU where that has no float64."""
     return device if has_float64(device) else torch.device("cpu")
 
 
-def kept(sums: Sums) -> Sums:
+def to_state(sums: Sums) -> Sums:
     """The sums over a batch, in float64 and where they are kept."""
-    return type(sums)(*(t.to(home(t.device)).to(torch.float64) for t in sums))
+    return type(sums)(*(t.to(state_device(t.device)).to(torch.float64) for t in sums))
 
 
 def in_range(squares: Tensor) -> bool:

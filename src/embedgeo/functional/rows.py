@@ -94,7 +94,7 @@ def require_row_unit(rows: str) -> None:
         raise ValueError(f"rows must be one of {', '.join(map(repr, get_args(RowUnit)))}; got {rows!r}.")
 
 
-def pool_rows(
+def pool_tokens(
     hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: RowUnit
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Make sequences the rows: each by the mean of the tokens that count, or by the first or last of them.
@@ -113,7 +113,7 @@ def pool_rows(
         ValueError: hidden states without a batch and positions.
 
     >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
-    >>> pool_rows(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
+    >>> pool_tokens(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
     (tensor([[3.]]), tensor([6]), None)
     """
     if rows == "tokens":

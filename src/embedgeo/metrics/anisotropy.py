@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import pool
-from embedgeo.functional.precision import kept
+from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter, anisotropy, pool_scatter, row_scatter, spectrum_values
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.ranks import Ranks
 
 _BATCH = "batch_"
 
@@ -66,7 +66,7 @@ class Anisotropy(GeometryMetric):
             self.add_state("batch_pending", torch.zeros(0, dim), dist_reduce_fx=None)
 
     def observe(self, rows: Rows) -> None:
-        self.store(pool_scatter([self.load(Scatter), kept(row_scatter(rows.embeddings))]))
+        self.store(pool_scatter([self.load(Scatter), to_state(row_scatter(rows.embeddings))]))
         if self.batch_size is not None:
             self._fill_batches(self.batch_pending, rows.embeddings.to(self.device))
 
@@ -76,7 +76,7 @@ class Anisotropy(GeometryMetric):
             self._merge_batches(self.load(Spread, _BATCH, before))
             self._fill_batches(before["batch_pending"], self.batch_pending)
 
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         self.store(pool_scatter([self.load(Scatter)], ranks.total_of))
         if self.batch_size is not None:
             self.store(Spread(*pool(*self.load(Spread, _BATCH), ranks.total)), _BATCH)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.precision import home
+from embedgeo.functional.distributed import Ranks
+from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import Rows, select_rows
-from embedgeo.metrics.ranks import Ranks
 
 Part = TypeVar("Part", bound=NamedTuple)
 
@@ -19,7 +19,7 @@ class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
     A subclass declares its states with `declare`, extends them by the rows of a batch in `observe`, and says in
-    `merge` and `pool_ranks` how two sets of them, and those of all ranks, become one. States keep their dtype
+    `merge` and `all_reduce` how two sets of them, and those of all ranks, become one. States keep their dtype
     through every cast and follow the embeddings to their device.
 
     How rows are split over updates and ranks makes no difference beyond a relative 1e-9 (float32 and shorter rows, some
@@ -64,7 +64,7 @@ class GeometryMetric(Metric):
             ValueError: a shape that does not match, or a mask with other values than 0 and 1.
         """
         rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
-        if home(rows.embeddings.device) != self.device:
+        if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.observe(rows)
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
@@ -78,7 +78,7 @@ class GeometryMetric(Metric):
         """Merge into the states held those of the rows seen before, by name."""
 
     @abstractmethod
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         """Replace the states by those of the rows of all ranks."""
 
     def declare(self, part: NamedTuple, prefix: str = "") -> None:
@@ -119,11 +119,11 @@ class GeometryMetric(Metric):
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         ranks = Ranks(process_group or self.process_group)
-        self.pool_ranks(ranks)
+        self.all_reduce(ranks)
         self.num_nonfinite = ranks.total(self.num_nonfinite)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:
-            return tensor.to(home(fn(torch.empty(0, device=tensor.device)).device))
+            return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
         return super()._apply(move, exclude_state)

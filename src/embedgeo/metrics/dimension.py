@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.dimension import GlobalEstimator, estimated_dimension, twonn_dimension
+from embedgeo.functional.distributed import Ranks, current_rank
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, extend_sample, merge_samples, sample_batches
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.ranks import Ranks, current_rank
 
 
 class IntrinsicDimension(GeometryMetric):
@@ -75,7 +75,7 @@ class IntrinsicDimension(GeometryMetric):
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self._size))
 
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         self.store(ranks.sample(self.load(Sample), self._size))
 
     def compute(self) -> dict[str, Tensor]:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import Moments, merge, moment_values, row_moments, variance_moments
-from embedgeo.functional.precision import kept
+from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import token_table, unbiased_split
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.ranks import Ranks
 
 
 class Within(NamedTuple):
@@ -58,9 +58,9 @@ class EmbeddingMoments(GeometryMetric):
         self.declare(Within(zero, zero, zero))
 
     def observe(self, rows: Rows) -> None:
-        self.store(merge(self.load(Moments), kept(row_moments(rows.embeddings))))
+        self.store(merge(self.load(Moments), to_state(row_moments(rows.embeddings))))
         if rows.token_ids is not None:
-            types = variance_moments(kept(token_table(rows.embeddings, rows.token_ids).moments))
+            types = variance_moments(to_state(token_table(rows.embeddings, rows.token_ids).moments))
             n = types.n.sum()
             self._add(Within(n, types.m2.sum(), n - len(types.n)))
 
@@ -68,7 +68,7 @@ class EmbeddingMoments(GeometryMetric):
         self.store(merge(self.load(Moments, states=before), self.load(Moments)))
         self._add(self.load(Within, states=before))
 
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         self.store(self.load(Moments).pool(ranks.total, ranks.largest))
         self.store(Within._make(map(ranks.total, self.load(Within))))
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from embedgeo.functional.precision import kept
+from embedgeo.functional.distributed import Ranks, current_rank
+from embedgeo.functional.precision import to_state
 from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
 from embedgeo.functional.spectrum import Scatter, pool_scatter, row_scatter
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.ranks import Ranks, current_rank
 
 
 class AfterProcessing(GeometryMetric):
@@ -54,7 +54,7 @@ class AfterProcessing(GeometryMetric):
         self.declare(Sample.empty(dim))
 
     def observe(self, rows: Rows) -> None:
-        self.store(pool_scatter([self.load(Scatter), kept(row_scatter(rows.embeddings))]))
+        self.store(pool_scatter([self.load(Scatter), to_state(row_scatter(rows.embeddings))]))
         sample, stream = self.load(Sample), current_rank(self.process_group)
         self.store(extend_sample(sample, rows.embeddings, self.sample_size, seed=self.seed, stream=stream))
 
@@ -62,7 +62,7 @@ class AfterProcessing(GeometryMetric):
         self.store(pool_scatter([self.load(Scatter, states=before), self.load(Scatter)]))
         self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self.sample_size))
 
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         self.store(pool_scatter([self.load(Scatter)], ranks.total_of))
         self.store(ranks.sample(self.load(Sample), self.sample_size))
 

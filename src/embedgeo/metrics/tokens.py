@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import Ranks
 from embedgeo.functional.moments import (
     Moments,
     VarianceMoments,
@@ -16,7 +17,7 @@ from embedgeo.functional.moments import (
     variance_moments,
 )
 from embedgeo.functional.plane import type_plane
-from embedgeo.functional.precision import kept
+from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     TokenTable,
@@ -30,7 +31,6 @@ from embedgeo.functional.tokens import (
 )
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import wants_token_values
-from embedgeo.metrics.ranks import Ranks
 
 _TYPE = "type_"
 """Prefix of the states that have one row per token type."""
@@ -90,17 +90,17 @@ class TokenMoments(GeometryMetric):
             raise ValueError("count_range needs token_ids in every update; got none.")
         if len(x) and (ids is None) != (len(self.type_token_ids) == 0) and bool(self.n > 0):
             raise ValueError("token_ids must come with every update or with none; got a mixture. Call reset() between.")
-        self.store(merge(self.load(Moments), kept(row_moments(x))))
+        self.store(merge(self.load(Moments), to_state(row_moments(x))))
         if ids is not None:
             tabulate = token_table if self.count_range is None else detailed_token_table
             table = tabulate(x, ids)
-            self._set_types(self._types().merge(TokenTable(table.token_ids.to(self.device), kept(table.moments))))
+            self._set_types(self._types().merge(TokenTable(table.token_ids.to(self.device), to_state(table.moments))))
 
     def merge(self, before: Mapping[str, Tensor]) -> None:
         self.store(merge(self.load(Moments, states=before), self.load(Moments)))
         self._set_types(self._types(before).merge(self._types()))
 
-    def pool_ranks(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         self.store(self.load(Moments).pool(ranks.total, ranks.largest))
         types = ranks.concatenate(self.type_token_ids)[0].unique()
         whole = self._types().spread(types).moments

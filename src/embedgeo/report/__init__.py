@@ -8,13 +8,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 
-from embedgeo.glossary import in_order, term
 from embedgeo.report import figures, shares, tokens
-from embedgeo.report.drawing import Drawn, style
+from embedgeo.report.baseline import null_values
+from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import flags, outlier_steps
-from embedgeo.report.null import null_values
-from embedgeo.report.page import Gallery, Part, Section, Shown, write_page
+from embedgeo.report.page import FigureWriter, PageFigure, Part, Section, write_page
 from embedgeo.report.runs import MODEL, Run, read_runs
+from embedgeo.results.glossary import in_order, term
 
 __all__ = ["write_report"]
 
@@ -23,7 +23,7 @@ MAIN = 11
 
 _MARK = '<meta name="generator" content="embedgeo report">'
 _NOT_DRAWN = {"anisotropy_null", "n", "n_nonfinite", "token_types"}
-"""Shown as dashes, in the table or as flags."""
+"""PageFigure as dashes, in the table or as flags."""
 
 
 def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -48,35 +48,35 @@ def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     ]
     out = out or dirs[0] / "report"
     _make_empty(out)
-    gallery = Gallery(out / "figures")
+    writer = FigureWriter(out / "figures")
     with style():
-        sections = list(_sections(runs, nulls, found, gallery))
+        sections = list(_sections(runs, nulls, found, writer))
     _write_records(out / "metrics.csv", runs, nulls)
     write_page(out / "index.html", runs, nulls, [flags(run) for run in runs], sections)
     return out / "index.html"
 
 
 def _sections(
-    runs: Sequence[Run], nulls: Sequence[pd.DataFrame], found: Sequence[dict[int, pd.DataFrame]], gallery: Gallery
+    runs: Sequence[Run], nulls: Sequence[pd.DataFrame], found: Sequence[dict[int, pd.DataFrame]], writer: FigureWriter
 ) -> Iterator[Section]:
     """The page from top to bottom; what comes first finds room on it."""
 
-    def of_each(draw: Callable[[int], Iterable[Drawn]]) -> list[tuple[str, list[Shown]]]:
+    def of_each(draw: Callable[[int], Iterable[FigureData]]) -> list[tuple[str, list[PageFigure]]]:
         groups = []
         for i, run in enumerate(runs):
             label = run.label if len(runs) > 1 else ""
-            if shown := [gallery.add(drawn, label) for drawn in draw(i)]:
+            if shown := [writer.add(drawn, label) for drawn in draw(i)]:
                 groups.append((label, shown))
         return groups
 
-    def part(title: str, text: str, groups: list[tuple[str, list[Shown]]]) -> list[Part]:
+    def part(title: str, text: str, groups: list[tuple[str, list[PageFigure]]]) -> list[Part]:
         return [Part(title, "", text, groups)] if groups else []
 
     def of_metric(metric: str) -> Part:
         compared = [run for run in runs if _varies(run, metric)]
         groups = []
         if len(compared) > 1:
-            groups = [("All runs", [gallery.add(drawn) for drawn in _compared(compared, metric)])]
+            groups = [("All runs", [writer.add(drawn) for drawn in _compared(compared, metric)])]
         groups += of_each(lambda i: _of_metric(runs[i], nulls[i], metric))
         return Part(term(metric).name, metric, term(metric).meaning, groups)
 
@@ -95,14 +95,14 @@ def _sections(
     yield Section("More metrics", [of_metric(metric) for metric in metrics[MAIN:]])
 
 
-def _of_shares(run: Run) -> Iterator[Drawn]:
+def _of_shares(run: Run) -> Iterator[FigureData]:
     if shares.has_shares(run):
         if len(run.steps) > 1:
             yield shares.shares_by_step(run)
         yield shares.shares_by_layer(run)
 
 
-def _of_metric(run: Run, null: pd.DataFrame, metric: str) -> Iterator[Drawn]:
+def _of_metric(run: Run, null: pd.DataFrame, metric: str) -> Iterator[FigureData]:
     if _varies(run, metric):
         if len(run.steps) > 1:
             yield figures.dynamics(run, null, metric)
@@ -114,13 +114,13 @@ def _of_metric(run: Run, null: pd.DataFrame, metric: str) -> Iterator[Drawn]:
             yield figures.compare_profiles([run], metric)
 
 
-def _compared(runs: Sequence[Run], metric: str) -> Iterator[Drawn]:
+def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     if any(len(run.steps) > 1 for run in runs):
         yield figures.compare_dynamics(runs, metric)
     yield figures.compare_profiles(runs, metric)
 
 
-def _of_tokens(run: Run, null: pd.DataFrame, found: dict[int, pd.DataFrame]) -> Iterator[Drawn]:
+def _of_tokens(run: Run, null: pd.DataFrame, found: dict[int, pd.DataFrame]) -> Iterator[FigureData]:
     if found:
         step = max(found)
         yield tokens.mean_against_variance(run, step, found[step])

@@ -13,9 +13,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
-from embedgeo.glossary import Term
-from embedgeo.glossary import short as shortened
-from embedgeo.names import blocks_by_side, layer_label, layer_ticks
+from embedgeo.results.glossary import Term
+from embedgeo.results.glossary import short as shortened
+from embedgeo.results.layer_names import blocks_by_side, layer_label, layer_ticks
 
 Array = NDArray[np.float64]
 

@@ -38,7 +38,7 @@ _STYLE: dict[str, Any] = {
 }
 
 
-class Drawn(NamedTuple):
+class FigureData(NamedTuple):
     """A figure with what it shows.
 
     Attributes:
@@ -112,7 +112,7 @@ def png(figure: Figure, method: Image.Quantize = Image.Quantize.MEDIANCUT) -> tu
     return buffer.getvalue(), image.width, image.height
 
 
-def save(drawn: Drawn, folder: Path) -> bytes:
+def save(drawn: FigureData, folder: Path) -> bytes:
     """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
     drawn.numbers.to_csv(folder / f"{drawn.name}.csv", lineterminator="\n")
     drawn.figure.savefig(folder / f"{drawn.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None})

@@ -10,8 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from embedgeo.glossary import is_processed, term
-from embedgeo.names import relative_depths
 from embedgeo.report.axes import (
     ACCENT,
     RUNS,
@@ -27,13 +25,15 @@ from embedgeo.report.axes import (
     value_axis,
     value_bar,
 )
-from embedgeo.report.drawing import Drawn, legend, new_figure, number
+from embedgeo.report.drawing import FigureData, legend, new_figure, number
 from embedgeo.report.runs import Run
+from embedgeo.results.glossary import is_processed, term
+from embedgeo.results.layer_names import relative_depths
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
-def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
+def dynamics(run: Run, null: pd.DataFrame, metric: str) -> FigureData:
     """A metric against the step: a line a layer, the mean over blocks, and the null's."""
     table = run.table(metric)
     means, random = run.means(table), run.means(run.table(metric, null))
@@ -53,10 +53,10 @@ def dynamics(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     numbers = table.join(means).join(random.set_axis(randoms, axis=1))
     alt = f"{of.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {_course(means[name])}{_null_text(random[name])}" for name in run.blocks)
-    return Drawn(f"{metric}-dynamics", figure, numbers, alt, text)
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
 
 
-def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
+def profile(run: Run, null: pd.DataFrame, metric: str) -> FigureData:
     """A metric against the layer: a line a step, and the null's at the last step."""
     table, reference = (run.table(metric, of).reindex(columns=run.axis) for of in (run.values, null))
     of = term(metric)
@@ -70,10 +70,10 @@ def profile(run: Run, null: pd.DataFrame, metric: str) -> Drawn:
     legend(figure, ax)
     numbers = table.T.assign(random=reference.iloc[-1]).drop("", errors="ignore")
     alt = f"{of.name} against layer, a line for each of {len(run.steps)} steps."
-    return Drawn(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
+    return FigureData(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
 
 
-def heatmap(run: Run, metric: str) -> Drawn:
+def heatmap(run: Run, metric: str) -> FigureData:
     """A metric as colour over steps and layers; the colours span the blocks, the bar has a tip for what is beyond."""
     table = run.table(metric).reindex(columns=run.axis)
     of = term(metric)
@@ -102,7 +102,7 @@ def heatmap(run: Run, metric: str) -> Drawn:
         text = f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: {number(values[layer, step])}."
     text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
     numbers = table.T.drop("", errors="ignore")
-    return Drawn(f"{metric}-heatmap", figure, numbers, f"{of.name} as colour over steps and layers.", text)
+    return FigureData(f"{metric}-heatmap", figure, numbers, f"{of.name} as colour over steps and layers.", text)
 
 
 def _edges(ax: Axes, steps: Sequence[int]) -> Array:
@@ -113,7 +113,7 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     return transform.inverted().transform(np.concatenate((at[:1], middle, at[-1:])))
 
 
-def after_processing(run: Run) -> Drawn:
+def after_processing(run: Run) -> FigureData:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
     figure, axes = new_figure("After-processing", f"step {run.steps[-1]:,}", panels=2)
     shown: dict[str, pd.Series] = {}
@@ -135,7 +135,7 @@ def after_processing(run: Run) -> Drawn:
         for key, of in zip(means.index, means.to_numpy(), strict=True)
     )
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
-    return Drawn("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
+    return FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
 
 def processed_metrics(run: Run) -> list[str]:
@@ -143,7 +143,7 @@ def processed_metrics(run: Run) -> list[str]:
     return [metric for metric in run.metrics if is_processed(metric)]
 
 
-def loss(run: Run, outliers: Sequence[int]) -> Drawn:
+def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     """The loss on the measured text, with those out of line with their neighbours."""
     values = run.model["loss"].dropna()
     of = term("loss")
@@ -155,10 +155,10 @@ def loss(run: Run, outliers: Sequence[int]) -> Drawn:
     ax.plot(far, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
     if len(far):
         ax.legend(loc="best")
-    return Drawn("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
+    return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
 
 
-def compare_dynamics(runs: Sequence[Run], metric: str) -> Drawn:
+def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """The mean over blocks of several runs against the step."""
     curves: dict[str, pd.Series] = {}
     for run in runs:
@@ -172,10 +172,10 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> Drawn:
     _draw_runs(ax, curves)
     text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
     alt = f"{of.name} against optimizer step, a line for each of {len(runs)} runs."
-    return Drawn(f"{metric}-compared-dynamics", figure, numbers, alt, text)
+    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
 
-def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
+def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Several runs at their last steps against relative depth: 0 enters the first block, 1 leaves the last one."""
     curves: dict[str, pd.Series] = {}
     for run in runs:
@@ -192,7 +192,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> Drawn:
     numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
     text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
     alt = f"{of.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    return Drawn(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
+    return FigureData(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
 
 
 def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:

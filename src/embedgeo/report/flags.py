@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from embedgeo.glossary import term
-from embedgeo.outliers import loss_outliers
-from embedgeo.report.null import widths
+from embedgeo.report.baseline import widths
 from embedgeo.report.runs import Run
+from embedgeo.results.glossary import term
+from embedgeo.results.outliers import loss_outliers
 
 FEW_POINTS = 1000
 """Distinct rows below which TwoNN shows trends only."""

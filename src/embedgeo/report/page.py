@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import jinja2
 import pandas as pd
 
-from embedgeo.glossary import in_order, term
-from embedgeo.report.drawing import Drawn, number, save
+from embedgeo.report.baseline import widths
+from embedgeo.report.drawing import FigureData, number, save
 from embedgeo.report.flags import Flag
-from embedgeo.report.null import widths
 from embedgeo.report.runs import Run
+from embedgeo.results.glossary import in_order, term
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
 
 
-class Shown(NamedTuple):
+class PageFigure(NamedTuple):
     """A figure on the page."""
 
     name: str
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     title: str
     metric: str
     text: str
-    groups: list[tuple[str, list[Shown]]]
+    groups: list[tuple[str, list[PageFigure]]]
 
 
 class Section(NamedTuple):
@@ -51,7 +51,7 @@ class Section(NamedTuple):
         return re.sub(r"\W+", "-", self.title.lower())
 
 
-class Gallery:
+class FigureWriter:
     """Saves figures, and takes them onto the page while there is room.
 
     Args:
@@ -63,7 +63,7 @@ class Gallery:
         self._left = BUDGET
         self._names: set[str] = set()
 
-    def add(self, drawn: Drawn, label: str = "") -> Shown:
+    def add(self, drawn: FigureData, label: str = "") -> PageFigure:
         """Save a figure under its name and that of its run."""
         parts = (re.sub(r"[^\w.-]+", "-", part).strip("-") for part in (label, drawn.name))
         name = wanted = "-".join(part for part in parts if part)
@@ -75,7 +75,7 @@ class Gallery:
             data = ""
         self._left -= len(data)
         width, height = (round(96 * inches) for inches in drawn.figure.get_size_inches())
-        return Shown(name, data, width, height, f"{drawn.alt} {drawn.text}", drawn.text)
+        return PageFigure(name, data, width, height, f"{drawn.alt} {drawn.text}", drawn.text)
 
 
 def write_page(

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedgeo.names import blocks_by_side, side
+from embedgeo.results.layer_names import blocks_by_side, side
 
 MODEL = "model"
 """Layer name of what is measured of the whole model."""

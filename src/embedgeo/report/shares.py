@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedgeo.report.axes import layer_axis, step_axis
-from embedgeo.report.drawing import Drawn, legend, new_figure
+from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run
 
 _PARTS = {
@@ -23,7 +23,7 @@ def has_shares(run: Run) -> bool:
     return bool(_parts(run))
 
 
-def shares_by_layer(run: Run) -> Drawn:
+def shares_by_layer(run: Run) -> FigureData:
     """The shares at each layer, at the last step."""
     unit, shares = _shares(run)
     last = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis)
@@ -37,10 +37,10 @@ def shares_by_layer(run: Run) -> Drawn:
     layer_axis(ax, run.axis)
     _share_axis(figure, ax)
     alt = f"Shares of {_names(shares)} in Q, stacked, by layer."
-    return Drawn("decomposition", figure, shares, alt, f"Mean over blocks: {_percent(_means(run, shares), -1)}.")
+    return FigureData("decomposition", figure, shares, alt, f"Mean over blocks: {_percent(_means(run, shares), -1)}.")
 
 
-def shares_by_step(run: Run) -> Drawn:
+def shares_by_step(run: Run) -> FigureData:
     """The shares at each step, on average over blocks."""
     unit, shares = _shares(run)
     means = _means(run, shares)
@@ -51,7 +51,7 @@ def shares_by_step(run: Run) -> Drawn:
     _share_axis(figure, ax)
     alt = f"Shares of {_names(shares)} in Q, stacked, against optimizer step."
     text = f"Mean over blocks, first step: {_percent(means, 0)}; last step: {_percent(means, -1)}."
-    return Drawn("decomposition-dynamics", figure, means, alt, text)
+    return FigureData("decomposition-dynamics", figure, means, alt, text)
 
 
 def _parts(run: Run) -> list[str]:

@@ -21,8 +21,8 @@ from embedgeo.report.axes import (
     thinned,
     value_bar,
 )
-from embedgeo.report.drawing import Drawn, legend, new_figure, number
-from embedgeo.report.null import REGRESSED
+from embedgeo.report.baseline import REGRESSED
+from embedgeo.report.drawing import FigureData, legend, new_figure, number
 from embedgeo.report.runs import Run, read_projection, read_tokens
 
 _REGRESSED = f"{REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences"
@@ -36,7 +36,7 @@ def tables(run: Run) -> dict[int, pd.DataFrame]:
     return {step: read_tokens(run.tokens[step]) for step in [steps[i] for i in thinned(len(steps), 3)]} if steps else {}
 
 
-def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     """V against M of the token types at some layers, with the regression line."""
     layers = _some_layers(run, table)
     figure, axes = new_figure(
@@ -62,10 +62,10 @@ def mean_against_variance(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     log_ticks(bar.ax, REGRESSED[0], most)
     numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
     alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
-    return Drawn("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
+    return FigureData("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
 
 
-def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> Drawn:
+def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, at each layer."""
     rows = {
         (step, layer): _statistics(table[table["layer"] == layer])
@@ -89,10 +89,10 @@ def statistics(run: Run, found: dict[int, pd.DataFrame], null: pd.DataFrame) -> 
     alt = "C.V. of Q, slope and R² of V on M against layer."
     regressed = numbers["token_types_regressed"].loc[max(found)]
     text = f"At step {max(found):,}, regressed over {number(regressed.max())} token types: {', '.join(texts)}."
-    return Drawn("tokens-statistics", figure, numbers, alt, text)
+    return FigureData("tokens-statistics", figure, numbers, alt, text)
 
 
-def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+def against_frequency(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     """Q, M and V of the token types against how often they occur, at the last block."""
     layer = _last_block(run)
     at = table[(table["layer"] == layer) & table["n"].between(*REGRESSED)]
@@ -112,10 +112,10 @@ def against_frequency(run: Run, step: int, table: pd.DataFrame) -> Drawn:
         ax.set_ylabel(f"log10(1 + {key})")
         texts.append(f"{key} {slope:.3g}")
     alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
-    return Drawn("tokens-against-frequency", figure, logs, alt, f"Slopes: {', '.join(texts)}.")
+    return FigureData("tokens-against-frequency", figure, logs, alt, f"Slopes: {', '.join(texts)}.")
 
 
-def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
+def histograms(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     """How Q, M and V are spread over token types: a line a layer."""
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
     figure, axes = new_figure(
@@ -143,12 +143,12 @@ def histograms(run: Run, step: int, table: pd.DataFrame) -> Drawn:
     medians = table[table["layer"] == _last_block(run)][["Q", "M", "V"]].median()
     text = ", ".join(f"{key} {value:.3g}" for key, value in medians.items())
     alt = "Histograms of Q, M and V over token types, a line a layer."
-    return Drawn(
+    return FigureData(
         "tokens-histograms", figure, numbers.rename("share").to_frame(), alt, f"Medians at {_last_block(run)}: {text}."
     )
 
 
-def projection(run: Run) -> Drawn:
+def projection(run: Run) -> FigureData:
     """Chosen tokens in the plane of their two largest directions, with the origin, at some layers."""
     step = max(run.projections)
     table = read_projection(run.projections[step])
@@ -174,7 +174,7 @@ def projection(run: Run) -> Drawn:
     numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
     text = f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most frequent are named."
     alt = "Means of chosen tokens in the plane of their two principal components, with the origin."
-    return Drawn("tokens-projection", figure, numbers, alt, text)
+    return FigureData("tokens-projection", figure, numbers, alt, text)
 
 
 def counts(table: pd.DataFrame) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from embedgeo.checkpoints import shared_parts
-from embedgeo.store import SweepFolder
+from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.plan import Planned, describe, make_plan, parse_shard, shard_of
 from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.settings import Settings, default_out, versions

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel
-from embedgeo.structure import measured_model
 
 _POSITIONS = 128
 """At a time."""

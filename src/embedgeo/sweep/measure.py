@@ -84,7 +84,7 @@ class Measurement(LightningModule):
         asked = self._settings
         metrics = with_after_processing if asked.after_processing else None
         self._geometry = Geometry(self.model, asked.layers, metrics, asked.skip_first_positions, asked.ignore_token_ids)
-        measured = [source.module for layer in self._geometry.layers for source in layer.sources]
+        measured = [call.module for layer in self._geometry.layers for call in layer.calls]
         self._loss = TokenLoss(self._loaded, measured, self._mask_token_id)
 
     def predict_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> int:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from embedgeo.capture.layers import resolve_layers
 from embedgeo.checkpoints import Checkpoint, hub, is_local, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
-from embedgeo.layers import resolve_layers
 from embedgeo.sweep.measure import choose_masked
 from embedgeo.sweep.plan import Planned, reason
 from embedgeo.sweep.settings import Settings

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from embedgeo.checkpoints import loading
-from embedgeo.store import SweepFolder, records_of
+from embedgeo.results.folder import SweepFolder, records_of
 from embedgeo.sweep.fetching import Fetching, folder_of
 from embedgeo.sweep.measure import MODEL, Measurement, Row, probe_loader
 from embedgeo.sweep.plan import Planned, reason

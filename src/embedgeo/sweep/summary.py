@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from embedgeo.outliers import loss_outliers
+from embedgeo.results.outliers import loss_outliers
 from embedgeo.sweep.measure import MODEL
 from embedgeo.sweep.plan import Planned
 

@@ -1,0 +1,167 @@
+"""Which hidden states of a model to look at, and what to call them."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from embedgeo.capture.structure import contains_any, final_norm, find_stack, module_names, submodels
+
+LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
+"""``"blocks"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the model that returns
+one of these or a mapping of names to modules."""
+
+_MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
+_TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """Which call of a module gives a layer: number ``index`` of the ``calls_per_forward`` in a forward pass."""
+
+    module: nn.Module
+    index: int = 0
+    calls_per_forward: int = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A hidden state of the model.
+
+    Attributes:
+        name: the same for every model family and every wrapper around the model.
+        calls: whose output it is; the mean of their outputs where there are several.
+        takes_input: it is instead what enters the (only) source.
+        positions_first: its shape is (positions, batch, d), not (batch, positions, d).
+    """
+
+    name: str
+    calls: tuple[ModuleCall, ...]
+    takes_input: bool = False
+    positions_first: bool = False
+
+
+def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer]:
+    """Find the layers of a model.
+
+    ``"blocks"`` stands for ``embed`` (what enters the first block), ``block.00`` … (each block's output) and
+    ``final_norm`` (where the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
+    A block that is applied several times is a layer each time. Patterns match these names and the module names,
+    relative to the outermost Hugging Face model, numbers zero-padded or not, without wrappers (FSDP, compile,
+    checkpointing). ``"mean(last4)"`` is the mean of the last four blocks.
+
+    Raises:
+        TypeError: ``layers`` is none of what `LayerSpec` says.
+        ValueError: a pattern that matches nothing, or a model in which no blocks are found.
+
+    >>> model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)})
+    >>> [layer.name for layer in resolve_layers(model)]
+    ['embed', 'block.00', 'block.01', 'final_norm']
+    """
+    found = {layer.name: layer for layer in _resolve(model, layers)}
+    if not found:
+        raise ValueError(f"layers must name at least one layer; got {layers!r}.")
+    return [replace(layer, positions_first=_is_positions_first(model, layer)) for layer in found.values()]
+
+
+def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
+    if isinstance(layers, str):
+        yield from _match(model, layers)
+    elif isinstance(layers, Mapping):
+        for name, module in layers.items():
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"layers must map names to modules; got {type(module).__name__} for {name!r}.")
+            yield Layer(str(name), (ModuleCall(module),))
+    elif isinstance(layers, nn.Module):
+        raise TypeError(f"layers must map names to modules, {{name: module}}; got a bare {type(layers).__name__}.")
+    elif isinstance(layers, Sequence):
+        for each in layers:
+            yield from _resolve(model, each)
+    elif callable(layers):
+        yield from _resolve(model, layers(model))
+    else:
+        raise TypeError(
+            f'layers must be "blocks", a pattern of names, a list of these or a callable; got {type(layers).__name__}.'
+        )
+
+
+def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
+    standard = [layer for prefix, side in submodels(model).items() for layer in _side_layers(prefix, side)]
+    mean = _MEAN.fullmatch(pattern)
+    if pattern == "blocks":
+        if not standard:
+            raise ValueError(
+                f'layers="blocks" needs a list of transformer blocks; found none in {type(model).__name__}. '
+                f"Name layers by a pattern of module names instead, such as {_some(module_names(model))}."
+            )
+        yield from standard
+    elif mean:
+        yield from _means(model, pattern, mean[1], int(mean[2]))
+    else:
+        yield from _glob(model, pattern, standard)
+
+
+def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[Layer]:
+    """The mean of the last ``count`` blocks of each side, or of the ``wanted`` one."""
+    for prefix, side in submodels(model).items():
+        if wanted in ("", prefix):
+            blocks = _blocks(side)
+            if not 1 <= count <= len(blocks):
+                raise ValueError(f"layers={pattern!r} needs that many blocks; the model has {len(blocks)}.")
+            yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
+
+
+def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
+    taken = {layer.name for layer in standard}
+    others = [Layer(name, (ModuleCall(module),)) for name, module in module_names(model).items() if name not in taken]
+    matching = [
+        layer
+        for layer in standard + others
+        if fnmatchcase(layer.name, pattern) or fnmatchcase(_unpadded(layer.name), pattern)
+    ]
+    if not matching:
+        everything = [layer.name for layer in standard + others]
+        parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
+        close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
+        raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {_some(close)}.")
+    return matching
+
+
+def _unpadded(name: str) -> str:
+    return re.sub(r"(?<![^.])0+(?=\d)", "", name)
+
+
+def _some(names: Sequence[str] | Mapping[str, object]) -> str:
+    return ", ".join(list(names)[:6]) or "(the model has no modules)"
+
+
+def _side_layers(prefix: str, side: nn.Module) -> Iterator[Layer]:
+    """``embed``, the blocks and ``final_norm``, or nothing where no blocks are found."""
+    stack = find_stack(side)
+    if stack is None:
+        return
+    blocks = _blocks(side)
+    width = max(2, len(str(len(blocks) - 1)))
+    yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
+    for i, block in enumerate(blocks):
+        yield Layer(f"{prefix}block.{i:0{width}}", (block,))
+    norm = final_norm(stack)
+    if norm is not None:
+        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
+
+
+def _blocks(side: nn.Module) -> tuple[ModuleCall, ...]:
+    stack = find_stack(side)
+    blocks = [] if stack is None else stack.blocks
+    return tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
+
+
+def _is_positions_first(model: nn.Module, layer: Layer) -> bool:
+    """Whether the layer is, or is in, a stack of torch's own that was built with ``batch_first=False``."""
+    stacks = [m for m in model.modules() if isinstance(m, _TORCH_STACKS) and contains_any(m, [layer.calls[0].module])]
+    attention = (m for stack in stacks for m in stack.modules() if isinstance(m, nn.MultiheadAttention))
+    return any(not m.batch_first for m in attention)

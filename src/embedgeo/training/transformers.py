@@ -1,0 +1,134 @@
+"""The monitor for the Hugging Face Trainer."""
+
+import inspect
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+from lightning.fabric.utilities import move_data_to_device
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from embedgeo.results.events import tagged_scalars
+from embedgeo.training.monitor import Monitor, TrainerAdapter
+
+
+class GeometryCallback(Monitor, TrainerCallback):
+    """Measures the geometry of the embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
+
+    Scalars go through the Trainer's own ``log``, dated with the step they were measured at: to every integration in
+    ``report_to``, and to ``trainer.state.log_history``. Their names are ``{prefix}.{metric}/{layer}``, with the mean
+    over blocks at ``{prefix}.{metric}/mean``; ``history`` has them as a list of dicts (step, layer, layer_index,
+    metric, value). Nothing is measured in evaluate and predict.
+
+    While it trains, the Trainer's ``training_step`` is wrapped: the Trainer has no event for a batch or an exception.
+
+    Arguments and errors are those of `embedgeo.training.monitor.Monitor`; what ``probe_forward`` is given is the
+    model that the Trainer runs.
+
+    Raises:
+        ValueError: at the start of training that runs one model on several ranks (tensor, context or sequence
+            parallel): they would repeat rows.
+    """
+
+    _trainer: Trainer | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._stop()
+        self._reset()
+        trainer = _calling_trainer()
+        assert isinstance(trainer.model, nn.Module)
+        _require_data_parallel(trainer)
+        run = TrainerAdapter(
+            model=trainer.model,
+            device=args.device,
+            to_device=lambda batch: move_data_to_device(batch, args.device),
+            forward=self._forward,
+            log=self._log,
+        )
+        self._start(run, state.global_step)
+        self._trainer = trainer
+        self._watch(trainer)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._after_batch(state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._finish(state.global_step)
+        self._stop()
+
+    def _watch(self, trainer: Trainer) -> None:
+        training_step = trainer.training_step
+
+        @wraps(training_step)
+        def watched(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            self._before_batch(trainer.state.global_step, inputs)
+            try:
+                return training_step(model, inputs, *args, **kwargs)
+            except BaseException:
+                self._stop()
+                raise
+            finally:
+                self._detach()
+
+        watched.watches = training_step  # type: ignore[attr-defined]
+        trainer.training_step = watched  # type: ignore[method-assign]
+
+    def _stop(self) -> None:
+        super()._stop()
+        trainer, self._trainer = self._trainer, None
+        if trainer is None:
+            return
+        step: Any = trainer.training_step
+        while hasattr(step, "watches"):  # also those of other callbacks: they stop now, too
+            step = step.watches
+        trainer.training_step = step  # type: ignore[method-assign]
+
+    def _forward(self, batch: Any) -> None:
+        assert self._trainer is not None
+        model = self._trainer.model_wrapped
+        with self._trainer.compute_loss_context_manager():
+            if self.probe_forward is not None:
+                self.probe_forward(model, batch)
+            elif isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch)
+
+    def _log(self, step: int, values: dict[str, dict[str, float]]) -> None:
+        assert self._trainer is not None
+        state, control = self._trainer.state, self._trainer.control
+        now, should_log = state.global_step, control.should_log
+        state.global_step = step  # what `log` dates its values with
+        try:
+            self._trainer.log(tagged_scalars(values, self.prefix))
+        finally:
+            state.global_step, control.should_log = now, should_log
+
+
+def _calling_trainer() -> Trainer:
+    """The Trainer whose event this is: it gives its callbacks everything but itself, and they need its ``log``."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Trainer):
+            return caller
+        frame = frame.f_back
+    raise RuntimeError("GeometryCallback must be among the callbacks of a transformers.Trainer; found none training.")
+
+
+def _require_data_parallel(trainer: Trainer) -> None:
+    if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
+        raise ValueError(
+            "GeometryCallback needs ranks with rows of their own; this Trainer runs one model on several ranks "
+            "(tensor, context or sequence parallel). Use data parallel or FSDP, or sweep over its checkpoints."
+        )
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"GeometryCallback needs one process for each GPU; this one has {trainer.args.n_gpu} "
+            "(torch.nn.DataParallel). Launch it by torchrun or accelerate."
+        )

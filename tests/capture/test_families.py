@@ -1,0 +1,209 @@
+"""Every model family: its layers are found, in order, and are the model's own hidden states."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import nn
+
+from embedgeo import observe
+from embedgeo.capture.layers import resolve_layers
+from embedgeo.capture.structure import input_embedding
+from embedgeo.results.events import tagged_scalars
+from tests.models import FAMILIES, NanoGPT, TorchEncoder, t5, token_batch, vit
+from tests.observed import hidden_states, observed, rows_seen
+
+BLOCKS = ["embed", "block.00", "block.01", "block.02"]
+
+
+def names(model, layers="blocks"):
+    return [layer.name for layer in resolve_layers(model, layers)]
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_are_the_models_own_hidden_states(family, padding):
+    torch.manual_seed(0)
+    model = FAMILIES[family].build().eval()
+    given = {"": token_batch(padding=padding)}
+    batch = given[""]
+    sides = FAMILIES[family].final_norm
+    if len(sides) == 2:
+        given = {"encoder.": batch, "decoder.": token_batch(length=9, padding=padding, seed=1)}
+        batch = {**batch, **{f"decoder_{key}": value for key, value in given["decoder."].items()}}
+    assert names(model) == [
+        f"{side}{name}" for side, norm in sides.items() for name in [*BLOCKS, *["final_norm"] * bool(norm)]
+    ]
+    geometry = observed(model, batch)
+    for side in sides:
+        keep = given[side]["attention_mask"].bool()
+        for name, state in zip(BLOCKS, hidden_states(model, batch, family, side), strict=True):
+            rows, ids = rows_seen(geometry, side + name)
+            assert torch.equal(rows, state[keep]), name
+            assert torch.equal(ids, given[side]["input_ids"][keep]), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_input_embedding_has_the_vocabulary(family):
+    model = FAMILIES[family].build()
+    assert input_embedding(model).weight is model.get_input_embeddings().weight
+
+
+def test_a_model_without_token_ids_gives_what_needs_none():
+    model, images = vit().eval(), {"pixel_values": torch.randn(2, 3, 16, 16)}
+    with observe(model) as geometry, torch.no_grad():
+        model(**images)
+    values = geometry.compute()
+    assert list(values) == [*BLOCKS, "final_norm"]
+    assert values["embed"]["n"] == 2 * 17
+    assert values["block.02"]["intrinsic_dimension"] > 1
+    assert not {"V_W", "V_W_unbiased", "token_types"} & values["block.02"].keys()
+    without_class_token = observed(model, images, skip_first_positions=1)
+    with torch.no_grad():
+        states = model(**images, output_hidden_states=True).hidden_states
+    assert torch.equal(rows_seen(without_class_token, "block.00")[0], states[1][:, 1:].flatten(0, 1))
+
+
+@pytest.mark.parametrize("stack", [nn.ModuleList, nn.Sequential])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_model_in_the_manner_of_nanogpt(stack, rows):
+    model = NanoGPT(stack).eval()
+    idx = token_batch(rows)["input_ids"]
+    assert names(model) == [*BLOCKS, "final_norm"]
+    with torch.no_grad():
+        states = model.states(idx)
+    geometry = observed(model, {"idx": idx})
+    for name, state in zip(BLOCKS, states, strict=True):
+        seen, ids = rows_seen(geometry, name)
+        assert torch.equal(seen, state.flatten(0, 1)), name
+        assert torch.equal(ids, idx.flatten()), name
+
+
+def test_numbered_positions_are_not_taken_for_token_ids():
+    model = NanoGPT()
+    model.transformer.wte = nn.Linear(3, 16)  # a model of measured values
+    geometry = observed(model, {"idx": torch.randn(1, 12, 3)})
+    assert rows_seen(geometry, "embed")[1] is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("order", ["batch first", "positions first", "turned inside"])
+def test_torchs_own_encoder(order, training):
+    torch.manual_seed(0)
+    model = TorchEncoder(batch_first=order == "batch first", turns=order == "turned inside").train(training)
+    batch = token_batch(padding="right")  # the padding that its fused kernels for inference take
+    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
+    given = ids.T if order == "positions first" else ids
+    assert names(model) == [*BLOCKS, "final_norm"]
+    with torch.no_grad():
+        states = [model.table(ids if order == "batch first" else ids.T)]
+        for block in model.encoder.layers:
+            states.append(block(states[-1], src_key_padding_mask=~keep))
+    geometry = observed(model, {"ids": given, "padding": ~keep}, skip_first_positions=1)
+    kept = keep.clone()
+    kept[:, 0] = False
+    for name, state in zip(BLOCKS, states, strict=True):
+        rows, token_ids = rows_seen(geometry, name)
+        counted = kept if order == "batch first" else kept.T
+        torch.testing.assert_close(rows, state[counted], msg=name)
+        assert torch.equal(token_ids, (ids if order == "batch first" else ids.T)[counted]), name
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_inner_modules_of_torchs_own_encoder_are_read_in_inference_too():
+    model, ids = TorchEncoder().eval(), token_batch()["input_ids"]
+    geometry = observed(model, {"ids": ids}, "encoder.layers.*.linear2")
+    assert list(geometry.compute().values()) == [{"count": 48.0}] * 3
+
+
+def test_an_additive_padding_mask_is_understood():
+    model, batch = TorchEncoder(), token_batch(padding="right")
+    keep = batch["attention_mask"].bool()
+    padding = torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)
+    geometry = observed(model, {"ids": batch["input_ids"], "padding": padding})
+    assert torch.equal(rows_seen(geometry, "embed")[1], batch["input_ids"][keep])
+
+
+def test_as_many_sequences_as_positions_must_be_told_apart():
+    model, ids = TorchEncoder(batch_first=False, turns=True), token_batch(4, 4)["input_ids"]
+    with pytest.raises(ValueError, match=r"must tell sequences from positions.*there are 4 of both"), observe(model):
+        model(ids)
+    with observe(model) as geometry:
+        geometry.probe.token_ids = ids.T
+        model(ids)
+    assert geometry.compute()["embed"]["V_W"] == 0  # no positions are added: rows of one token are equal
+
+
+def test_torchs_own_encoder_decoder_has_no_token_ids():
+    model = nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
+    source, target = torch.randn(3, 5, 16), torch.randn(3, 4, 16)
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    layers = ["embed", "block.00", "block.01", "final_norm"]
+    assert names(model) == [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in layers]
+    geometry = observed(model, {"src": source, "tgt": target, "src_key_padding_mask": padding})
+    assert torch.equal(rows_seen(geometry, "encoder.embed")[0], source[~padding])
+    assert torch.equal(rows_seen(geometry, "decoder.embed")[0], target.flatten(0, 1))
+
+
+def test_a_flat_module_whose_own_forward_is_never_called():
+    parts = TorchEncoder()
+    batch = token_batch(padding="right")
+    keep = batch["attention_mask"].bool()
+
+    def step(ids, padding=None):  # as in a training_step
+        parts.encoder(parts.table(ids), src_key_padding_mask=padding)
+
+    with observe(parts) as geometry:
+        step(batch["input_ids"], ~keep)
+        step(batch["input_ids"])
+    assert geometry.compute()["embed"]["n"] == keep.sum() + keep.numel()
+    assert geometry.compute()["embed"]["token_types"] == len(batch["input_ids"].unique())
+
+
+def test_the_base_model_may_be_called_without_its_head():
+    model = FAMILIES["gpt_neox"].build()
+    batch = token_batch(padding="left")
+    with observe(model) as geometry:
+        model.gpt_neox(**batch)
+    assert geometry.compute()["block.00"]["n"] == batch["attention_mask"].sum()
+
+
+def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
+    block = nn.Linear(4, 4)
+    model = nn.ModuleDict({"layers": nn.ModuleList([block, nn.Linear(4, 4), block])})
+    with observe(model, [*BLOCKS, "mean(last2)"]) as geometry, torch.no_grad():
+        passes = [
+            list(accumulate(model["layers"], lambda h, layer: layer(h), initial=x)) for x in torch.randn(2, 2, 3, 4)
+        ]
+        _, *states = [torch.cat(outputs) for outputs in zip(*passes, strict=True)]
+    values = geometry.compute()
+    squares = [float(state.square().sum(-1).mean()) for state in [*states, (states[1] + states[2]) / 2]]
+    found = [values[name]["Q"] for name in [*BLOCKS[1:], "mean(last2)"]]
+    assert found == pytest.approx(squares, rel=1e-5)
+
+
+def test_means_of_the_last_blocks_of_encoder_and_decoder():
+    model = t5().eval()
+    assert names(model, "mean(last2)") == ["encoder.mean(last2)", "decoder.mean(last2)"]
+    assert names(model, "decoder.mean(last2)") == ["decoder.mean(last2)"]
+    batch = token_batch()
+    batch["decoder_input_ids"] = batch["input_ids"]
+    states = hidden_states(model, batch, "t5", "decoder.")
+    rows, _ = rows_seen(observed(model, batch, "decoder.mean(last2)"), "decoder.mean(last2)")
+    torch.testing.assert_close(rows, (states[-1] + states[-2]).div(2).flatten(0, 1))
+
+
+def test_encoder_and_decoder_have_a_mean_over_blocks_each():
+    values = {"encoder.block.00": {"V": 1.0}, "encoder.block.01": {"V": 3.0}, "decoder.block.00": {"V": 5.0}}
+    scalars = tagged_scalars({"encoder.embed": {"V": 9.0}, **values})
+    assert {tag: value for tag, value in scalars.items() if "mean" in tag} == {
+        "geometry.V/encoder.mean": 2.0,
+        "geometry.V/decoder.mean": 5.0,
+    }
+
+
+def test_a_stage_of_a_convolutional_network_is_no_list_of_blocks():
+    stage = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()) for _ in range(2)))
+    with pytest.raises(ValueError, match="needs a list of transformer blocks"):
+        resolve_layers(nn.ModuleDict({"stage": stage}))

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from embedgeo.capture.layers import ModuleCall, resolve_layers
+from embedgeo.capture.structure import module_names
+from tests.models import gpt_neox
+
+
+def names(layers):
+    return [layer.name for layer in layers]
+
+
+def test_wrappers_change_neither_names_nor_modules():
+    model = gpt_neox()
+    plain = {layer.name: layer.calls for layer in resolve_layers(model, ["blocks", "*.mlp"])}
+    blocks = model.gpt_neox.layers
+    for i, block in enumerate(blocks):
+        blocks[i] = checkpoint_wrapper(block)
+    blocks[1] = torch.compile(blocks[1], backend="eager")
+    wrapped = nn.ModuleDict({"inner": torch.compile(model, backend="eager")})
+    assert {layer.name: layer.calls for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])} == plain
+
+
+def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():
+    model = gpt_neox(num_hidden_layers=12)
+    inside = nn.ModuleDict({"student": model})
+    assert list(module_names(inside)) == list(module_names(model))
+    assert "gpt_neox.layers.03.mlp" in module_names(model)
+    assert names(resolve_layers(inside))[:3] == ["embed", "block.00", "block.01"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("*.mlp", [f"gpt_neox.layers.0{i}.mlp" for i in range(3)]),
+        ("gpt_neox.layers.1.attention", ["gpt_neox.layers.01.attention"]),
+        ("block.0[12]", ["block.01", "block.02"]),
+        (["embed", "final_norm"], ["embed", "final_norm"]),
+        (["block.01", "block.*"], ["block.01", "block.00", "block.02"]),
+        ("mean(last2)", ["mean(last2)"]),
+        (lambda model: {"head": model.get_output_embeddings()}, ["head"]),
+        (lambda model: ["embed", lambda inner: "block.02"], ["embed", "block.02"]),
+    ],
+)
+def test_layers_may_be_patterns_lists_and_callables(layers, expected):
+    assert names(resolve_layers(gpt_neox(), layers)) == expected
+
+
+def test_names_are_padded_to_the_number_of_blocks():
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(1, 1) for _ in range(101))})
+    assert names(resolve_layers(model))[1::100] == ["block.000", "block.100"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "message"),
+    [
+        ("*.mpl", ValueError, r"matches no layer.*mlp"),
+        ("mean(last9)", ValueError, "the model has 3"),
+        ([], ValueError, "at least one layer"),
+        (7, TypeError, "int"),
+        (lambda model: {"x": 3}, TypeError, "int for 'x'"),
+    ],
+)
+def test_layers_that_cannot_be_resolved(layers, error, message):
+    with pytest.raises(error, match=message):
+        resolve_layers(gpt_neox(), layers)
+
+
+def test_a_model_without_blocks_says_what_to_do():
+    with pytest.raises(ValueError, match="pattern of module names instead, such as 00"):
+        resolve_layers(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_bare_module_is_refused_with_the_remedy():
+    model = gpt_neox()
+    with pytest.raises(TypeError, match=r"must map names to modules.*got a bare GPTNeoXLayer"):
+        resolve_layers(model, lambda inner: [inner.gpt_neox.layers[0]])
+
+
+def test_standard_names_win_over_modules_of_the_same_name():
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    (layer,) = resolve_layers(model, "embed")
+    assert layer.takes_input
+    assert layer.calls == (ModuleCall(model["layers"][0]),)
+
+
+def test_blocks_are_those_of_the_measured_model():
+    student, teacher = gpt_neox(num_hidden_layers=2), gpt_neox(num_hidden_layers=5)
+    assert len(resolve_layers(nn.ModuleList([student, teacher]), "block.*")) == 2

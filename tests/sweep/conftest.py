@@ -1,0 +1,36 @@
+import pytest
+from huggingface_hub import constants
+
+from embedgeo.checkpoints import hub as hub_source
+from tests.sweep.hub_server import Hub
+from tests.sweep.tiny import TEXT
+
+REPOSITORY = "lab/tiny"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """An empty Hub, which the client in this process talks to; its cache is empty, too."""
+    server = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(hub_source, "_WAITS", (0.05,) * 4)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT))
+    return str(path)
+
+
+@pytest.fixture
+def options(text, tmp_path):
+    """Arguments of a small sweep."""
+    return {"text": text, "seq_len": 16, "num_tokens": 64, "batch_size": 2, "out": str(tmp_path / "out")}

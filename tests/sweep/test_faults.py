@@ -1,0 +1,422 @@
+"""What goes wrong with a checkpoint: mended where that is possible, else recorded while the sweep goes on."""
+
+import errno
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from huggingface_hub import constants, file_download
+from safetensors.torch import save as save_safetensors
+from transformers import modeling_utils
+
+from embedgeo.cli import main
+from embedgeo.sweep import sweep
+from embedgeo.sweep.measure import Measurement
+from tests.sweep.conftest import REPOSITORY
+from tests.sweep.tiny import bin_file, checkpoint_files, model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def commits(hub):
+    """Steps 0 to 2, all well; the tokenizer is in the first."""
+    return [hub.add(REPOSITORY, f"step{s}", checkpoint_files(s, with_tokenizer=s == 0)) for s in range(3)]
+
+
+def done(options):
+    return sorted(path.stem for path in (Path(options["out"]) / "checkpoints").glob("*.parquet"))
+
+
+def reasons(options):
+    return {path.stem: path.read_text() for path in (Path(options["out"]) / "failed").glob("*.txt")}
+
+
+@pytest.mark.filterwarnings("ignore:.*unclosed")
+@pytest.mark.parametrize(
+    ("what", "faults"),
+    [
+        (WEIGHTS, (500, 500, 500)),
+        ("config.json", (503, 429)),
+        ("tree", (500, 500, 500)),
+        (WEIGHTS, ("cut",)),
+        (WEIGHTS, ("stall",)),
+        (WEIGHTS, ("wrong",)),
+    ],
+)
+def test_a_fault_that_passes_is_mended(hub, commits, options, monkeypatch, what, faults):
+    if "stall" in faults:
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    commit = commits[0 if what == "config.json" else 1]  # the same in all: fetched once
+    hub.fail(what, commit, *faults)
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / "failed").exists()
+    assert hub.faults[what, commit] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "faults", "reason"),
+    [
+        (WEIGHTS, (404,) * 9, "404"),
+        (WEIGHTS, (401,) * 9, "401"),
+        (WEIGHTS, (500,) * 30, "500"),
+        ("tree", (404,) * 9, "404"),
+        ("tree", (401,) * 9, "401"),
+        (WEIGHTS, ("wrong",) * 9, "sha256"),
+    ],
+)
+def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
+    hub, commits, options, capsys, what, faults, reason
+):
+    hub.fail(what, commits[1], *faults)
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step0", "step2"]
+    assert reason in reasons(options)["step1"]
+    said = capsys.readouterr().out
+    assert "2 of 3 checkpoints done" in said
+    assert "failed: step1: " in said
+    hub.faults.clear()
+    hub.requests.clear()
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["step0", "step1", "step2"]
+    assert set(hub.downloads()) == {commits[1]}
+    assert not (Path(options["out"]) / "failed").exists()
+
+
+def broken(step=1, **changes):
+    files = checkpoint_files(step, with_tokenizer=False)
+    return {name: data for name, data in {**files, **changes}.items() if data is not None}
+
+
+def changed_config(**changes):
+    files = checkpoint_files(1, with_tokenizer=False)
+    return json.dumps({**json.loads(files["config.json"]), **changes}).encode()
+
+
+def without_a_weight():
+    weights = {k: v.contiguous() for k, v in model(1).state_dict().items() if "layers.1.mlp" not in k}
+    return save_safetensors(weights, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({WEIGHTS: b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5)}, "Safetensor"),
+        ({WEIGHTS: checkpoint_files(1)[WEIGHTS][:-100]}, "Safetensor"),
+        ({WEIGHTS: None}, "must have weights"),
+        ({WEIGHTS: without_a_weight()}, "must hold all weights"),
+        ({"config.json": None}, "must have a config.json"),
+        ({"config.json": b"{"}, "JSON"),
+        ({"config.json": changed_config(num_hidden_layers=10**9)}, "num_hidden_layers must be at most"),
+        ({"config.json": changed_config(hidden_size=10**7)}, "must fit the weights"),
+        ({"config.json": changed_config(vocab_size=10**12)}, "must fit the weights"),
+        ({"config.json": changed_config(hidden_size=10**30)}, ""),
+        ({"config.json": changed_config(model_type="t5")}, "decoder or an encoder"),
+    ],
+)
+def test_a_broken_checkpoint_fails_alone(hub, options, changes, reason):
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", broken(**changes))
+    hub.add(REPOSITORY, "step2", checkpoint_files(2, with_tokenizer=False))
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step0", "step2"]
+    assert reason in reasons(options)["step1"]
+    assert sweep(REPOSITORY, **options) == 3
+
+
+def test_a_broken_first_checkpoint_does_not_stop_the_sweep(hub, options):
+    hub.add(REPOSITORY, "step0", broken(0, **{"config.json": b"{"}))
+    hub.add(REPOSITORY, "step1", checkpoint_files(1))
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step1"]
+
+
+def test_a_duplicate_of_a_checkpoint_that_fails_is_measured_itself(hub, options):
+    first = hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", checkpoint_files(0))
+    hub.fail(WEIGHTS, first, *[404] * 9)
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step1"]
+
+
+def test_a_full_disk_fails_the_checkpoint(hub, commits, options, monkeypatch):
+    get = file_download.http_get
+
+    def full(url, *args, **kwargs):
+        if commits[1] in url and url.endswith(WEIGHTS):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return get(url, *args, **kwargs)
+
+    monkeypatch.setattr(file_download, "http_get", full)
+    assert sweep(REPOSITORY, **options) == 3
+    assert done(options) == ["step0", "step2"]
+    assert "No space left" in reasons(options)["step1"]
+
+
+@pytest.fixture
+def handlers():
+    """Those of signals, which a program changes for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("during", ["download", "measurement"])
+def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
+    hub, commits, options, monkeypatch, capsys, handlers, number, during
+):
+    is_over = threading.Event()
+    measure, get = Measurement._measure, file_download.http_get
+
+    def stopped_measurement(*args):
+        signal.raise_signal(number)
+        measure(*args)
+
+    def stopped_download(url, *args, **kwargs):
+        if commits[0] in url and url.endswith(WEIGHTS):
+            signal.pthread_kill(threading.main_thread().ident, number)  # the one that waits
+            is_over.wait(60)
+            raise OSError("stopped")
+        return get(url, *args, **kwargs)
+
+    def end(status):
+        raise SystemExit(status)
+
+    with monkeypatch.context() as patched:
+        if during == "download":
+            patched.setattr(file_download, "http_get", stopped_download)
+        else:
+            patched.setattr(Measurement, "_measure", stopped_measurement)
+        patched.setattr(os, "_exit", end)
+        given = [f"--{name}={value}" for name, value in options.items()]
+        patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 130
+    is_over.set()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
+
+
+def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):
+    hub.add(REPOSITORY, "main", checkpoint_files(2))
+    hub.add(REPOSITORY, "step1", checkpoint_files(1, with_tokenizer=False))
+    assert sweep(REPOSITORY, **options) == 0
+
+
+# ── one clear error, and nothing written ────────────────────────────────────────────────────────────────────────────
+
+
+def refused(match, *args, **options):
+    with pytest.raises((ValueError, OSError), match=match) as caught:
+        sweep(*args, **options)
+    assert "\n" not in str(caught.value) or "Repository" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"steps": "5"}, "steps must name steps of which there is a checkpoint; got 5"),
+        ({"steps": "some"}, "steps must be"),
+        ({"num_tokens": 10}, "num_tokens must fill"),
+        ({"seq_len": 60, "num_tokens": 6000}, None),
+        ({"seq_len": 128, "num_tokens": 128}, "at most the model's 64 positions|at least one sequence"),
+        ({"seq_len": 4096, "num_tokens": 4096}, "at least one sequence of 4096"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"skip_first_positions": -1}, "skip_first_positions must leave some of the 16 of seq_len; got -1"),
+        ({"skip_first_positions": 16}, "skip_first_positions must leave some of the 16 of seq_len; got 16"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"layers": "*.nothing"}, "matches no layer"),
+        ({"shard": "3/2"}, "shard must be i/n"),
+        ({"revisions": "nothing-*"}, "none among the revisions"),
+        ({"tokenizer": "/does/not/exist"}, "tokenizer must come from"),
+        ({"text": "/does/not/exist"}, "text must be files"),
+        ({"trainer": {"logger": True}}, "decides logger itself"),
+        ({"trainer": {"colour": "red"}}, "trainer must be options"),
+        ({"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}}, "must keep its processes"),
+    ],
+)
+def test_arguments_that_cannot_be(hub, commits, options, changes, match):
+    if match is None:
+        assert sweep(REPOSITORY, **{**options, **changes}) == 0
+        return
+    refused(match, REPOSITORY, **{**options, **changes})
+    assert not Path(options["out"]).exists()
+
+
+def test_other_settings_into_a_folder_are_refused(hub, commits, options):
+    sweep(REPOSITORY, **options)
+    before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+    refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
+    refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
+    Path(options["text"]).write_text("Other words, as many as are needed to fill a few sequences of tokens. " * 9)
+    refused("text_sha256 was", REPOSITORY, **options)
+    assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
+
+
+def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("manifest", ["{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"])
+def test_a_manifest_of_something_else_is_refused(hub, commits, options, manifest):
+    Path(options["out"]).mkdir()
+    (Path(options["out"]) / "manifest.json").write_text(manifest)
+    refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
+    assert [path.name for path in Path(options["out"]).iterdir()] == ["manifest.json"]
+
+
+def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embedgeo.results.folder.write_events", full)
+        assert "events.out" in refused("No space left", REPOSITORY, **options)
+    assert done(options) == ["step0", "step1", "step2"]
+    assert not (Path(options["out"]) / ".downloads").exists()
+    assert sweep(REPOSITORY, **options) == 0
+
+
+def test_a_hub_that_does_not_answer_is_named(hub, commits, options):
+    hub.close()
+    refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
+    assert not Path(options["out"]).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
+    Path(options["out"]).write_text("a file")
+    refused("must be a folder that can be written", REPOSITORY, **options)
+    assert Path(options["out"]).read_text() == "a file"
+
+
+def test_a_model_without_hidden_layers_is_refused(hub, options):
+    hub.add(REPOSITORY, "step1", {**checkpoint_files(1), "config.json": changed_config(num_hidden_layers=0)})
+    refused("needs a list of transformer blocks; found none in GPTNeoXForCausalLM", REPOSITORY, **options)
+    assert not Path(options["out"]).exists()
+
+
+def test_a_repository_that_does_not_exist(hub, options, capsys):
+    assert main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]]) == 2
+    assert "embedgeo: error: " in capsys.readouterr().err
+
+
+def test_a_repository_whose_revisions_name_no_step(hub, options):
+    hub.add(REPOSITORY, "main", checkpoint_files(0))
+    refused("must name checkpoints with their steps", REPOSITORY, **options)
+    refused("a folder that exists or a repository", "/no/such/folder", **options)
+
+
+def test_no_tokenizer_anywhere(hub, options):
+    hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
+    refused("Name one by tokenizer=", REPOSITORY, **options)
+
+
+# ── checkpoints that mean harm ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_pickle_payload_is_not_executed(hub, options, tmp_path, archive):
+    target = str(tmp_path / "executed")
+    files = broken(**{WEIGHTS: None})
+    files["pytorch_model.bin"] = bin_file(Payload(target)) if archive else pickle.dumps(Payload(target))
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", files)
+    assert sweep(REPOSITORY, **options) == 3
+    assert not Path(target).exists()
+    assert done(options) == ["step0"]
+
+
+def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
+    target = tmp_path / "executed"
+    code = f"import os\nos.mkdir({str(target)!r})\n".encode()
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    changes = {"config.json": json.dumps(config).encode(), "evil.py": code, "custom_generate/generate.py": code}
+    hub.add(REPOSITORY, "step1", broken(**changes))
+    tokenizer = {"tokenizer_config.json": json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()}
+    hub.add(REPOSITORY, "step2", {**checkpoint_files(2), **tokenizer, "evil.py": code})
+    assert sweep(REPOSITORY, **options) == 3
+    assert not target.exists()
+    assert {"step0", "step1"} - set(done(options)) == {"step1"}
+    assert not any(what.endswith(".py") for _, what, _ in hub.requests)
+
+
+@pytest.mark.parametrize("named", ["evil/kernel", {"": "evil/kernel@main:run"}])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):
+    loaded = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args))
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", broken(**{"config.json": changed_config(**{key: named})}))
+    assert sweep(REPOSITORY, **options) == 3
+    assert loaded == []
+    assert f"{key} must not name code on the Hub" in reasons(options)["step1"]
+
+
+def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_path):
+    evil = {"../../../../escaped.json": b"{}", "/abs/model.safetensors": b"x", "sub/../../../tokenizer.json": b"{}"}
+    hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **evil})
+    before = set(tmp_path.rglob("*"))
+    assert sweep(REPOSITORY, **options) == 0
+    inside = (Path(options["out"]), Path(constants.HF_HUB_CACHE))
+    new = set(tmp_path.rglob("*")) - before
+    assert all(any(path == root or root in path.parents for root in inside) for path in new)
+    assert not any("escaped" in what or ".." in what for _, what, _ in hub.requests)
+
+
+def test_an_index_that_names_a_file_outside_is_refused(hub, options, tmp_path):
+    files = checkpoint_files(1, with_tokenizer=False, shards=True)
+    index = json.loads(files["model.safetensors.index.json"])
+    (tmp_path / "secret.safetensors").write_bytes(checkpoint_files(2)[WEIGHTS])
+    index["weight_map"] = dict.fromkeys(index["weight_map"], "../../../../../secret.safetensors")
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", {**files, "model.safetensors.index.json": json.dumps(index).encode()})
+    assert sweep(REPOSITORY, **options) == 3
+    assert "must name the checkpoint's weight files" in reasons(options)["step1"]
+
+
+def test_revision_names_stay_inside_the_folder(hub, options):
+    hub.add(REPOSITORY, "../../step1", checkpoint_files(1))
+    hub.add(REPOSITORY, "a/step2", checkpoint_files(2))
+    assert sweep(REPOSITORY, **options) == 0
+    assert done(options) == ["%2E.%2F..%2Fstep1", "a%2Fstep2"]
+    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {"../../step1", "a/step2"}
+
+
+def test_a_commit_that_is_none_is_refused(hub, options):
+    hub.add(REPOSITORY, "step1", checkpoint_files(1))
+    hub.repositories[REPOSITORY]["branches"]["step1"] = "../../x"
+    refused("must stand for a commit", REPOSITORY, **options)
+
+
+def test_float16_weights_are_measured_in_the_dtype_asked_for(hub, options):
+    files = checkpoint_files(1)
+    weights = {name: tensor.half() for name, tensor in model(1).state_dict().items()}
+    files[WEIGHTS] = save_safetensors(weights, {"format": "pt"})
+    hub.add(REPOSITORY, "step1", files)
+    assert sweep(REPOSITORY, **options, dtype="float64") == 0
+    assert torch.get_default_dtype() == torch.float32

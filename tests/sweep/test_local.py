@@ -1,0 +1,272 @@
+"""Local folders: the monitor's numbers again, Lightning's files, several layouts."""
+
+import socket
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+import embedgeo
+from embedgeo.checkpoints import list_checkpoints
+from embedgeo.report import write_report
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep import check, sweep
+from embedgeo.sweep.summary import loss_outliers
+from embedgeo.text import cut_sequences, tokenize_sequences
+from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, local_run, model, tokenizer_files, write_files
+
+
+class Pretraining(pl.LightningModule):
+    """As the demo trains: a Hugging Face model inside, checkpoints as folders."""
+
+    def __init__(self):
+        super().__init__()
+        from copy import deepcopy
+
+        self.model = deepcopy(model(0)).train()
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch, labels=batch["input_ids"]).loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class SaveFolders(pl.Callback):
+    def __init__(self, folder, tokenizer):
+        self.folder, self.tokenizer = folder, tokenizer
+
+    def save(self, trainer, module):
+        path = self.folder / f"step{trainer.global_step}"
+        module.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.save(trainer, module)
+
+    def on_train_end(self, trainer, module):
+        self.save(trainer, module)
+
+
+@pytest.mark.parametrize("kind", ["with a mask", "without"])
+def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
+    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    text = "\n".join(TEXT * 12)
+    (tmp_path / "probe.txt").write_text(text)
+    ids = cut_sequences([tokenizer.encode(text)], 32)
+    mask = {"attention_mask": torch.ones_like(ids[0])} if kind == "with a mask" else {}
+    loader = DataLoader([{"input_ids": row, **mask} for row in ids], batch_size=8)
+    monitor = embedgeo.GeometryMonitor(every_n_steps=1, probe=loader, on_error="raise")
+    trainer = pl.Trainer(
+        max_steps=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[SaveFolders(tmp_path / "checkpoints", tokenizer), monitor],
+    )
+    trainer.fit(Pretraining(), loader)
+    arguments = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel(), "batch_size": 8}
+    assert sweep(str(tmp_path / "checkpoints"), **arguments, out=str(tmp_path / "out")) == 0
+    table = pd.read_csv(tmp_path / "out" / "metrics.csv")
+    offline = {(r.step, r.layer, r.metric): r.value for r in table.itertuples() if r.layer != "model"}
+    online = {(r["step"], r["layer"], r["metric"]): r["value"] for r in monitor.history}
+    assert offline.keys() == online.keys()
+    assert {step for step, _, _ in online} == {0, 1, 2, 3}
+    np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])
+def test_layouts_of_folders(tmp_path, name):
+    local_run(tmp_path / "run", steps=(10, 2), name=name)
+    write_files(tmp_path / "run", checkpoint_files(3))  # a final model beside them, as transformers' Trainer leaves it
+    (tmp_path / "run" / "logs").mkdir()
+    assert [c.step for c in list_checkpoints(str(tmp_path / "run"))] == [2, 10]
+    assert [c.step for c in list_checkpoints(str(tmp_path / "run" / name.format(10)))] == [10]
+
+
+def test_duplicates_in_folders(tmp_path, options, capsys):
+    local_run(tmp_path / "run", steps=(1, 2))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
+    assert check(str(tmp_path / "run")) == 1
+    assert "same weights: step1, step3" in capsys.readouterr().out
+    assert sweep(str(tmp_path / "run"), **options) == 0
+    out = SweepFolder(options["out"])
+    first, third = out.read("step1"), out.read("step3")
+    assert third["duplicate_of"].iloc[0] == "step1"
+    assert first["value"].equals(third["value"])
+    assert first["weights_sha256"].iloc[0] == third["weights_sha256"].iloc[0]
+
+
+def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    sweep(str(tmp_path / "run"), **options)
+    written = (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns
+    local_run(tmp_path / "run", steps=(2,))
+    sweep(str(tmp_path / "run"), **options)
+    assert SweepFolder(options["out"]).done() == {"step1", "step2"}
+    assert (Path(options["out"]) / "checkpoints" / "step1.parquet").stat().st_mtime_ns == written
+
+
+def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
+    for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
+        assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
+        assert SweepFolder(options["out"]).done() == done
+
+
+def test_two_names_for_a_step_are_refused(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    local_run(tmp_path / "run", steps=(1,), name="step0{}")
+    with pytest.raises(ValueError, match="all name step 1"):
+        sweep(str(tmp_path / "run"), **options)
+    with pytest.raises(ValueError, match=r"is local. Use steps"):
+        sweep(str(tmp_path / "run"), **options, revisions="step1")
+
+
+class Plain(pl.LightningModule):
+    """A language model that is not Hugging Face's."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.embedding = nn.Embedding(300, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, 300)
+
+    def forward(self, token_ids):
+        hidden = self.embedding(token_ids)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch["input_ids"]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_lightning_checkpoints(tmp_path, options):
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True)
+    trainer = pl.Trainer(
+        max_steps=5,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[checkpoint],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = DataLoader([{"input_ids": torch.arange(8)}] * 6, batch_size=1)
+    trainer.fit(Plain(), loader)
+    trainer.save_checkpoint(tmp_path / "run" / "final.ckpt")
+    tokenizer = str(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    run, model_class = str(tmp_path / "run"), f"{__name__}.Plain"
+    with pytest.raises(ValueError, match="model_class must name the LightningModule"):
+        sweep(run, **options, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="model_class must name a LightningModule"):
+        sweep(run, **options, tokenizer=tokenizer, model_class="torch.nn.Linear")
+    assert sweep(run, **options, tokenizer=tokenizer, model_class=model_class) == 0
+    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
+    assert sorted(set(table["step"])) == [2, 4, 5]
+    assert {"embed", "block.00", "block.01", "model"} == set(table["layer"])
+    assert table[table["metric"] == "loss"]["value"].between(4, 8).all()
+
+
+@pytest.mark.parametrize("data", [b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([])])
+def test_a_lightning_file_that_names_no_step_and_does_not_say_it_is_refused(tmp_path, options, data):
+    write_files(local_run(tmp_path / "run", steps=(1,)), {"last.ckpt": data})
+    with pytest.raises(ValueError, match=r"last\.ckpt has none that can be read"):
+        sweep(str(tmp_path / "run"), **options)
+    assert not Path(options["out"]).exists()
+
+
+def test_an_outlier_among_the_losses_is_named():
+    falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
+    assert loss_outliers(falling) == []
+    assert loss_outliers([*falling[:4], ("bad", 12.7), *falling[4:]]) == ["bad"]
+    assert loss_outliers([*falling[:4], ("final", 2.9), *falling[4:]]) == ["final"]
+    assert loss_outliers([*falling, ("last", 11.0)]) == ["last"]
+    assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
+
+
+def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parquet_files(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(tmp_path / "run"), **options)
+    out = Path(options["out"])
+    stray = out / "checkpoints" / f".tmp-{socket.gethostname()}-999999999-step1.parquet"
+    elsewhere = out / "checkpoints" / ".tmp-another-1-step1.parquet"
+    for path in (stray, elsewhere):
+        path.write_text("half")
+    (out / "checkpoints" / "step1.parquet").unlink()
+    next((out / "tensorboard").glob("*step2")).unlink()
+    assert sweep(str(tmp_path / "run"), **options, steps="all") == 0
+    assert not stray.exists()
+    assert elsewhere.exists()  # it may be alive
+    assert len(list((out / "tensorboard").glob("events*"))) == 2
+
+
+def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
+    out = SweepFolder(tmp_path / "out")
+    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections")
+    stray = [out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1" for folder in folders]
+    for path in stray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (out.path / "manifest.json").write_text('{"asked": {}}')
+    out.open({}, {})
+    assert not any(path.exists() for path in stray)
+
+
+def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):
+    local_run(tmp_path / "run", steps=(1,))
+    folder, order = SweepFolder(options["out"]), []
+    replace = Path.replace
+
+    def observed(self, target):
+        order.append((Path(target).parent.name, folder.done()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
+    for tables in ("tokens", "projections"):
+        assert order.index((tables, set())) < order.index(("checkpoints", set()))
+    with pytest.raises(ValueError, match="token_tables was True, is False"):
+        sweep(str(tmp_path / "run"), **options)
+
+
+def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1, 2))
+    asked = {**options, "num_tokens": 256, "text": str(tmp_path / "text")}
+    (tmp_path / "text").write_text("\n".join(TEXT * 8))
+    assert sweep(str(tmp_path / "run"), **asked, after_processing=True, token_tables=True) == 0
+    out = Path(options["out"])
+    records = SweepFolder(out).read("step2").set_index(["layer", "metric"])["value"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "step2")
+    ids = tokenize_sequences(["\n".join(TEXT * 8)], tokenizer, seq_len=16, num_tokens=256)
+    hidden = model(2)(ids, output_hidden_states=True).hidden_states[1].detach().double().flatten(0, 1).numpy()
+    unit = StandardScaler().fit_transform(hidden)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    assert records["block.00", "mean_cosine_z_scored"] == pytest.approx(cosines.mean(), abs=1e-6)
+    top = np.linalg.svd(hidden - hidden.mean(0), compute_uv=False)[3:] ** 2
+    assert records["block.00", "anisotropy_top3_removed"] == pytest.approx(top[0] / top.sum(), rel=1e-4)
+    page = write_report([out]).read_text()
+    figure = pd.read_csv(out / "report" / "figures" / "after-processing.csv").set_index("layer")
+    assert figure.loc["block.00", "mean_cosine_z_scored"] == records["block.00", "mean_cosine_z_scored"]
+    assert figure.loc["block.01", "anisotropy_whitened"] == records["block.01", "anisotropy_whitened"]
+    assert {"anisotropy", "mean_cosine", "mean_cosine_top3_removed"} <= set(figure)
+    for title in ("After-processing", "Means of chosen tokens"):
+        assert title in page
+    assert (out / "report" / "figures" / "tokens-projection.png").exists()
+    with pytest.raises(ValueError, match="after_processing was True, is False"):
+        sweep(str(tmp_path / "run"), **asked, token_tables=True)

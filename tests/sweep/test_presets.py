@@ -1,0 +1,102 @@
+"""The presets: parsed by the command line and planned against a Hub that has each suite's names."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embedgeo.cli import main
+from tests.sweep.tiny import checkpoint_files, local_run
+
+ROOT = Path(__file__).parents[2]
+LOG = [0, *(2**k for k in range(10)), *range(1000, 144000, 1000)]
+PRESETS = {
+    "pythia": ("EleutherAI/pythia-70m", [f"step{s}" for s in LOG], "branches", 20),
+    "bloom": (
+        "bigscience/bloom-560m-intermediate",
+        [f"global_step{s}" for s in (1000, 10000, *range(100000, 700000, 100000))],
+        "tags",
+        8,
+    ),
+    "olmo2-1b": (
+        "allenai/OLMo-2-0425-1B",
+        [f"stage1-step{s}-tokens{-(-s * 2 // 1000)}B" for s in range(0, 200000, 10000)]
+        + ["stage2-ingredient1-step1000-tokens3B"],
+        "branches",
+        7,
+    ),
+    "smollm2": (
+        "HuggingFaceTB/SmolLM2-135M-intermediate-checkpoints",
+        [f"step-{s}" for s in range(160000, 2000001, 160000)],
+        "branches",
+        5,
+    ),
+    "gpt2-stanford-crfm": (
+        "stanford-crfm/alias-gpt2-small-x21",
+        [f"checkpoint-{s}" for s in (0, *range(10, 100, 10), *range(100, 2000, 50), *range(2000, 400001, 1000))],
+        "branches",
+        17,
+    ),
+}
+
+
+def test_every_preset_is_tested():
+    of_sweeps = {p.stem for p in (ROOT / "configs").glob("*.yaml") if "num_tokens" in yaml.safe_load(p.read_text())}
+    assert of_sweeps == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name):
+    repository, revisions, kind, at_least = PRESETS[name]
+    monkeypatch.chdir(tmp_path)
+    hub.add(repository, "main", checkpoint_files(0))
+    for revision in revisions:
+        hub.add(repository, revision, checkpoint_files(0 if revision in ("step0", "step1") else 1), kind=kind)
+    assert main(["sweep", "--config", str(ROOT / "configs" / f"{name}.yaml"), "--dry-run", "true"]) == 0
+    *rows, total = capsys.readouterr().out.splitlines()
+    planned = [row.split()[1] for row in rows]
+    assert set(planned) <= set(revisions)
+    assert len(planned) >= at_least
+    assert total.startswith(f"{len(planned)} checkpoints, ")
+    steps = [int(row.split()[0]) for row in rows]
+    assert steps == sorted(steps)
+    if name == "pythia":
+        assert steps[:11] == LOG[:11]
+        assert "duplicate of step0" in rows[1]
+    assert list(tmp_path.glob("runs")) == []
+
+
+def test_the_array_example_gives_each_task_its_part(tmp_path, options):
+    model = str(local_run(tmp_path / "run", steps=(1, 2, 3)))
+    (tmp_path / "config.yaml").write_text(json.dumps({**options, "model": model, "text": [options["text"]]}))
+    command = tmp_path / "bin" / "embedgeo"  # in its place: what it is called with
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$HF_HUB_CACHE" "$@"\n')
+    command.chmod(0o755)
+    out, caches, taken = tmp_path / "shared", set(), []
+    for task in range(2):
+        environment = {
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "SLURM_ARRAY_TASK_COUNT": "2",
+            "CONFIG": str(tmp_path / "config.yaml"),
+            "OUT": str(out),
+        }
+        script = ["bash", str(ROOT / "examples" / "sweep.slurm"), "--trainer.accelerator", "cpu"]
+        said = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+        cache, *arguments = said.splitlines()
+        caches.add(cache)
+        assert main(arguments) == 0
+        taken.append({path.stem for path in (out / "checkpoints").iterdir()})
+    assert taken == [{"step1", "step3"}, {"step1", "step2", "step3"}]
+    assert len(caches) == 2
+
+
+def test_the_array_examples_preset_is_there():
+    text = (ROOT / "examples" / "sweep.slurm").read_text()
+    assert (ROOT / re.search(r"CONFIG:-(\S+?)\}", text)[1]).is_file()

@@ -1,0 +1,145 @@
+"""A sweep as processes: killed at any moment, several machines at once, several ranks."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.sweep.conftest import REPOSITORY
+from tests.sweep.tiny import checkpoint_files, local_run
+
+ROOT = Path(__file__).parents[2]
+NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for more
+
+
+@pytest.fixture
+def environment(hub, tmp_path):
+    return {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    }
+
+
+def run(command, environment, folder, **more):
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600, check=False, **more
+    )
+
+
+def forked(environment, *runs, parallel=False):
+    job = json.dumps({"runs": list(runs), "parallel": parallel})
+    command = [sys.executable, "-m", "tests.sweep.forked"]
+    ended = run(command, environment, ROOT, input=job)
+    assert ended.returncode == 0, ended.stderr
+    statuses, seconds = json.loads(ended.stdout.splitlines()[-1])
+    return statuses, ended.stdout + ended.stderr, seconds
+
+
+def command(model, options, **more):
+    given = {**options, **more}
+    return ["sweep", "--model", model, *(f"--{k.replace('__', '.')}={v}" for k, v in given.items())]
+
+
+def results(out):
+    """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a tag and step."""
+    out = Path(out)
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    values = {}
+    for tag in events.Tags()["scalars"]:
+        steps = [event.step for event in events.Scalars(tag)]
+        assert max(Counter(steps).values()) == 1, tag
+        values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
+    tables = [path for name in ("checkpoints", "tokens", "projections") for path in (out / name).glob("*")]
+    files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
+    assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
+    return files, values
+
+
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
+    for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
+        hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
+    options["token_tables"] = "true"
+    undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
+    (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
+    assert status == 0
+    longest = seconds * min(1, 3 / NUM_KILLS)
+    seed = random.SystemRandom().randrange(10**6)
+    moments = [random.Random(seed + i).uniform(0, longest) for i in range(NUM_KILLS)]
+    args = command(REPOSITORY, options)
+    statuses, said, _ = forked(environment, *({"args": args, "kill_after": t} for t in moments), {"args": args})
+    assert statuses[-1] == 0, (seed, said)
+    assert set(statuses) <= {0, -9}, (seed, said)
+    print(f"killed {statuses.count(-9)} times, seed {seed}")
+    assert results(options["out"]) == results(undisturbed["out"]), seed
+    left = [p for p in Path(environment["HF_HUB_CACHE"]).rglob("*") if p.is_file() and ".locks" not in p.parts]
+    assert [p.name for p in left if p.name != "CACHEDIR.TAG"] == [], seed
+
+
+def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
+    for step in range(5):
+        hub.add(REPOSITORY, f"step{step}", checkpoint_files(0 if step == 3 else step))
+    alone = {**options, "out": str(tmp_path / "alone")}
+    runs = [
+        {"args": command(REPOSITORY, options, shard="0/2")},
+        {"args": command(REPOSITORY, options, shard="1/2")},
+        {"args": command(REPOSITORY, alone)},
+    ]
+    statuses, said, _ = forked(environment, *runs, parallel=True)
+    assert statuses == [0, 0, 0], said
+    assert results(options["out"]) == results(alone["out"])
+
+
+def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
+    local_run(tmp_path / "run", steps=(1, 2))
+    (tmp_path / "run" / "step3").mkdir()
+    (tmp_path / "run" / "step3" / "config.json").write_text("{")  # fails on both ranks, in step
+    local_run(tmp_path / "run", steps=(8,))
+    local_run(tmp_path / "run", steps=(9,))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
+    model = str(tmp_path / "run")
+    one, two = ({**options, "token_tables": "true", "out": str(tmp_path / name)} for name in ("one", "two"))
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
+    args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
+    ended = run(args, environment, tmp_path)
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert ended.stdout.count("checkpoints done") == 1
+    assert forked(environment, {"args": command(model, one)})[0] == [3]
+    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
+    assert set(a["step"]) == {1, 2, 8, 9}
+    keys = ["revision", "layer", "metric"]
+    pd.testing.assert_frame_equal(a[keys], b[keys])
+    sampled = a["metric"].isin(["intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"])
+    np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
+    for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
+        a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
+        pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_exit_statuses_and_help(options, environment, tmp_path):
+    model = str(local_run(tmp_path / "run", steps=(1, 2)))
+    config = tmp_path / "sweep.yaml"
+    config.write_text(json.dumps({"model": model, **options, "text": [options["text"]]}))
+    runs = [
+        {"args": ["sweep", "--config", str(config)]},
+        {"args": ["check", "--model", model]},
+        {"args": ["sweep", "--model", model, "--colour", "red"]},
+        {"args": ["sweep", "--config", str(config), "--num_tokens", "32"]},
+        {"args": ["sweep", "--config", str(config), "--revisions", "main", "--out", str(tmp_path / "new")]},
+        {"args": ["sweep", "--help"]},
+    ]
+    statuses, said, _ = forked(environment, *runs)
+    assert statuses == [0, 0, 2, 2, 2, 0], said
+    assert "revisions chooses branches and tags on the Hub" in said

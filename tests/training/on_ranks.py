@@ -1,0 +1,276 @@
+"""What the two processes of the distributed tests run: every strategy, one after the other."""
+
+import os
+import warnings
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Replicate
+from torch.utils.data import DataLoader
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
+
+from embedgeo import EmbeddingMoments, GeometryMonitor
+from embedgeo.geometry import Geometry
+from embedgeo.training.transformers import GeometryCallback
+from tests.models import gpt_neox, llama, token_batch
+from tests.ranks import WORLD_SIZE
+from tests.training.runs import trainer
+
+STEPS, WINDOW = 4, 2
+REPEATED = ("tensor parallel", "tensor parallel, a layer in parts")
+STRATEGIES = ("ddp", "ddp with unused parameters", "fsdp 1", "fsdp 2", *REPEATED)
+
+
+def batch_of(rank, step):
+    """Unequal numbers of rows on the ranks; once, one rank has nothing but padding."""
+    batch = token_batch(4 - rank, seed=10 * step + rank, padding="left" if step % 2 else None)
+    if (rank, step) == (1, 2):
+        batch["attention_mask"][:] = 0
+    return batch
+
+
+def probe_batches():
+    """Five: the last one leaves rank 1 without."""
+    return [token_batch(3, seed=100 + i, padding="right" if i == 2 else None) for i in range(5)]
+
+
+class LaunchedProcess(LightningEnvironment):
+    """One of two processes on this machine; Lightning is told so, or it would launch this program again."""
+
+    creates_processes_externally = True
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+        self.set_world_size(WORLD_SIZE)
+        self.set_global_rank(rank)
+
+    def local_rank(self):
+        return self.rank
+
+
+class FixedLM(L.LightningModule):
+    """Training that leaves the weights as they are: one model to compare all measurements with."""
+
+    def __init__(self, make=gpt_neox):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = make()
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch).logits.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class UnusedParameters(FixedLM):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(3, 3)
+
+
+class ShardedInPlace(FixedLM):
+    def configure_model(self):
+        mesh = self.device_mesh["data_parallel"]
+        for block in self.model.gpt_neox.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+
+class TensorParallel(FixedLM):
+    def __init__(self):
+        super().__init__(lambda: llama().double())
+
+    def configure_model(self):
+        plan = {
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
+        for block in self.model.model.layers:
+            parallelize_module(block, self.device_mesh["tensor_parallel"], plan)
+
+
+class OnCPU(FSDPStrategy):
+    """Lightning's FSDP strategy without its GPU: torch takes a CPU only by name."""
+
+    def _setup_model(self, model):
+        policy = ModuleWrapPolicy({GPTNeoXLayer})
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), auto_wrap_policy=policy)
+
+
+def prepared(name):
+    """The strategy, the module and the layers."""
+    if name in REPEATED:
+        layers = ["blocks", "*.up_proj"] if "parts" in name else "blocks"
+        return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2), TensorParallel(), layers
+    return {
+        "ddp": lambda: ("ddp", FixedLM(), "blocks"),
+        "ddp with unused parameters": lambda: ("ddp_find_unused_parameters_true", UnusedParameters(), "blocks"),
+        "fsdp 1": lambda: (OnCPU(), FixedLM(), "blocks"),
+        "fsdp 2": lambda: (ModelParallelStrategy(2, 1), ShardedInPlace(), "blocks"),
+    }[name]()
+
+
+def fit_on_rank(rank, folder, name):
+    """Histories of a monitor of the training batches and of one of the probe; and what they have warned of."""
+    strategy, module, layers = prepared(name)
+    data = [batch_of(0 if name in REPEATED else rank, step) for step in range(STEPS)]
+    train = GeometryMonitor(WINDOW, layers=layers, window=WINDOW)
+    held = GeometryMonitor(3, layers=layers, probe=probe_batches(), prefix="held")
+    warned = run(rank, folder, module, data, train, held, strategy=strategy)
+    return {"train": train.history, "held": held.history, "warned": warned}
+
+
+def run(rank, folder, module, data, *monitors, **options):
+    """Train; gives the monitors' warnings."""
+    options = {"devices": WORLD_SIZE, "max_steps": STEPS, "use_distributed_sampler": False, **options}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        here = trainer(folder / str(rank), callbacks=list(monitors), plugins=[LaunchedProcess(rank)], **options)
+        here.fit(module, DataLoader(data, batch_size=None))
+    assert here.global_step == STEPS
+    assert here.world_size == WORLD_SIZE
+    return [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
+
+
+class OutOfMemory(EmbeddingMoments):
+    def update(self, embeddings, token_ids=None, mask=None):
+        if len(embeddings):
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
+class FailsToCompute(EmbeddingMoments):
+    def compute(self):
+        if self.n:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        return super().compute()
+
+
+def no_ids(batch):
+    raise KeyError("ids")
+
+
+def out_of_memory(module, batch):
+    raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
+class Breaks:
+    """A probe whose files are gone after the first round."""
+
+    def __iter__(self):
+        yield from probe_batches()[:3]
+        raise OSError("stale file handle")
+
+
+class DiskFull(CSVLogger):
+    @rank_zero_only
+    def log_metrics(self, metrics, step=None):
+        if any(tag.startswith("geometry") for tag in metrics):
+            raise OSError("no space left on device")
+
+
+def faults_on_rank(rank, folder):
+    """A metric that fails on one rank, and a logger that does: each rank's history and warnings."""
+    outcomes = {}
+    data = [batch_of(rank, step) for step in range(STEPS)]
+    for failing in range(WORLD_SIZE):
+        for probe in (None, probe_batches()):
+            kind = OutOfMemory if rank == failing else EmbeddingMoments
+            monitor = GeometryMonitor(2, metrics=lambda dim, kind=kind: [kind(dim)], probe=probe)
+            warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp")
+            outcomes[failing, probe is not None] = (monitor.history, warned)
+    monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)])
+    warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=DiskFull(folder / str(rank)))
+    outcomes = {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
+    return outcomes | {
+        "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
+        "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=Breaks()),
+        "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
+        "a probe's forward": fault_on_rank(rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory),
+        "repeated rows": fault_on_rank(rank, folder, "tensor parallel", metrics=lambda dim: [FailsToCompute(dim)]),
+    }
+
+
+def fault_on_rank(rank, folder, name, **fault):
+    """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on each other."""
+    strategy, module, layers = prepared(name)
+    probe = probe_batches() if "probe" in fault else None
+    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": probe} | (fault if rank else {})
+    data = [batch_of(0, step) for step in range(STEPS)]
+    return run(rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy)
+
+
+def sequence_parallel_on_rank(rank):
+    """Hidden states that come as DTensors, one half of the positions on each rank."""
+    mesh = dist.init_device_mesh("cpu", (1, WORLD_SIZE), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    model = positions_model()
+    placed = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    parallelize_module(model, mesh["tensor_parallel"], {"1": placed})
+    parallelize_module(model, mesh["tensor_parallel"], {"1": SequenceParallel()})
+    geometry = Geometry(model, ["0", "1"], process_group=mesh["data_parallel"].get_group())
+    with geometry.probe:
+        model(token_batch()["input_ids"])
+    return geometry.compute()
+
+
+def positions_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(96, 8), nn.LayerNorm(8), nn.Identity()).double()
+
+
+def hugging_face_on_rank(rank, folder):
+    """Two callbacks in a transformers.Trainer under DDP."""
+    from tests.training.test_transformers import hf_trainer
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # asked for, not used: the process group is there
+    train = GeometryCallback(2, on_error="raise")
+    held = GeometryCallback(2, probe=probe_batches(), prefix="held", on_error="raise")
+    here = hf_trainer(folder / str(rank), train, held, max_steps=3, ddp_backend="gloo")
+    before = {name: value.clone() for name, value in here.model.state_dict().items()}
+    here.train()
+    assert here.args.world_size == WORLD_SIZE
+    return {"train": train.history, "held": held.history, "weights": before}
+
+
+def raise_on_rank_1(rank, folder):
+    """An exception in a measured training step of one rank: what each rank's caller sees."""
+
+    class Stops(FixedLM):
+        def training_step(self, batch, batch_idx):
+            if rank == 1 and batch_idx == 2:
+                raise ZeroDivisionError("in the user's code")
+            return super().training_step(batch, batch_idx)
+
+    data = [batch_of(rank, step) for step in range(STEPS)]
+    try:
+        run(rank, folder, Stops(), data, GeometryMonitor(2), strategy="ddp")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def everything(rank, folder):
+    """One launch for all: starting processes takes longer than what they do."""
+    results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
+    results["faults"] = faults_on_rank(rank, folder)
+    results["sequence parallel"] = sequence_parallel_on_rank(rank)
+    results["hugging face"] = hugging_face_on_rank(rank, folder)
+    results["raised"] = raise_on_rank_1(rank, folder)  # the last: the other rank's peer is gone after it
+    return results

@@ -1,0 +1,144 @@
+"""Two gloo ranks: the numbers are those of one process over the rows of both, and nobody hangs."""
+
+import math
+
+import pytest
+import torch
+
+from embedgeo import observe
+from tests.models import gpt_neox, token_batch
+from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.on_ranks import (
+    REPEATED,
+    STEPS,
+    STRATEGIES,
+    WINDOW,
+    FixedLM,
+    TensorParallel,
+    batch_of,
+    everything,
+    positions_model,
+    probe_batches,
+)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for rank in range(WORLD_SIZE):
+        folder.joinpath(str(rank)).mkdir()
+    return on_two_ranks(everything, folder, folder, seconds=300)  # some 25 on a free machine
+
+
+def by_step(history):
+    """{step: {layer: {metric: value}}}."""
+    table = {}
+    for record in history:
+        table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return table
+
+
+def in_one_process(model, batches):
+    with observe(model) as geometry, torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    return geometry.compute()
+
+
+def assert_same(table, expected, rel=1e-9):
+    assert table.keys() == expected.keys()
+    for layer, values in expected.items():
+        assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if "in parts" not in name])
+def test_the_numbers_are_those_of_one_process_over_the_rows_of_all_ranks(ranks, name):
+    model = (TensorParallel() if name in REPEATED else FixedLM()).model
+    sources = 1 if name in REPEATED else WORLD_SIZE
+    for rank in ranks:
+        assert rank[name]["warned"] == []
+        train, held = by_step(rank[name]["train"]), by_step(rank[name]["held"])
+        assert list(train) == [0, 2]
+        assert list(held) == [0, 3]
+        for step, table in train.items():
+            window = range(step, step + WINDOW)
+            assert_same(table, in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]))
+        assert_same(held[0], in_one_process(model, probe_batches()))
+        assert_same(held[3], held[0])
+    assert math.isfinite(train[2]["block.00"]["V"])
+
+
+def test_a_hugging_face_trainer_on_two_ranks(ranks):
+    first, second = (rank["hugging face"] for rank in ranks)
+    model = gpt_neox(hidden_dropout=0.1).eval()
+    model.load_state_dict(first["weights"])
+    for source in ("train", "held"):
+        one, other = by_step(first[source]), by_step(second[source])
+        assert list(one) == list(other) == [0, 2]
+        assert_same(one[2], other[2])
+    assert by_step(first["train"])[2]["block.00"]["n"] == WORLD_SIZE * 2 * 12
+    assert_same(by_step(first["held"])[0], in_one_process(model, probe_batches()))
+
+
+def test_hidden_states_in_parts_are_refused(ranks):
+    for rank in ranks:
+        outcome = rank["tensor parallel, a layer in parts"]
+        assert outcome["train"] == outcome["held"] == []
+        assert len(outcome["warned"]) == 2
+        for warning in outcome["warned"]:
+            assert "must see the same rows at a layer" in warning
+            assert "up_proj' differs between them" in warning
+
+
+def test_sequence_parallel_hidden_states_are_gathered_and_counted_once(ranks):
+    model = positions_model()
+    with observe(model, ["0", "1"]) as geometry:
+        model(token_batch()["input_ids"])
+    expected = geometry.compute()
+    assert expected["01"]["n"] == 48
+    for rank in ranks:
+        assert_same(rank["sequence parallel"], expected)
+
+
+def test_a_failure_on_one_rank_turns_monitoring_off_on_all_with_a_warning_each(ranks):
+    for number, rank in enumerate(ranks):
+        for (failing, _), (history, warned) in rank["faults"]["metric"].items():
+            (warning,) = warned
+            cause = "OutOfMemoryError: tried to allocate" if number == failing else "it failed on another rank"
+            assert cause in warning
+            assert history == []
+
+
+def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
+    for rank, cause in zip(ranks, ("OSError: no space left", "it failed on another rank before step 2"), strict=True):
+        steps, (warning,) = rank["faults"]["logger"]
+        assert steps == {0}
+        assert cause in warning
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cause"),
+    [
+        ("sharded parameters", "KeyError: 'ids'"),
+        ("sharded parameters, a probe that breaks", "OSError: stale file handle"),
+        ("a probe's forward", "OutOfMemoryError"),
+        ("repeated rows", "OutOfMemoryError"),
+    ],
+)
+def test_ranks_that_depend_on_each_other_survive_a_failure_on_one(ranks, strategy, cause):
+    for rank, expected in zip(ranks, ("it failed on another rank", cause), strict=True):
+        (warning,) = rank["faults"][strategy]
+        assert expected in warning
+
+
+def test_a_probe_that_is_longer_on_one_rank_is_refused_on_all(ranks):
+    for rank in ranks:
+        (warning,) = rank["faults"]["sharded parameters, probes of two lengths"]
+        assert "probe must give the same batches on every rank" in warning
+
+
+def test_the_error_of_a_rank_is_the_one_it_raises_and_the_other_one_ends_too(ranks):
+    first, second = (rank["raised"] for rank in ranks)
+    assert second == "ZeroDivisionError: in the user's code"
+    assert first is not None
+    assert STEPS > 2

@@ -1,0 +1,230 @@
+"""Faults of the monitor end no run, those of others are what the user sees, and nothing stays attached."""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from embedgeo import EmbeddingMoments, GeometryMonitor, TokenMoments
+from tests.test_geometry import hooks
+from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+
+
+class Breaks(EmbeddingMoments):
+    def update(self, embeddings, token_ids=None, mask=None):
+        if len(embeddings):
+            raise RuntimeError("broken metric")
+        super().update(embeddings, token_ids, mask)
+
+
+class BreaksLate(EmbeddingMoments):
+    def compute(self):
+        if self.n > 0:
+            raise RuntimeError("broken metric")
+        return super().compute()
+
+
+class OutOfMemory(TokenMoments):
+    """Fails at the third layer, and takes memory before that."""
+
+    updates = 0
+
+    def update(self, embeddings, token_ids=None, mask=None):
+        super().update(embeddings, token_ids, mask)
+        OutOfMemory.updates += bool(len(embeddings))
+        if OutOfMemory.updates == 3:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
+@pytest.fixture(autouse=True)
+def stance():
+    """The compiler's stance: as it was, whatever happened."""
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+    before = torch._dynamo.eval_frame._stance
+    yield
+    assert torch._dynamo.eval_frame._stance is before
+
+
+@pytest.mark.parametrize("broken", [Breaks, BreaksLate])
+@pytest.mark.parametrize("with_probe", [False, True])
+def test_a_failure_in_a_metric_leaves_the_run_and_gives_one_warning(tmp_path, broken, with_probe):
+    plain, _ = fit(tmp_path, max_steps=6)
+    monitor = GeometryMonitor(2, metrics=lambda dim: [broken(dim)], probe=loader(8) if with_probe else None)
+    with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
+        module, run = fit(tmp_path, monitor, max_steps=6)
+    (warning,) = (str(w.message) for w in caught if "GeometryMonitor" in str(w.message))
+    assert "layer 'embed'" in warning
+    assert "RuntimeError: broken metric" in warning
+    assert run.global_step == 6
+    assert hooks(module) == 0
+    assert monitor.history == []
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True))
+
+
+def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(tmp_path):
+    held = []
+
+    class Watch(L.Callback):
+        def on_before_backward(self, trainer, pl_module, loss):
+            geometry = monitor._geometry
+            held.append(geometry and len(geometry._metrics))
+
+    OutOfMemory.updates = 0
+    monitor = GeometryMonitor(2, metrics=lambda dim: [OutOfMemory(dim)])
+    with pytest.warns(UserWarning, match="OutOfMemoryError: tried to allocate 1.5 EiB at layer 'block.01'"):
+        _, run = fit(tmp_path, monitor, Watch(), max_steps=6)
+    assert run.global_step == 6
+    assert held == [0, *[None] * 5]
+    assert OutOfMemory.updates == 3
+
+
+@pytest.mark.parametrize("broken", [Breaks, BreaksLate])
+def test_a_failure_can_be_raised(tmp_path, broken):
+    monitor = GeometryMonitor(2, metrics=lambda dim: [broken(dim)], on_error="raise")
+    module = TinyLM()
+    with pytest.raises(RuntimeError, match="broken metric"):
+        fit(tmp_path, monitor, module=module, max_steps=6)
+    assert hooks(module) == 0
+
+
+def test_a_logger_that_raises_turns_monitoring_off(tmp_path):
+    class Full(CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            if "geometry.V/mean" in metrics:
+                raise OSError("No space left on device")
+
+    monitor = GeometryMonitor(2, metrics=moments)
+    with pytest.warns(UserWarning, match="OSError: No space left on device"):
+        module, run = fit(tmp_path, monitor, max_steps=6, logger=Full(tmp_path))
+    assert run.global_step == 6
+    assert steps(monitor) == [0]
+    assert hooks(module) == 0
+
+
+class UserError(Exception):
+    """Raised by the user's code."""
+
+
+def raises_in(place, error):
+    class Stops(TinyLM):
+        def training_step(self, batch, batch_idx):
+            if (place, batch_idx) == ("training_step", 2):
+                raise error("in the middle of an epoch")
+            return super().training_step(batch, batch_idx)
+
+        def on_before_optimizer_step(self, optimizer):
+            if (place, self.global_step) == ("on_before_optimizer_step", 2):
+                raise error("in the middle of an epoch")
+
+        def on_after_backward(self):
+            if (place, self.global_step) == ("on_after_backward", 2):
+                raise error("in the middle of an epoch")
+
+    return Stops()
+
+
+@pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_optimizer_step"])
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, torch.OutOfMemoryError])
+def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):
+    module, monitor = raises_in(place, error), GeometryMonitor(1, metrics=moments, window=1)
+    # Lightning 2.6 ends the process on Ctrl-C
+    expected = SystemExit if error is KeyboardInterrupt else error
+    with pytest.raises(expected, match=None if expected is SystemExit else "in the middle of an epoch"):
+        fit(tmp_path, monitor, module=module, max_steps=6)
+    assert hooks(module) == 0
+    assert steps(monitor) == [0, 1]
+    assert monitor._geometry is None
+
+
+def test_an_interrupt_inside_the_probes_forward_restores_the_module(tmp_path):
+    class Stops(TinyLM):
+        def forward(self, batch):
+            raise KeyboardInterrupt
+
+    module = Stops()
+    monitor = GeometryMonitor(1, probe=loader(8), probe_forward=lambda module, batch: module(batch))
+    with pytest.raises(SystemExit):
+        fit(tmp_path, monitor, module=module, max_steps=6)
+    assert hooks(module) == 0
+    assert all(m.training for m in module.modules())
+
+
+def test_a_monitor_goes_on_in_a_new_run_after_a_crash_in_a_window(tmp_path):
+    monitor = GeometryMonitor(4, window=4, metrics=moments, on_error="raise")
+    with pytest.raises(UserError):
+        fit(tmp_path, monitor, module=raises_in("training_step", UserError), max_steps=6)
+    fit(tmp_path, monitor, max_steps=4)
+    assert steps(monitor) == [0]
+    assert value(monitor, 0, "embed", "n") == 4 * 48
+
+
+class Diverged(TinyLM):
+    """One position of a block's output is NaN from step 2 on, and the weights are from step 3 on."""
+
+    def training_step(self, batch, batch_idx):
+        def spoil(module, args, output):
+            return torch.where(torch.arange(12)[:, None] == 5, torch.nan, output)
+
+        if batch_idx >= 2:
+            with self.model.gpt_neox.layers[1].register_forward_hook(spoil, prepend=True):
+                return super().training_step(batch, batch_idx).nan_to_num() * 0
+        return super().training_step(batch, batch_idx)
+
+
+def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(tmp_path):
+    monitor = GeometryMonitor(1, on_error="raise")
+    _, run = fit(tmp_path, monitor, module=Diverged(), max_steps=5, logger=CSVLogger(tmp_path), gradient_clip_val=1.0)
+    assert steps(monitor) == [0, 1, 2, 3, 4]
+    assert value(monitor, 1, "block.01", "n_nonfinite") == 0
+    assert value(monitor, 2, "block.01", "n_nonfinite") == 4
+    assert value(monitor, 2, "block.01", "n") == 44
+    assert run.callback_metrics["geometry.n_nonfinite/block.01"] == 48  # the weights are not finite either by now
+    assert run.callback_metrics["geometry.V/block.01"].isnan()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every_n_steps": -1}, "every_n_steps must be at least 1; got -1"),
+        ({"every_n_steps": 0}, "every_n_steps must be at least 1; got 0"),
+        ({"window": 0}, "window must be at least 1; got 0"),
+        ({"window": 6, "every_n_steps": 5}, "5 steps on; got 6"),
+        ({"window": 2, "extra_steps": (9,), "every_n_steps": 5}, "1 steps on; got 2"),
+        ({"window": 2, "probe": []}, "must be 1 when a probe is given"),
+        ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
+        ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
+        ({"on_error": "ignore"}, "on_error must be"),
+        ({"rows": "words"}, "rows must be one of 'tokens', 'mean', 'first', 'last'; got 'words'"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        GeometryMonitor(**options)
+
+
+def test_a_probe_that_is_gone_after_one_pass_is_refused():
+    with pytest.raises(TypeError, match="got an iterator"):
+        GeometryMonitor(probe=iter([]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "*.mpl"}, "matches no layer"),
+        ({"metrics": lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]}, "both give 'n'"),
+    ],
+)
+def test_what_only_the_model_can_tell_is_refused_before_the_first_step(tmp_path, options, message):
+    module = TinyLM()
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, GeometryMonitor(2, **options), module=module, max_steps=4)
+    assert module.losses == []
+
+
+def test_layers_that_no_forward_pass_reaches_are_named_once(tmp_path):
+    monitor = GeometryMonitor(2, layers=["block.01", "gpt_neox.layers"], metrics=moments)
+    with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
+        fit(tmp_path, monitor, max_steps=6)
+    messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
+    assert messages == ["GeometryMonitor: no forward pass reached gpt_neox.layers."]
+    assert steps(monitor) == [0, 2, 4]

@@ -1,0 +1,79 @@
+"""The monitor under each of Lightning's precisions."""
+
+import pytest
+import torch
+from torchmetrics import Metric
+
+from embedgeo import GeometryMonitor, default_metrics
+from tests.models import gpt_neox
+from tests.training.runs import TinyLM, fit, loader
+
+WITHIN = {"32-true": 0, "64-true": 1e-6, "bf16-mixed": 0.01, "bf16-true": 0.01}
+"""How far, relatively, from the float32 run: bfloat16 keeps 8 bits of an activation, whatever the sums keep."""
+FARTHER = ("V_W", "intrinsic_dimension")  # what nearly equal rows decide: within 0.05 in bfloat16
+COUNTS = ("duplicate_fraction", "n_points")  # rows that are equal in bfloat16 and not in float32
+
+
+class WithoutDropout(TinyLM):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = gpt_neox()
+
+
+class PageFigure(Metric):
+    """Keeps what it is shown, also after a reset."""
+
+    full_state_update = False
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+        self.add_state("unused", torch.tensor(0))
+
+    def update(self, embeddings, token_ids=None, mask=None):
+        if len(embeddings):
+            self.kept.append((embeddings.clone(), token_ids.clone()))
+
+    def compute(self):
+        return {"shown": torch.tensor(0.0)}
+
+
+def measured(folder, precision):
+    """Values by layer and metric, and the very rows and token ids they are of, by layer."""
+    shown = []
+
+    def metrics(dim):
+        shown.append([])
+        return [*default_metrics(dim), PageFigure(shown[-1])]
+
+    monitor = GeometryMonitor(100, metrics=metrics, window=2, on_error="raise")
+    fit(folder, monitor, module=WithoutDropout(), precision=precision, max_steps=2, data=loader(32, 16))
+    values = {}
+    for record in monitor.history:
+        values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return values, dict(zip(values, (rows for rows in shown if rows), strict=True))
+
+
+@pytest.fixture(scope="module")
+def float32(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("float32"), "32-true")[0]
+
+
+@pytest.mark.parametrize("precision", WITHIN)
+def test_values_are_exact_for_the_rows_seen_and_near_the_float32_run(tmp_path, precision, float32):
+    values, rows = measured(tmp_path, precision)
+    assert rows["block.02"][0][0].dtype == {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(
+        precision, torch.float32
+    )
+    for layer, at_layer in values.items():
+        expected = {}
+        for metric in default_metrics(16):
+            for hidden, token_ids in rows[layer]:
+                metric.update(hidden, token_ids=token_ids)
+            expected |= {key: float(value) for key, value in metric.compute().items()}
+        for key, value in expected.items():
+            assert at_layer[key] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), (layer, key)
+            bound = WITHIN[precision] * (5 if key.startswith(FARTHER) else 1)
+            if layer != "final_norm" and key not in COUNTS:
+                assert value == pytest.approx(float32[layer][key], rel=bound, nan_ok=True), (layer, key)

@@ -1,0 +1,193 @@
+"""GeometryCallback in a real transformers.Trainer."""
+
+import pytest
+import torch
+import transformers as hf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embedgeo import EmbeddingMoments, observe
+from embedgeo.training.transformers import GeometryCallback
+from tests.models import gpt_neox, token_batch
+from tests.test_geometry import hooks
+from tests.training.runs import moments, steps, value
+
+BATCH = 2 * 12
+
+
+def rows(number=24, padding=None, seed=0):
+    batch = token_batch(number, seed=seed)
+    if padding is not None:
+        batch["attention_mask"][:, :3] = 0
+    return [{**{key: v[i] for key, v in batch.items()}, "labels": batch["input_ids"][i]} for i in range(number)]
+
+
+def held_out(number=8):
+    return torch.utils.data.DataLoader(rows(number, "left", seed=1), batch_size=4)
+
+
+def hf_trainer(folder, *callbacks, kind=hf.Trainer, eval_dataset=None, **options):
+    hf.set_seed(0)
+    defaults = {"max_steps": 7, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": "none"}
+    quiet = {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    arguments = hf.TrainingArguments(output_dir=str(folder), **{**defaults, **quiet, **options})
+    model = gpt_neox(hidden_dropout=0.1)
+    trainer = kind(model, arguments, train_dataset=rows(), eval_dataset=eval_dataset, callbacks=list(callbacks))
+    trainer.remove_callback(hf.trainer_callback.PrinterCallback)
+    return trainer
+
+
+def logged(trainer, tag):
+    return {row["step"]: row[tag] for row in trainer.state.log_history if tag in row}
+
+
+def unwatched(trainer):
+    return trainer.training_step == type(trainer).training_step.__get__(trainer)
+
+
+def n_at(monitor):
+    return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
+
+
+def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    callback = GeometryCallback(3, on_error="raise")
+    trainer = hf_trainer(tmp_path / "run", callback, report_to="tensorboard")
+    trainer.train()
+    assert n_at(callback) == {0: BATCH, 3: BATCH, 6: BATCH}
+    blocks = [value(callback, 3, f"block.0{i}", "V") for i in range(3)]
+    assert logged(trainer, "geometry.V/block.01")[3] == value(callback, 3, "block.01", "V")
+    assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
+    assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
+    (events,) = (tmp_path / "tb").glob("events*")
+    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in scalars.Scalars("train/geometry.V/block.01")] == [0, 3, 6]
+
+
+@pytest.mark.parametrize("with_probe", [False, True])
+def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe):
+    callback = GeometryCallback(3, probe=held_out() if with_probe else None, on_error="raise")
+    plain, monitored = hf_trainer(tmp_path), hf_trainer(tmp_path, callback)
+    hf.set_seed(0)
+    plain.train()
+    hf.set_seed(0)
+    monitored.train()
+    parameters = zip(plain.model.parameters(), monitored.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in parameters)
+    assert logged(plain, "loss") == logged(monitored, "loss")
+    assert steps(callback) == [0, 3, 6]
+    assert hooks(monitored.model) == 0
+    assert unwatched(monitored)
+
+
+def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
+    callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
+    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "max_steps": -1}
+    hf_trainer(tmp_path, callback, eval_strategy="no", **options).train()
+    assert n_at(callback) == dict.fromkeys((0, 3, 6, 9), 4 * BATCH)
+
+
+def test_evaluation_in_training_is_left_alone(tmp_path):
+    callback = GeometryCallback(2, window=2, metrics=moments, on_error="raise")
+    trainer = hf_trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=rows(8))
+    trainer.train()
+    assert n_at(callback) == {0: 2 * BATCH, 2: 2 * BATCH, 4: 2 * BATCH, 6: BATCH}
+    trainer.evaluate()
+    trainer.predict(rows(8))
+    assert steps(callback) == [0, 2, 4, 6]
+
+
+def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
+    callback = GeometryCallback(7, probe=held_out(), on_error="raise")
+    trainer = hf_trainer(tmp_path, callback)
+    trainer.train()
+    assert steps(callback) == [0, 7]
+    model = trainer.model.eval()
+    with observe(model) as geometry, torch.no_grad():
+        for batch in held_out():
+            model(**batch)
+    for layer, expected in geometry.compute().items():
+        got = {r["metric"]: r["value"] for r in callback.history if r["step"] == 7 and r["layer"] == layer}
+        assert got == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_ids_and_mask_can_be_taken_from_the_batch_and_the_probe_run_by_hand(tmp_path):
+    mask = lambda batch: batch["input_ids"] % 2 == 0  # noqa: E731
+    callback = GeometryCallback(5, token_ids=lambda batch: batch["input_ids"] * 0 + 7, mask=mask, on_error="raise")
+    by_hand = GeometryCallback(5, probe=held_out(), probe_forward=lambda m, b: m(b["input_ids"]), prefix="held")
+    hf_trainer(tmp_path, callback, by_hand).train()
+    assert value(callback, 0, "block.00", "token_types") == 1
+    assert 0 < value(callback, 0, "block.00", "n") < BATCH
+    assert value(by_hand, 0, "block.00", "n") == 8 * 12
+
+
+class StopsInTheStep(hf.Trainer):
+    def training_step(self, model, inputs, *args, **kwargs):
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.state.global_step == 2:
+            raise ZeroDivisionError("in the user's code")
+        return loss
+
+
+class StopsAfterIt(hf.Trainer):
+    def _get_learning_rate(self):
+        if self.state.global_step == 2:
+            raise ZeroDivisionError("in the user's code")
+        return super()._get_learning_rate()
+
+
+@pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
+def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(tmp_path, kind):
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+    before = torch._dynamo.eval_frame._stance
+    callback = GeometryCallback(1, metrics=moments)
+    trainer = hf_trainer(tmp_path, callback, kind=kind)
+    with pytest.raises(ZeroDivisionError, match="in the user's code"):
+        trainer.train()
+    assert steps(callback) == [0, 1]
+    assert hooks(trainer.model) == 0
+    assert torch._dynamo.eval_frame._stance is before
+    assert unwatched(trainer) == (kind is StopsInTheStep)  # until it trains again
+
+
+def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
+    class Breaks(EmbeddingMoments):
+        def update(self, embeddings, token_ids=None, mask=None):
+            if len(embeddings):
+                raise RuntimeError("broken metric")
+
+    callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
+    trainer = hf_trainer(tmp_path, callback)
+    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric at layer 'embed'"):
+        trainer.train()
+    assert trainer.state.global_step == 7
+    assert callback.history == []
+
+
+def test_a_resumed_run_goes_on_at_its_step(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 4}
+    hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=4, **options).train()
+    callback = GeometryCallback(3, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path, callback, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert steps(callback) == [6]
+
+
+@pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])
+def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
+    class Parallel(hf.Trainer):
+        def set_initial_training_values(self, *args):  # from here on, as if it ran one model on two ranks
+            values = super().set_initial_training_values(*args)
+            setattr(self, size, lambda: 2)
+            return values
+
+    trainer = hf_trainer(tmp_path, GeometryCallback(2), kind=Parallel)
+    with pytest.raises(ValueError, match="runs one model on several ranks"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
+    trainer = hf_trainer(tmp_path, GeometryCallback(2, layers="*.mpl"))
+    with pytest.raises(ValueError, match="matches no layer"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert unwatched(trainer)
