@@ -18,7 +18,7 @@ import torch
 
 from embedgeo.checkpoints import list_checkpoints, loading
 from embedgeo.geometry import Geometry
-from embedgeo.sweep import sweep
+from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.run import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
@@ -85,13 +85,15 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
     Sweep._finish = timed  # type: ignore[method-assign]
     try:
         sweep(
-            str(folder),
-            steps=steps,
-            num_tokens=NUM_TOKENS,
-            seq_len=SEQ_LEN,
-            batch_size=BATCH_SIZE,
-            out=str(folder / f"out-{'-'.join(map(str, steps))}"),
-            trainer={"accelerator": "cpu"},
+            SweepSettings(
+                str(folder),
+                steps=steps,
+                num_tokens=NUM_TOKENS,
+                seq_len=SEQ_LEN,
+                batch_size=BATCH_SIZE,
+                out=str(folder / f"out-{'-'.join(map(str, steps))}"),
+                trainer={"accelerator": "cpu"},
+            )
         )
     finally:
         Sweep._finish = finish  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_fo
         main(["demo", "--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for option in ("--config", "--out", "--max_steps", "--seq_len", "--seed"):
+    for option in ("--config", "--out", "--max-steps", "--seq-len", "--seed"):
         assert option in text
     assert "An earlier demo in it is replaced; a folder with anything else is refused." in text
 

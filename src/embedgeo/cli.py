@@ -1,75 +1,30 @@
-"""The command line.
+"""The command line: options are the arguments of what they set, and their help is its docstring.
 
-Signatures and help only: what a command needs is imported inside it, so that ``embedgeo --help`` answers at once.
+Nothing heavy is imported before a command runs, so that ``--help`` and a wrong option are answered at once.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, auto_cli
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from docstring_parser import parse
+from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
 
-from embedgeo.sweep import check, sweep
+from embedgeo.demo import DemoSettings, demo
+from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
 failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 
-_LISTS = {"--text", "--dirs"}
-"""Options that take several values, as in ``--text a.txt b.txt``."""
-
-
-def demo(
-    out: Path = Path("runs/demo"),
-    max_steps: PositiveInt = 300,
-    every_n_steps: PositiveInt = 25,
-    num_layers: PositiveInt = 6,
-    hidden_size: PositiveInt = 128,
-    vocab_size: PositiveInt = 2048,
-    seq_len: PositiveInt = 256,
-    batch_size: PositiveInt = 8,
-    learning_rate: PositiveFloat = 3e-3,
-    seed: NonNegativeInt = 0,
-) -> None:
-    """Train a small language model on Python's documentation and watch its geometry.
-
-    Takes about two minutes on two cores, and needs neither a network nor a GPU.
-
-    Args:
-        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is refused.
-        max_steps: optimizer steps.
-        every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
-        num_layers: transformer blocks.
-        hidden_size: width of the embeddings, a multiple of 32.
-        vocab_size: tokens of the tokenizer, which is trained first.
-        seq_len: tokens in a sequence, for training and measuring.
-        batch_size: sequences in a training batch.
-        learning_rate: the highest, reached after a twentieth of the steps.
-        seed: of the weights and the order of the text.
-    """
-    from embedgeo.demo import Settings, run
-
-    settings = Settings(
-        max_steps=max_steps,
-        every_n_steps=every_n_steps,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-    )
-    run(out, settings)
-
 
 def report(dirs: list[str], out: Path | None = None) -> None:
-    """Draw what runs have measured: figures with their numbers, and one page; usage: embedgeo report DIR [DIR ...].
+    """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files); several are
@@ -80,6 +35,15 @@ def report(dirs: list[str], out: Path | None = None) -> None:
     from embedgeo.report import write_report
 
     print(write_report([Path(folder) for folder in dirs], out))
+
+
+COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
+    "demo": (demo, DemoSettings),
+    "sweep": (sweep, SweepSettings),
+    "check": (check, check),
+    "report": (report, report),
+}
+"""What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
 
 
 class _Parser(ArgumentParser):
@@ -94,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: what follows the program's name; default: that of this process, which Ctrl-C and SIGTERM then end at
-            once, whatever is being downloaded. Hyphens and underscores in the names of options are the same.
+            once, whatever is being downloaded.
 
     Returns:
         The exit status.
@@ -102,20 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after ``--help`` (0) and for a wrong option (2).
     """
-    arguments = [_with_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    if arguments[:1] == ["report"]:
-        arguments = name_folders(arguments)
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    chosen = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
+    options = chosen[chosen.subcommand].as_dict()
+    options.pop("config")
+    run, settings = COMMANDS[chosen.subcommand]
     try:
-        status = auto_cli(
-            {"demo": demo, "sweep": sweep, "check": check, "report": report},
-            args=spread_lists(arguments),
-            as_positional=False,
-            parser_class=_Parser,
-            prog="embedgeo",
-            description=ABOUT,
-        )
+        status = run(**options) if settings is run else run(settings(**options))
     except (OSError, SafetensorError, ValueError) as error:
         print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -130,41 +88,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
-def name_folders(arguments: Sequence[str]) -> list[str]:
-    """Write ``report a b --out c`` as ``report --dirs a b --out c``.
-
-    >>> name_folders(["report", "a", "--out", "c", "b"])
-    ['report', '--dirs', 'a', 'b', '--out', 'c']
-    """
-    folders: list[str] = []
-    options: list[str] = []
-    for argument in arguments[1:]:
-        is_value = bool(options) and options[-1].startswith("--") and "=" not in options[-1]
-        (options if argument.startswith("-") or is_value else folders).append(argument)
-    return ["report", *(["--dirs", *folders] if folders else []), *options]
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="embedgeo", description=ABOUT)
+    commands = parser.add_subcommands(required=True)
+    for name, (run, settings) in COMMANDS.items():
+        command = _Parser(description=parse(run.__doc__ or "").description)
+        command.add_argument("--config", action="config", help="a YAML file of these options")
+        _add_options(command, settings)
+        commands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
+    return parser
 
 
-def spread_lists(arguments: Sequence[str]) -> list[str]:
-    """Write ``--text a b`` as jsonargparse takes it.
-
-    >>> spread_lists(["sweep", "--text", "a", "b", "--steps", "0,1"])
-    ['sweep', '--text+=a', '--text+=b', '--steps', '0,1']
-    """
-    spread: list[str] = []
-    option = ""
-    for argument in arguments:
-        if argument.startswith("--"):
-            option = argument if argument in _LISTS else ""
-        if not option:
-            spread.append(argument)
-        elif argument != option:
-            spread.append(f"{option}+={argument}")
-    return spread
-
-
-def _with_underscores(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
+def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
+    """An option for each argument, with its type, default and description; ``dirs`` by position."""
+    described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
+    for name, parameter in signature(settings, eval_str=True).parameters.items():
+        many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
+        kind: dict[str, Any] = {"nargs": "+"} if many else {"type": parameter.annotation}
+        if name == "dirs":
+            parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
+            continue
+        hyphened = f"--{name.replace('_', '-')}"
+        presence = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
+        option = parser.add_argument(*dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind)
+        option.option_strings = [hyphened]  # the only one that the help shows
 
 
 if __name__ == "__main__":

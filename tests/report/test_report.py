@@ -304,7 +304,7 @@ def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys
 
 def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(make_sweep(tmp_path / "a", steps=(0, 1), metrics=("n", "M")))
-    for out, arguments in (("x", ["--out", "x", folder]), ("y", [folder, "--out=y"]), ("z", ["--dirs", folder])):
+    for out, arguments in (("x", ["--out", "x", folder]), ("y", [folder, "--out=y"]), ("z", [folder])):
         placed = [str(tmp_path / a) if a in "xyz" else a.replace("=y", f"={tmp_path / 'y'}") for a in arguments]
         assert main(["report", *placed]) == 0
         assert (Path(capsys.readouterr().out.strip()).parent.name) == ("report" if out == "z" else out)

@@ -17,9 +17,9 @@ from safetensors.torch import save as save_safetensors
 from transformers import modeling_utils
 
 from embedgeo.cli import main
-from embedgeo.sweep import sweep
 from embedgeo.sweep.measure import Measurement
 from tests.sweep.conftest import REPOSITORY
+from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, checkpoint_files, model
 
 WEIGHTS = "model.safetensors"

@@ -19,9 +19,10 @@ from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.results.folder import SCHEMA, SweepFolder
-from embedgeo.sweep import check, sweep
+from embedgeo.sweep import check
 from embedgeo.text import read_documents, tokenize_sequences
 from tests.sweep.conftest import REPOSITORY
+from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, model, tokenizer_files, write_files
 
 

@@ -17,9 +17,10 @@ import embedgeo
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import check, sweep
+from embedgeo.sweep import check
 from embedgeo.sweep.summary import loss_outliers
 from embedgeo.text import cut_sequences, tokenize_sequences
+from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, local_run, model, tokenizer_files, write_files
 
 

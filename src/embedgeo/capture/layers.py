@@ -94,9 +94,10 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
     mean = _MEAN.fullmatch(pattern)
     if pattern == "blocks":
         if not standard:
+            names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
             raise ValueError(
                 f'layers="blocks" needs a list of transformer blocks; found none in {type(model).__name__}. '
-                f"Name layers by a pattern of module names instead, such as {_some(module_names(model))}."
+                f"Name layers by a pattern of module names instead, such as {names}."
             )
         yield from standard
     elif mean:
@@ -127,16 +128,14 @@ def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
         everything = [layer.name for layer in standard + others]
         parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
-        raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {_some(close)}.")
+        raise ValueError(
+            f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {', '.join(close[:6])}."
+        )
     return matching
 
 
 def _unpadded(name: str) -> str:
     return re.sub(r"(?<![^.])0+(?=\d)", "", name)
-
-
-def _some(names: Sequence[str] | Mapping[str, object]) -> str:
-    return ", ".join(list(names)[:6]) or "(the model has no modules)"
 
 
 def _side_layers(prefix: str, side: nn.Module) -> Iterator[Layer]:

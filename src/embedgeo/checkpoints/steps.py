@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from embedgeo.results.wording import listed
+
 _STEP = re.compile(
     r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
     r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[km]?)(?![a-z0-9])",
@@ -59,11 +61,11 @@ def _amount(match: re.Match[str]) -> int:
     return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
 
 
-def select_steps(listed: Iterable[int], steps: Steps) -> set[int]:
-    """The steps to take of those listed.
+def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
+    """The steps to take of those that exist.
 
     Args:
-        listed: steps of the checkpoints that exist.
+        existing: steps of the checkpoints that exist.
         steps: ``"all"``; ``"log"`` for the first, the last, and of each power of two the nearest one; or the steps.
 
     Raises:
@@ -72,7 +74,7 @@ def select_steps(listed: Iterable[int], steps: Steps) -> set[int]:
     >>> sorted(select_steps(range(0, 5000, 1000), "log"))
     [0, 1000, 2000, 4000]
     """
-    available = sorted(set(listed))
+    available = sorted(set(existing))
     if steps == "all":
         return set(available)
     if steps == "log":
@@ -82,8 +84,8 @@ def select_steps(listed: Iterable[int], steps: Steps) -> set[int]:
     if unknown:
         near = sorted({_nearest(available, wanted_step) for wanted_step in unknown}) if available else []
         raise ValueError(
-            f"steps must name steps of which there is a checkpoint; got {_some(unknown)}. "
-            f"{f'The nearest are {_some(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
+            f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
+            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
         )
     return wanted
 
@@ -114,7 +116,3 @@ def _ratio(a: int, b: int) -> float:
 
 def _nearest(available: Sequence[int], step: int) -> int:
     return min(available, key=lambda candidate: abs(candidate - step))
-
-
-def _some(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:8])) + (f" and {len(steps) - 8} more" if len(steps) > 8 else "")

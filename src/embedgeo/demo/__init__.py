@@ -13,127 +13,60 @@ It writes, under one folder:
 How the sweep comes to the same numbers: the whole of ``probe.txt`` is tokenized as one document and cut
 into consecutive sequences (`embedgeo.text.cut_sequences`) of ``seq_len`` tokens, run in
 batches of 8, in float32 on a CPU.
+
+The command line imports this; what the demo needs is imported when it runs.
 """
 
-import shutil
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
-from torch.utils.data import DataLoader
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from embedgeo.demo.outcome import compare, show, to_records
-from embedgeo.demo.training import (
-    HEAD_WIDTH,
-    LanguageModel,
-    ProgressBar,
-    SaveCheckpoints,
-    Settings,
-    new_model,
-    quiet,
-    training_batches,
-)
-from embedgeo.report import write_report
-from embedgeo.sweep import sweep
-from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
-from embedgeo.training.lightning import GeometryMonitor
-from embedgeo.training.schedule import log_spaced_steps
-
-__all__ = ["Settings", "run"]
-
-SETTINGS_FILE = "demo.yaml"
-PROBE_BATCH = 8
+__all__ = ["DemoSettings", "demo"]
 
 
-def run(out: Path, settings: Settings) -> None:
-    """Train, measure, save and show.
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of ``embedgeo demo``.
+
+    Args:
+        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is refused.
+        max_steps: optimizer steps.
+        every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
+        num_layers: transformer blocks.
+        hidden_size: width of the embeddings, a multiple of 32.
+        vocab_size: tokens of the tokenizer, which is trained first.
+        seq_len: tokens in a sequence, for training and measuring.
+        batch_size: sequences in a training batch.
+        learning_rate: the highest, reached after a twentieth of the steps.
+        seed: of the weights and the order of the text.
+    """
+
+    out: Path = Path("runs/demo")
+    max_steps: PositiveInt = 300
+    every_n_steps: PositiveInt = 25
+    num_layers: PositiveInt = 6
+    hidden_size: PositiveInt = 128
+    vocab_size: PositiveInt = 2048
+    seq_len: PositiveInt = 256
+    batch_size: PositiveInt = 8
+    learning_rate: PositiveFloat = 3e-3
+    seed: NonNegativeInt = 0
+
+
+def demo(settings: DemoSettings) -> None:
+    """Train a small language model on Python's documentation and watch its geometry.
+
+    Takes about two minutes on two cores, and needs neither a network nor a GPU.
+
+    Args:
+        settings: of the model, its training, and where everything goes.
 
     Raises:
         FileExistsError: ``out`` holds something else than an earlier demo.
         OSError: ``out`` cannot be written to.
         ValueError: a model that cannot be built.
     """
-    if settings.hidden_size % HEAD_WIDTH:
-        raise ValueError(
-            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
-        )
-    _make_empty(out)
-    (out / SETTINGS_FILE).write_text("".join(f"{k}: {v}\n" for k, v in asdict(settings).items()), encoding="utf-8")
-    text, probe_text = split_held_out(builtin_corpus())
-    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
-    tokenizer = train_tokenizer(text, settings.vocab_size)
-    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
-    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
-    torch.manual_seed(settings.seed)
-    model = new_model(settings, tokenizer)
-    last = settings.max_steps
-    steps = {*range(0, last, settings.every_n_steps), *(s for s in log_spaced_steps() if s < last), last}
-    _require_space(out, len(steps) * model.num_parameters() * 4)
-    monitor = GeometryMonitor(
-        settings.every_n_steps,
-        extra_steps=sorted(steps),
-        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
-        on_error="raise",
-    )
-    checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
-    console = Console()
-    console.print(
-        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
-        f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
-    )
-    with quiet():
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            logger=TensorBoardLogger(out, name="tensorboard", version="training", default_hp_metric=False),
-            callbacks=[monitor, checkpoints, ProgressBar()],
-            log_every_n_steps=1,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(
-            LanguageModel(model, settings.learning_rate, last), training_batches(tokenizer.encode(text), settings)
-        )
-    records = to_records(monitor.history, checkpoints)
-    records.to_parquet(out / "history.parquet", index=False)
-    console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
-    with quiet():
-        sweep(
-            str(out / "checkpoints"),
-            text=str(out / "probe.txt"),
-            num_tokens=probe.numel(),
-            seq_len=settings.seq_len,
-            batch_size=PROBE_BATCH,
-            token_tables=True,
-            after_processing=True,
-            out=str(out / "sweep"),
-            trainer={"accelerator": "cpu"},
-        )
-    console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"])
-    show(console, out, records)
+    from embedgeo.demo.command import run_demo
 
-
-def _make_empty(out: Path) -> None:
-    """Make the folder; of an earlier demo in it, remove what this one will write."""
-    if out.is_dir() and any(out.iterdir()) and not (out / SETTINGS_FILE).exists():
-        raise FileExistsError(f"--out must be a new or empty folder, or an earlier demo; {out} holds something else.")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "history.parquet").unlink(missing_ok=True)
-    for name in ("checkpoints", "tensorboard", "sweep"):
-        if (out / name).exists():
-            shutil.rmtree(out / name)
-
-
-def _require_space(out: Path, checkpoint_bytes: int) -> None:
-    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
-    if free < needed:
-        raise OSError(
-            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
-        )
+    run_demo(settings)

@@ -1,42 +1,23 @@
 """The demo's model, its text in batches, and what Lightning needs to train it."""
 
 import hashlib
-import logging
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from embedgeo.demo import DemoSettings
+
 HEAD_WIDTH = 32
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What ``embedgeo demo --help`` lists, beside the folder."""
-
-    max_steps: int
-    every_n_steps: int
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    seq_len: int
-    batch_size: int
-    learning_rate: float
-    seed: int
-
-
-def new_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
+def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
     """A GPT-NeoX in the manner of Pythia, with random weights."""
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer),
@@ -52,7 +33,7 @@ def new_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoX
     return GPTNeoXForCausalLM(config)
 
 
-def training_batches(token_ids: list[int], settings: Settings) -> DataLoader[Tensor]:
+def training_batches(token_ids: list[int], settings: DemoSettings) -> DataLoader[Tensor]:
     """Windows that start anywhere in the text, as many as one epoch of ``max_steps`` batches needs."""
     windows = torch.tensor(token_ids).unfold(0, settings.seq_len, 1)
     sampler = RandomSampler(
@@ -122,22 +103,3 @@ class ProgressBar(RichProgressBar):
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No advice, and no progress bar beside the one of training."""
-    logger = logging.getLogger("lightning.pytorch")
-    level, had_bar = logger.level, transformers.logging.is_progress_bar_enabled()
-    logger.setLevel(logging.WARNING)
-    transformers.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The .* does not have many workers")  # the text is in memory
-            warnings.filterwarnings("ignore", "GPU available but not used")  # the same numbers everywhere
-            warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)  # lightning 2.6 with torch 2.13
-            yield
-    finally:
-        logger.setLevel(level)
-        if had_bar:
-            transformers.logging.enable_progress_bar()

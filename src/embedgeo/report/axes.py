@@ -14,8 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
 from embedgeo.results.glossary import Term
-from embedgeo.results.glossary import short as shortened
 from embedgeo.results.layer_names import blocks_by_side, layer_label, layer_ticks
+from embedgeo.results.wording import short as shortened
 
 Array = NDArray[np.float64]
 

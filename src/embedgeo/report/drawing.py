@@ -119,12 +119,3 @@ def save(drawn: FigureData, folder: Path) -> bytes:
     data, *_ = png(drawn.figure)
     (folder / f"{drawn.name}.png").write_bytes(data)
     return data
-
-
-def number(value: float) -> str:
-    """A number in a sentence or a table.
-
-    >>> number(323_812.4), number(0.0123456), number(7.0)
-    ('323,812', '0.01235', '7')
-    """
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"

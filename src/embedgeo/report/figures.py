@@ -25,10 +25,11 @@ from embedgeo.report.axes import (
     value_axis,
     value_bar,
 )
-from embedgeo.report.drawing import FigureData, legend, new_figure, number
+from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.layer_names import relative_depths
+from embedgeo.results.wording import number
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 

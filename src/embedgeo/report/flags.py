@@ -9,6 +9,7 @@ from embedgeo.report.baseline import widths
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import term
 from embedgeo.results.outliers import loss_outliers
+from embedgeo.results.wording import listed
 
 FEW_POINTS = 1000
 """Distinct rows below which TwoNN shows trends only."""
@@ -137,7 +138,7 @@ def _undefined(run: Run) -> Flag | None:
         if metric == "intrinsic_dimension_std" or not missing.to_numpy().any():
             continue
         layers = [layer for layer in run.layers if missing[layer].any()]
-        where = "all layers" if len(layers) == len(run.layers) else _some(layers)
+        where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
         details.append(f"{term(metric).name}: {where}, {_steps(list(missing.index[missing.any(axis=1)]))}")
     text = "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in the figures."
     return Flag("Missing numbers", text, details) if details else None
@@ -155,10 +156,6 @@ def _revision(run: Run, step: int) -> str:
 def _steps(steps: Sequence[int]) -> str:
     first, last = min(steps), max(steps)
     return f"step {first:,}" if first == last else f"{len(steps)} steps from {first:,} to {last:,}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _count(number: int, what: str) -> str:

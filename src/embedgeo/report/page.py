@@ -10,10 +10,11 @@ import jinja2
 import pandas as pd
 
 from embedgeo.report.baseline import widths
-from embedgeo.report.drawing import FigureData, number, save
+from embedgeo.report.drawing import FigureData, save
 from embedgeo.report.flags import Flag
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
+from embedgeo.results.wording import number
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""

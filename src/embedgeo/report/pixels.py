@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from embedgeo.report.axes import StepAxis, colour_range
-from embedgeo.results.glossary import Term, short
+from embedgeo.results.glossary import Term
 from embedgeo.results.layer_names import layer_label, layer_ticks
+from embedgeo.results.wording import short
 
 WIDTH = 720
 """Pixels: twice what TensorBoard gives to an image until one clicks on it, and letters as large as that needs."""

@@ -22,8 +22,9 @@ from embedgeo.report.axes import (
     value_bar,
 )
 from embedgeo.report.baseline import REGRESSED
-from embedgeo.report.drawing import FigureData, legend, new_figure, number
+from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run, read_projection, read_tokens
+from embedgeo.results.wording import number
 
 _REGRESSED = f"{REGRESSED[0]} ≤ n ≤ {REGRESSED[1]:,} occurrences"
 _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}

@@ -206,15 +206,3 @@ def in_order(metrics: "set[str] | list[str]") -> list[str]:
     """Metrics in the order in which to look at them; unknown ones last."""
     rank = {metric: i for i, metric in enumerate(TERMS)}
     return sorted(dict.fromkeys(metrics), key=lambda metric: (rank.get(metric, len(rank)), metric))
-
-
-def short(number: float, digits: int = 3) -> str:
-    """A number for an axis.
-
-    >>> short(143_000), short(2e6), short(999.9), short(0.12345), short(1e-7), short(-0.00025)
-    ('143k', '2M', '1000', '0.123', '1e-7', '-2.5e-4')
-    """
-    if 0 < abs(number) < 1e-3:
-        return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
-    size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))
-    return np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter

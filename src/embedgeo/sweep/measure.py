@@ -13,7 +13,7 @@ from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import AfterProcessing, default_metrics
 from embedgeo.sweep.loss import TokenLoss
-from embedgeo.sweep.settings import Settings
+from embedgeo.sweep.settings import SweepSettings
 
 MODEL = "model"
 """Layer name of what is measured of the whole model."""
@@ -62,7 +62,7 @@ class Measurement(LightningModule):
         mask_token_id: what stands for a masked token, for an encoder's loss; None to leave that out.
     """
 
-    def __init__(self, loaded: LoadedModel, settings: Settings, mask_token_id: int | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, settings: SweepSettings, mask_token_id: int | None = None) -> None:
         super().__init__()
         self.model = loaded.model
         self.rows: list[Row] = []

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from embedgeo.checkpoints import Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+from embedgeo.results.wording import reason
 
 _THREADS = 8
 
@@ -66,13 +67,6 @@ def _inspect(checkpoint: Checkpoint, weights_sha256: str | None) -> Planned:
     except Exception as error:
         return Planned(checkpoint, weights_sha256=weights_sha256 or "", error=reason(error))
     return Planned(checkpoint, contents, weights_sha256 or contents.sha256)
-
-
-def reason(error: BaseException) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    return " ".join(lines)[:400] + notes
 
 
 def parse_shard(shard: str) -> tuple[int, int]:

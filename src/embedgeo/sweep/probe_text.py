@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.checkpoints import Checkpoint, hub, is_local, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
+from embedgeo.results.wording import reason
 from embedgeo.sweep.measure import choose_masked
-from embedgeo.sweep.plan import Planned, reason
-from embedgeo.sweep.settings import Settings
+from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text import hash_ids, tokenize_sequences
 
 
@@ -41,7 +42,7 @@ class ProbeText:
         return hash_ids(self.token_ids)
 
 
-def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: Settings) -> ProbeText:
+def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: SweepSettings) -> ProbeText:
     """Tokenize the text for the models of a plan, and check that a model can be measured on it.
 
     Small files are fetched into a temporary folder: the cache holds what was there before.
@@ -63,7 +64,7 @@ def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: Se
     return ProbeText(token_ids, choose_masked(token_ids, tokenizer.all_special_ids), tokenizer.mask_token_id, texts)
 
 
-def require_fit(model: nn.Module, token_ids: Tensor, settings: Settings) -> None:
+def require_fit(model: nn.Module, token_ids: Tensor, settings: SweepSettings) -> None:
     """Check layers, positions and vocabulary of a model against what is to be measured.
 
     Raises:
@@ -90,7 +91,7 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
         )
 
 
-def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> tuple[nn.Module | None, bool]:
+def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> tuple[nn.Module | None, bool]:
     """A model of the plan, without its weights where that is possible, and whether it is an encoder.
 
     None where no checkpoint gives one: each will fail for its own reason.
@@ -104,7 +105,7 @@ def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> t
         path = planned.checkpoint.path
         try:
             if settings.model_class is not None and path is not None and path.is_file():
-                loaded = loading.load_lightning(path, settings.model_class, dtype=settings.torch_dtype)
+                loaded = loading.load_lightning(path, settings.model_class, dtype=getattr(torch, settings.dtype))
                 return loaded.model, loaded.is_encoder
             config = loading.load_config(
                 _small_files(planned, ["config.json"], folder), trust_remote_code=settings.trust_remote_code
@@ -116,7 +117,7 @@ def _first_model(plan: Sequence[Planned], settings: Settings, folder: Path) -> t
     return None, False
 
 
-def find_tokenizer(plan: Sequence[Planned], settings: Settings, folder: Path) -> PreTrainedTokenizerBase:
+def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer asked for; else that of the first checkpoint that has one; else that of ``main``, or of the folder.
 
     Raises:
@@ -135,7 +136,7 @@ def find_tokenizer(plan: Sequence[Planned], settings: Settings, folder: Path) ->
 
 
 def _tokenizer_folders(
-    plan: Sequence[Planned], settings: Settings, folder: Path, tried: list[str]
+    plan: Sequence[Planned], settings: SweepSettings, folder: Path, tried: list[str]
 ) -> Iterator[tuple[str, Path]]:
     if settings.tokenizer is not None:
         with _trying(settings.tokenizer, tried):

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from embedgeo.checkpoints import loading
 from embedgeo.results.folder import SweepFolder, records_of
+from embedgeo.results.wording import reason
 from embedgeo.sweep.fetching import Fetching, folder_of
 from embedgeo.sweep.measure import MODEL, Measurement, Row, probe_loader
-from embedgeo.sweep.plan import Planned, reason
+from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
-from embedgeo.sweep.settings import Settings
+from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import headline
 
 Results = tuple[pd.DataFrame, dict[str, pd.DataFrame]]
@@ -41,7 +43,7 @@ class Sweep:
     def __init__(
         self,
         trainer: Trainer,
-        settings: Settings,
+        settings: SweepSettings,
         plan: Sequence[Planned],
         pending: Sequence[Planned],
         text: ProbeText,
@@ -163,12 +165,12 @@ class Sweep:
     def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
         if path.is_file():
             assert self.settings.model_class is not None
-            return loading.load_lightning(path, self.settings.model_class, dtype=self.settings.torch_dtype)
+            return loading.load_lightning(path, self.settings.model_class, dtype=getattr(torch, self.settings.dtype))
         assert planned.contents is not None
         return loading.load_model(
             path,
             planned.contents,
-            dtype=self.settings.torch_dtype,
+            dtype=getattr(torch, self.settings.dtype),
             trust_remote_code=self.settings.trust_remote_code,
         )
 

@@ -1,66 +1,105 @@
-"""What a sweep is asked for."""
+"""What a sweep is asked for. Imported by the command line: nothing heavy may be imported here."""
 
-import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
+_RUN_OPTIONS = ("text", "out", "shard", "evict", "dry_run", "trainer")
+"""What says where and how to run; the text is recorded by its hash."""
 
-from embedgeo.checkpoints import Steps
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The arguments of `embedgeo.sweep.sweep` that the results depend on; documented there."""
+class SweepSettings:
+    """The options of ``embedgeo sweep``.
 
-    model: tuple[str, ...]
-    revisions: str
-    steps: Steps
-    tokenizer: str | None
-    num_tokens: int
-    seq_len: int
-    batch_size: int
-    layers: str | Sequence[str]
-    dtype: str
-    skip_first_positions: int
-    ignore_token_ids: Sequence[int]
-    model_class: str | None
-    trust_remote_code: bool
-    token_tables: bool
-    after_processing: bool
-    precision: str | int | None
-    text_sha256: str = field(default="")
+    Args:
+        model: a repository on the Hub whose branches or tags name steps, a pattern (``author/name-step_*``) or a list
+            of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``).
+        steps: ``all`` steps that are named; ``log``: the first, the last and those nearest to powers of two; or steps.
+        revisions: take only the branches and tags that match this pattern.
+        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``; default: Python's documentation.
+        tokenizer: a folder or repository; default: the checkpoint's, else that of ``main``.
+        num_tokens: use the first so many tokens of the text.
+        seq_len: tokens in a sequence. The tokenizer's special tokens are added as it does by itself: to each document;
+            for an encoder to each sequence, within its length.
+        batch_size: sequences in a batch; a part of the settings, for the sampled metrics depend on it.
+        layers: ``blocks``, patterns of module names, or a list of these.
+        dtype: of the weights.
+        skip_first_positions: leave out so many positions at the start of every sequence.
+        ignore_token_ids: leave out these tokens.
+        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
+            ``projections/<name>.parquet``: where the most frequent ones lie in the plane of their principal axes.
+        after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
+            directions (`embedgeo.AfterProcessing`).
+        out: the folder; default: ``runs/sweep-<name>``.
+        shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
+        evict: take what this sweep downloads out of the cache again; never what was there before.
+        dry_run: only say what would be done.
+        model_class: of Lightning checkpoints, the LightningModule, as ``package.module.Class``.
+        trust_remote_code: run the code that a repository brings along.
+        trainer: options of lightning's Trainer: devices, strategy, num_nodes, precision, accelerator.
+
+    Raises:
+        ValueError: an option outside its range.
+    """
+
+    model: str | list[str]
+    steps: str | int | list[int] = "all"
+    revisions: str = "*"
+    text: str | list[str] | tuple[()] = ()
+    tokenizer: str | None = None
+    num_tokens: int = 65536
+    seq_len: int = 512
+    batch_size: int = 8
+    layers: str | list[str] = "blocks"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    skip_first_positions: int = 0
+    ignore_token_ids: Sequence[int] = ()
+    token_tables: bool = False
+    after_processing: bool = False
+    out: str | None = None
+    shard: str = "0/1"
+    evict: bool = True
+    dry_run: bool = False
+    model_class: str | None = None
+    trust_remote_code: bool = False
+    trainer: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("model", "text", "layers"):
+            value: Any = getattr(self, name)
+            listed = value if isinstance(value, list | tuple) else [value]
+            if not all(isinstance(each, str) for each in listed):
+                raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return DTYPES[self.dtype]
+    def models(self) -> Sequence[str]:
+        """The models, also where there is one."""
+        return [self.model] if isinstance(self.model, str) else self.model
 
-    def as_manifest(self) -> dict[str, Any]:
-        """The settings, as they are written down."""
-        return asdict(self)
+    @property
+    def texts(self) -> Sequence[str]:
+        """The files of text, also where there is one."""
+        return [self.text] if isinstance(self.text, str) else self.text
 
+    @property
+    def folder(self) -> Path:
+        """Where the results go: ``out``, or ``runs/sweep-`` and the name of the first model."""
+        return Path(self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}")
 
-def versions() -> dict[str, str]:
-    """Of what the numbers come from."""
-    packages = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
-
-
-def default_out(model: Sequence[str]) -> Path:
-    """Where a sweep goes unless told otherwise: ``runs/sweep-`` and the name of the (first) model."""
-    return Path("runs") / f"sweep-{Path(model[0]).name.replace('*', '') or 'model'}"
+    def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
+        """The settings that the results depend on, as ``manifest.json`` has them."""
+        asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
+        asked["model"] = list(self.models)
+        asked["layers"] = self.layers if isinstance(self.layers, str) or len(self.layers) > 1 else self.layers[0]
+        return {**asked, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.utils.data import DataLoader, TensorDataset
 
-from embedgeo.sweep.plan import reason
+from embedgeo.results.wording import reason
 
 
 class Rendezvous(LightningModule):

@@ -1,0 +1,43 @@
+"""Numbers, names and errors as people read them: on axes, in tables, in messages."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def short(number: float, digits: int = 3) -> str:
+    """A number for an axis.
+
+    >>> short(143_000), short(2e6), short(999.9), short(0.12345), short(1e-7), short(-0.00025)
+    ('143k', '2M', '1000', '0.123', '1e-7', '-2.5e-4')
+    """
+    if 0 < abs(number) < 1e-3:
+        return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
+    size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))
+    return np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter
+
+
+def number(value: float) -> str:
+    """A number in a sentence or a table.
+
+    >>> number(323_812.4), number(0.0123456), number(7.0)
+    ('323,812', '0.01235', '7')
+    """
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """Names with commas between them; of more than ``most`` the first ones, and how many more there are.
+
+    >>> listed(["a", "b"]), listed(range(5), most=3)
+    ('a, b', '0, 1, 2 and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    return " ".join(lines)[:400] + notes
