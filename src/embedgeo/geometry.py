@@ -17,6 +17,7 @@ from embedgeo.functional.distributed import Ranks, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
 from embedgeo.metrics import TokenMoments, default_metrics
+from embedgeo.results.schema import Record
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given its width."""
@@ -73,7 +74,14 @@ class Geometry:
         self._widths: dict[str, int] = {}
 
     def compute(self) -> dict[str, dict[str, float]]:
-        """The values at each layer, over the rows of all ranks; every rank must call this.
+        """The values by layer and metric: see `records`."""
+        values: dict[str, dict[str, float]] = {}
+        for record in self.records():
+            values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+        return values
+
+    def records(self) -> list[Record]:
+        """A record for each metric at each layer, over the rows of all ranks; every rank must call this.
 
         A layer that no forward pass has reached, on any rank, is left out.
         """
@@ -94,20 +102,19 @@ class Geometry:
         if failures:
             raise failures[0]
         if not values:
-            return {}
+            return []
         numbers = torch.stack([v.to(self._device, torch.float64) for v in values.values()])
         if self._group is not None and not has_failed:
             self._require_repeated_rows(list(values), numbers)
-        table: dict[str, dict[str, float]] = {}
-        for (layer_name, key), number in zip(values, numbers.tolist(), strict=True):
-            table.setdefault(layer_name, {})[key] = number
-        return table
+        index = {layer.name: i for i, layer in enumerate(self.layers)}
+        return [
+            Record(layer=layer, layer_index=index[layer], width=self._widths[layer], metric=metric, value=value)
+            for (layer, metric), value in zip(values, numbers.tolist(), strict=True)
+        ]
 
     def to_frame(self) -> pd.DataFrame:
         """The values as a table with the columns layer, layer_index, metric and value."""
-        index = {layer.name: i for i, layer in enumerate(self.layers)}
-        rows = [(name, index[name], key, v) for name, values in self.compute().items() for key, v in values.items()]
-        return pd.DataFrame(rows, columns=["layer", "layer_index", "metric", "value"])
+        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value"])
 
     def token_tables(self) -> pd.DataFrame:
         """A row for each layer and token type seen, over the rows of all ranks; every rank must call this.

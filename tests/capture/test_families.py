@@ -10,6 +10,7 @@ from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding
 from embedgeo.results.events import tagged_scalars
+from embedgeo.results.schema import Record
 from tests.models import FAMILIES, NanoGPT, TorchEncoder, t5, token_batch, vit
 from tests.observed import hidden_states, observed, rows_seen
 
@@ -195,8 +196,8 @@ def test_means_of_the_last_blocks_of_encoder_and_decoder():
 
 
 def test_encoder_and_decoder_have_a_mean_over_blocks_each():
-    values = {"encoder.block.00": {"V": 1.0}, "encoder.block.01": {"V": 3.0}, "decoder.block.00": {"V": 5.0}}
-    scalars = tagged_scalars({"encoder.embed": {"V": 9.0}, **values})
+    values = {"encoder.embed": 9.0, "encoder.block.00": 1.0, "encoder.block.01": 3.0, "decoder.block.00": 5.0}
+    scalars = tagged_scalars(Record(layer=k, layer_index=0, width=8, metric="V", value=v) for k, v in values.items())
     assert {tag: value for tag, value in scalars.items() if "mean" in tag} == {
         "geometry.V/encoder.mean": 2.0,
         "geometry.V/decoder.mean": 5.0,

@@ -8,7 +8,8 @@ import pandas as pd
 import torch
 
 from embedgeo.functional import anisotropy_null
-from embedgeo.results.folder import SweepFolder, records_of
+from embedgeo.results.folder import SweepFolder, to_frame
+from embedgeo.results.schema import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
 METRICS = (
@@ -107,21 +108,23 @@ def make_sweep(
     series = {}
     for step in steps:
         original = (duplicates or {}).get(step)
-        rows = []
+        records = []
         for i, layer in enumerate(layers):
             values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
             for metric in metrics:
-                rows.append((layer, i, metric, (changes or {}).get((step, layer, metric), values.get(metric, 0.0))))
-        rows.append(("model", -1, "loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))
+                value = (changes or {}).get((step, layer, metric), values.get(metric, 0.0))
+                records.append(Record(layer=layer, layer_index=i, width=dim, metric=metric, value=value))
+        records.append(model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))
         about = {
             "model": "lab/tiny",
             "revision": f"step{step}",
             "step": step,
             "commit": "",
+            "series": "step",
             "weights_sha256": f"{step if original is None else original:064d}",
             "duplicate_of": None if original is None else f"step{original}",
         }
-        store.write(f"step{step}", records_of(rows, **about))
+        store.write(f"step{step}", to_frame(records, **about))
         series[f"step{step}"] = "step"
         if tokens and step in (steps[0], steps[-1]):
             path = folder / "tokens" / f"step{step}.parquet"

@@ -8,20 +8,23 @@ from rich.console import Console
 from rich.table import Table
 
 from embedgeo.demo.training import SaveCheckpoints
-from embedgeo.results.events import Record
+from embedgeo.results.folder import SCHEMA
+from embedgeo.results.schema import StepRecord
 
 SUMMARY = {"V_W_over_V_unbiased": "low", "M_over_Q": "peak", "anisotropy": "peak", "intrinsic_dimension": "peak"}
 
 
-def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
+def to_records(history: list[StepRecord], checkpoints: SaveCheckpoints) -> pd.DataFrame:
     """The history with the columns of a sweep's records."""
     frame = pd.DataFrame(history)
-    frame.insert(0, "model", str(checkpoints.folder))
-    frame.insert(1, "revision", "step" + frame["step"].astype(str))
-    frame.insert(3, "commit", "")
-    frame.insert(4, "weights_sha256", frame["step"].map(checkpoints.sha256))
-    frame.insert(5, "duplicate_of", "")
-    return frame
+    return frame.assign(
+        model=str(checkpoints.folder),
+        revision="step" + frame["step"].astype(str),
+        commit="",
+        series="step",
+        weights_sha256=frame["step"].map(checkpoints.sha256),
+        duplicate_of="",
+    )[SCHEMA.names]
 
 
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:

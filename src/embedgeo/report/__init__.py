@@ -13,8 +13,9 @@ from embedgeo.report.baseline import null_values
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import flags, outlier_steps
 from embedgeo.report.page import FigureWriter, PageFigure, Part, Section, write_page
-from embedgeo.report.runs import MODEL, Run, read_runs
+from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.glossary import in_order, term
+from embedgeo.results.schema import MODEL
 
 __all__ = ["write_report"]
 

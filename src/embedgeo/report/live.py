@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from embedgeo.results.events import AT_A_GLANCE, Record
+from embedgeo.results.events import AT_A_GLANCE
 from embedgeo.results.glossary import in_order, term
+from embedgeo.results.schema import StepRecord
 
 if TYPE_CHECKING:
     from embedgeo.report.runs import Run
@@ -41,7 +42,7 @@ class Pages:
         self._values = pd.DataFrame()  # a column a metric; the index is (step, layer)
         self._num_read, self._count = start, 0
 
-    def write(self, writers: Sequence[Any], history: Sequence[Record], *, last: bool = False) -> None:
+    def write(self, writers: Sequence[Any], history: Sequence[StepRecord], *, last: bool = False) -> None:
         """Draw what has come to the history since the last call.
 
         Args:
@@ -70,7 +71,7 @@ class Pages:
                 for tag, image in pictures.items():
                     _add_image(writer, tag, *image, run.steps[-1])
 
-    def _add(self, fresh: Sequence[Record]) -> None:
+    def _add(self, fresh: Sequence[StepRecord]) -> None:
         from embedgeo.report.runs import wide
 
         records = pd.DataFrame(fresh)

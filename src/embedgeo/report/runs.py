@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedgeo.results.layer_names import blocks_by_side, side
-
-MODEL = "model"
-"""Layer name of what is measured of the whole model."""
+from embedgeo.results.schema import MODEL
 
 _EVENTS = "events.out.tfevents."
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")

@@ -2,12 +2,13 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.schema import Record
 
 AT_A_GLANCE = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
 """The metrics to look at first."""
@@ -26,35 +27,25 @@ _GROUPS = {
 _MORE = "more"
 
 
-class Record(TypedDict):
-    """One number: the value of a metric at a layer at a step."""
-
-    step: int
-    layer: str
-    layer_index: int
-    metric: str
-    value: float
-
-
-def tagged_scalars(values: Mapping[str, Mapping[str, float]], prefix: str = "geometry") -> dict[str, float]:
+def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
 
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
 
-    Args:
-        values: by layer and metric.
-        prefix: of the tags.
-
-    >>> tagged_scalars({"embed": {"V": 1.0}, "block.00": {"V": 2.0}, "block.01": {"V": 4.0}})
-    {'geometry.V/embed': 1.0, 'geometry.V/block.00': 2.0, 'geometry.V/block.01': 4.0, 'geometry.V/mean': 3.0}
+    >>> V = {"layer_index": 0, "width": 8, "metric": "V"}
+    >>> tagged_scalars([{"layer": "block.00", "value": 2.0, **V}, {"layer": "block.01", "value": 4.0, **V}])
+    {'geometry.V/block.00': 2.0, 'geometry.V/block.01': 4.0, 'geometry.V/mean': 3.0}
     """
-    scalars = {f"{prefix}.{metric}/{layer}": v for layer, at in values.items() for metric, v in at.items()}
+    records = list(records)
+    sides = {block: side for side, blocks in blocks_by_side(r["layer"] for r in records).items() for block in blocks}
+    scalars: dict[str, float] = {}
     of_blocks: dict[str, list[float]] = {}
-    for side, blocks in blocks_by_side(values).items():
-        for block in blocks:
-            for metric, value in values[block].items():
-                of_blocks.setdefault(f"{prefix}.{metric}/{side}mean", []).append(value)
-    return {**scalars, **{tag: sum(v) / len(v) for tag, v in of_blocks.items()}}
+    for record in records:
+        layer, value, tag = record["layer"], record["value"], f"{prefix}.{record['metric']}"
+        scalars[f"{tag}/{layer}"] = value
+        if layer in sides:
+            of_blocks.setdefault(f"{tag}/{sides[layer]}mean", []).append(value)
+    return scalars | {tag: sum(values) / len(values) for tag, values in of_blocks.items()}
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
@@ -74,20 +65,20 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
     return {group: charts for group, charts in layout.items() if charts}
 
 
-def write_events(path: Path, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
     """Write TensorBoard's event file of one step: each tag once, and the custom-scalars page.
 
     Args:
         path: the file.
-        step: of all values.
-        values: by layer and metric.
+        step: that of all records.
+        records: what was measured.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
-    charts = custom_scalars_layout(dict.fromkeys(metric for at in values.values() for metric in at))
-    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in tagged_scalars(values).items())]
+    charts = custom_scalars_layout(dict.fromkeys(record["metric"] for record in records))
+    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in tagged_scalars(records).items())]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)

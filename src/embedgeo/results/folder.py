@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from embedgeo.results.atomic import remove_leftovers, replacing
 from embedgeo.results.events import write_events
+from embedgeo.results.schema import Record
 
 SCHEMA = pa.schema(
     [
@@ -22,10 +23,12 @@ SCHEMA = pa.schema(
         ("revision", pa.string()),
         ("step", pa.int64()),
         ("commit", pa.string()),
+        ("series", pa.string()),
         ("weights_sha256", pa.string()),
         ("duplicate_of", pa.string()),
         ("layer", pa.string()),
         ("layer_index", pa.int64()),
+        ("width", pa.int64()),
         ("metric", pa.string()),
         ("value", pa.float64()),
     ]
@@ -172,7 +175,7 @@ class SweepFolder:
             changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
             if not path.exists() or path.stat().st_mtime_ns < changed:
                 with replacing(path) as temporary:
-                    write_events(temporary, step, _by_layer(records))
+                    write_events(temporary, step, to_records(records))
         for path in self.tensorboard.rglob(f"{_EVENTS}*"):
             name = path.name.removeprefix(_EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
@@ -192,13 +195,6 @@ def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
         pq.write_table(table, temporary)
 
 
-def _by_layer(records: pd.DataFrame) -> dict[str, dict[str, float]]:
-    values: dict[str, dict[str, float]] = {}
-    for layer, metric, value in records[["layer", "metric", "value"]].itertuples(index=False, name=None):
-        values.setdefault(layer, {})[metric] = float(value)
-    return values
-
-
 def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:
     """All records, by series, step and name; in a checkpoint as they are."""
     if not tables:
@@ -207,7 +203,12 @@ def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> p
     return pd.concat([tables[name] for name in names], ignore_index=True)
 
 
-def records_of(rows: Sequence[tuple[str, int, str, float]], **checkpoint: Any) -> pd.DataFrame:
-    """Records from rows of (layer, layer_index, metric, value) and what is the same for all of the checkpoint."""
-    frame = pd.DataFrame(rows, columns=["layer", "layer_index", "metric", "value"])
-    return frame.assign(**checkpoint)[SCHEMA.names]
+def to_records(frame: pd.DataFrame) -> list[Record]:
+    """The records in a table of a checkpoint."""
+    records: Any = frame[[*Record.__annotations__]].to_dict("records")
+    return records
+
+
+def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
+    """Records as a table, with the columns that are the same for all of a checkpoint."""
+    return pd.DataFrame(list(records)).assign(**checkpoint)[SCHEMA.names]

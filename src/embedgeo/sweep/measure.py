@@ -12,16 +12,11 @@ from torchmetrics import Metric
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import AfterProcessing, default_metrics
+from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
 from embedgeo.sweep.settings import SweepSettings
 
-MODEL = "model"
-"""Layer name of what is measured of the whole model."""
-
 MASKED_SHARE = 0.15
-
-Row = tuple[str, int, str, float]
-"""Layer, layer index (-1 for the whole model), metric, value."""
 
 
 class Sequences(Dataset[dict[str, Tensor]]):
@@ -54,7 +49,7 @@ def with_after_processing(dim: int) -> list[Metric]:
 
 
 class Measurement(LightningModule):
-    """One checkpoint under ``Trainer.predict``; ``rows`` and ``tables`` are the results, on every rank.
+    """One checkpoint under ``Trainer.predict``; ``records`` and ``tables`` are the results, on every rank.
 
     Args:
         loaded: the model.
@@ -65,7 +60,7 @@ class Measurement(LightningModule):
     def __init__(self, loaded: LoadedModel, settings: SweepSettings, mask_token_id: int | None = None) -> None:
         super().__init__()
         self.model = loaded.model
-        self.rows: list[Row] = []
+        self.records: list[Record] = []
         self.tables: dict[str, pd.DataFrame] = {}
         self._loaded, self._settings, self._mask_token_id = loaded, settings, mask_token_id
         self._geometry: Geometry | None = None
@@ -112,17 +107,16 @@ class Measurement(LightningModule):
         assert self._loss is not None
         if not self.trainer.strategy.reduce_boolean_decision(self._error is None):
             raise self._error or RuntimeError("it failed on another rank")
-        values = self._geometry.compute()
-        names = [layer.name for layer in self._geometry.layers]
-        silent = [name for name in names if name not in values]
+        self.records = self._geometry.records()
+        reached = {record["layer"] for record in self.records}
+        silent = [layer.name for layer in self._geometry.layers if layer.name not in reached]
         if silent:
             raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
         if self._settings.token_tables:
             self.tables = {"tokens": self._geometry.token_tables(), "projections": self._geometry.token_planes()}
         loss, count = self.trainer.strategy.reduce(self._loss.total.to(self.device), reduce_op="sum").tolist()
-        self.rows = [(name, i, key, v) for i, name in enumerate(names) for key, v in values[name].items()]
         if self._loss.is_wanted and count:
-            self.rows.append((MODEL, -1, "loss", loss / count))
+            self.records.append(model_record("loss", loss / count))
 
 
 def probe_loader(

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from embedgeo.checkpoints import loading
-from embedgeo.results.folder import SweepFolder, records_of
+from embedgeo.results.folder import SweepFolder, to_frame, to_records
+from embedgeo.results.schema import Record, model_record
 from embedgeo.results.wording import reason
 from embedgeo.sweep.fetching import Fetching, folder_of
-from embedgeo.sweep.measure import MODEL, Measurement, Row, probe_loader
+from embedgeo.sweep.measure import Measurement, probe_loader
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.settings import SweepSettings
@@ -104,10 +105,9 @@ class Sweep:
             with suppress(Exception):  # then it is measured
                 if self.plan[original].checkpoint.config_digest() == planned.contents.config_digest:
                     copied = self.out.read(original)
-                    rows = copied[copied["metric"] != "tokens_seen"][["layer", "layer_index", "metric", "value"]]
-                    own = [*rows.itertuples(index=False, name=None), *_tokens_seen(planned)]
+                    own = [*to_records(copied[copied["metric"] != "tokens_seen"]), *_tokens_seen(planned)]
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
-                    results = records_of(own, **self._columns(planned)), tables
+                    results = to_frame(own, **self._columns(planned)), tables
         return self.trainer.strategy.broadcast(results)
 
     def _measured(self, planned: Planned, index: int) -> Results:
@@ -148,7 +148,7 @@ class Sweep:
             self.trainer.predict(measurement, loader, return_predictions=False)
         finally:
             measurement.release()
-        records = records_of([*measurement.rows, *_tokens_seen(planned)], **self._columns(planned))
+        records = to_frame([*measurement.records, *_tokens_seen(planned)], **self._columns(planned))
         tables = measurement.tables
         if "projections" in tables:
             texts = tables["projections"]["token_id"].map(self.text.token_texts)
@@ -181,6 +181,7 @@ class Sweep:
             "revision": checkpoint.revision,
             "step": checkpoint.step,
             "commit": checkpoint.commit,
+            "series": checkpoint.position.series,
             "weights_sha256": planned.weights_sha256,
             "duplicate_of": planned.duplicate_of,
         }
@@ -202,6 +203,6 @@ class Sweep:
             yield progress
 
 
-def _tokens_seen(planned: Planned) -> list[Row]:
+def _tokens_seen(planned: Planned) -> list[Record]:
     tokens = planned.checkpoint.position.tokens
-    return [] if tokens is None else [(MODEL, -1, "tokens_seen", float(tokens))]
+    return [] if tokens is None else [model_record("tokens_seen", float(tokens))]

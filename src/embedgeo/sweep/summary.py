@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from embedgeo.results.outliers import loss_outliers
-from embedgeo.sweep.measure import MODEL
+from embedgeo.results.schema import MODEL
 from embedgeo.sweep.plan import Planned
 
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension")

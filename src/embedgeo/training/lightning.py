@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.report.live import Pages
 from embedgeo.results.events import custom_scalars_layout, tagged_scalars
+from embedgeo.results.schema import Record
 from embedgeo.training.monitor import Monitor, TrainerAdapter
 
 
@@ -23,7 +24,8 @@ class GeometryMonitor(Monitor, Callback):
 
     Scalars go to every logger under ``{prefix}.{metric}/{layer}``, with their mean over blocks under
     ``{prefix}.{metric}/mean``; the same values are in ``trainer.callback_metrics``, and in ``history`` as a list of
-    dicts (step, layer, layer_index, metric, value), in the processes that train: with ``ddp_spawn``, not in the one
+    dicts (step, layer, layer_index, width, metric,
+    value), in the processes that train: with ``ddp_spawn``, not in the one
     that calls ``fit``. Nothing is measured in validation, test and predict.
 
     A checkpoint holds where the schedule and the window stand, not the rows seen: a window that a resumed run
@@ -106,14 +108,14 @@ class GeometryMonitor(Monitor, Callback):
             else:
                 call()
 
-    def _log(self, trainer: Trainer, step: int, values: dict[str, dict[str, float]]) -> None:
-        scalars = tagged_scalars(values, self.prefix)
+    def _log(self, trainer: Trainer, step: int, records: list[Record]) -> None:
+        scalars = tagged_scalars(records, self.prefix)
         trainer.callback_metrics.update(
             {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
         )
         is_first = not self._chart_metrics
         if is_first:
-            self._chart_metrics = list(dict.fromkeys(metric for at in values.values() for metric in at))
+            self._chart_metrics = list(dict.fromkeys(record["metric"] for record in records))
         for logger in trainer.loggers:
             if is_first and isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_custom_scalars(_charts(trainer))

@@ -18,7 +18,7 @@ from embedgeo.functional.distributed import Ranks, current_rank, is_distributed
 from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
-from embedgeo.results.events import Record
+from embedgeo.results.schema import Record, StepRecord
 from embedgeo.training.schedule import Schedule
 
 
@@ -31,7 +31,7 @@ class TrainerAdapter:
         device: of this process.
         to_device: moves a batch there.
         forward: runs the model on a probe batch.
-        log: takes the step and the values by layer and metric.
+        log: takes the step and what was measured at it.
         process_group: the ranks with different rows; None: all.
     """
 
@@ -39,7 +39,7 @@ class TrainerAdapter:
     device: torch.device
     to_device: Callable[[Any], Any]
     forward: Callable[[Any], object]
-    log: Callable[[int, dict[str, dict[str, float]]], None]
+    log: Callable[[int, list[Record]], None]
     process_group: dist.ProcessGroup | None = None
 
 
@@ -120,7 +120,7 @@ class Monitor:
         self.prefix = prefix
         self.on_error = on_error
         self.rows = rows
-        self.history: list[Record] = []
+        self.history: list[StepRecord] = []
         self._run: TrainerAdapter | None = None
         self._geometry: Geometry | None = None
         self._reset()
@@ -258,15 +258,11 @@ class Monitor:
             self._geometry = None
             return
         with isolate_rng(), self._guarded():
-            values = geometry.compute()
-            silent = [layer.name for layer in geometry.layers if layer.name not in values]
-            index = {layer.name: i for i, layer in enumerate(geometry.layers)}
-            self.history += [
-                Record(step=step, layer=layer, layer_index=index[layer], metric=metric, value=value)
-                for layer, at_layer in values.items()
-                for metric, value in at_layer.items()
-            ]
-            run.log(step, values)
+            records = geometry.records()
+            reached = {record["layer"] for record in records}
+            silent = [layer.name for layer in geometry.layers if layer.name not in reached]
+            self.history += [StepRecord(step=step, **record) for record in records]
+            run.log(step, records)
             geometry.reset()
             if silent and not self._described:
                 warnings.warn(f"{type(self).__name__}: no forward pass reached {', '.join(silent)}.", stacklevel=2)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from embedgeo.results.events import tagged_scalars
+from embedgeo.results.schema import Record
 from embedgeo.training.monitor import Monitor, TrainerAdapter
 
 
@@ -99,13 +100,13 @@ class GeometryCallback(Monitor, TrainerCallback):
             else:
                 model(batch)
 
-    def _log(self, step: int, values: dict[str, dict[str, float]]) -> None:
+    def _log(self, step: int, records: list[Record]) -> None:
         assert self._trainer is not None
         state, control = self._trainer.state, self._trainer.control
         now, should_log = state.global_step, control.should_log
         state.global_step = step  # what `log` dates its values with
         try:
-            self._trainer.log(tagged_scalars(values, self.prefix))
+            self._trainer.log(tagged_scalars(records, self.prefix))
         finally:
             state.global_step, control.should_log = now, should_log
 

@@ -1,0 +1,39 @@
+"""The flat form of results: a record is one number, with where it was measured."""
+
+from typing import TypedDict
+
+MODEL = "model"
+"""Layer name of what is measured of the whole model, such as its loss; its layer index is -1 and its width 0."""
+
+
+class Record(TypedDict):
+    """The value of a metric at a layer.
+
+    Attributes:
+        layer: name of the layer.
+        layer_index: its place in forward order, from 0.
+        width: d, the width of its hidden state.
+        metric: key of the metric.
+        value: NaN where it is undefined.
+    """
+
+    layer: str
+    layer_index: int
+    width: int
+    metric: str
+    value: float
+
+
+class StepRecord(Record):
+    """A record of a training run: measured at an optimizer step."""
+
+    step: int
+
+
+def model_record(metric: str, value: float) -> Record:
+    """A record of the whole model.
+
+    >>> model_record("loss", 2.5)
+    {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5}
+    """
+    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value)
