@@ -22,6 +22,14 @@ def test_import_alone_loads_neither_torch_nor_lightning():
     assert done.stdout.strip() == "set()", done.stderr
 
 
+def test_the_mathematics_and_the_metrics_load_no_estimators():
+    """``embedgeo.metrics`` loads scipy, by way of torchmetrics."""
+    done = run("import embedgeo.functional, sys; print({'scipy', 'numba', 'sklearn', 'skdim'} & sys.modules.keys())")
+    assert done.stdout.strip() == "set()", done.stderr
+    done = run("import embedgeo.metrics, sys; print({'numba', 'sklearn', 'skdim'} & sys.modules.keys())")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 def test_an_unknown_name_is_an_attribute_error():
     done = run("import embedgeo; embedgeo.nothing")
     assert "AttributeError: module 'embedgeo' has no attribute 'nothing'" in done.stderr

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
-from embedgeo.functional.distributed import Ranks, is_distributed
+from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
 from embedgeo.metrics import TokenMoments, default_metrics
@@ -98,7 +98,7 @@ class Geometry:
                         failures.append(error)
         has_failed = bool(failures)
         if self._group is not None:  # all ranks compare what they have come to, or none does
-            has_failed = bool(Ranks().largest(torch.tensor(int(has_failed), device=self._device)))
+            has_failed = bool(all_reduce_max(torch.tensor(int(has_failed), device=self._device)))
         if failures:
             raise failures[0]
         if not values:
@@ -191,7 +191,7 @@ class Geometry:
         """Give this rank the metrics of layers that only other ranks have reached, without rows."""
         widths = [self._widths.get(layer.name, 0) for layer in self.layers]
         if is_distributed():
-            widths = Ranks(self._group).largest(torch.tensor(widths, device=self._device)).tolist()
+            widths = all_reduce_max(torch.tensor(widths, device=self._device), self._group).tolist()
         for layer, dim in zip(self.layers, widths, strict=True):
             if dim and layer.name not in self._metrics:
                 for metric in self._add_metrics(layer.name, dim):
@@ -200,7 +200,7 @@ class Geometry:
     def _require_repeated_rows(self, names: list[tuple[str, str]], numbers: Tensor) -> None:
         """Ranks outside the group must have come to the same values, or they do not repeat the same rows."""
         finite = numbers.nan_to_num()
-        largest = Ranks().largest(torch.stack((finite, -finite)))
+        largest = all_reduce_max(torch.stack((finite, -finite)))
         differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
         if bool(differs.any()):
             layer, key = names[int(differs.nonzero()[0])]

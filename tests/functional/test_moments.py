@@ -2,9 +2,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from embedgeo.functional import Moments, merge, moment_values, row_moments
-from embedgeo.functional.grouped import grouped_row_moments
-from embedgeo.functional.moments import pool_groups, row_chunks, without_rounding
+from embedgeo.functional import Moments, merge_parts, moment_values, row_moments
+from embedgeo.functional.moments import row_chunks, without_rounding
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian
 from tests.strategies import splits
@@ -27,26 +26,35 @@ def test_rows_are_merged_over_chunks(monkeypatch):
 @given(splits(40))
 def test_merging_parts_gives_the_moments_of_the_whole(parts):
     x = 1000 + gaussian(40, 3)
-    whole = Moments.zeros(3)
+    whole = Moments.empty(3)
     for part in parts:
-        whole = merge(whole, row_moments(x[part]))
+        whole = whole.merge(row_moments(x[part]))
     assert_values(moment_values(whole), references.row_values(x), rtol=1e-9)
 
 
 def test_a_mean_that_moves_between_parts_counts_in_the_variance():
     x = torch.cat((gaussian(20, 3), 100 + gaussian(5, 3, seed=1)))
-    parts = merge(row_moments(x[:20]), row_moments(x[20:]))
+    parts = row_moments(x[:20]).merge(row_moments(x[20:]))
     assert_values(moment_values(parts), references.row_values(x), rtol=1e-12)
 
 
-def test_groups_have_the_moments_of_their_rows():
-    x, group = 1000 + gaussian(60, 3), torch.arange(60) % 4
-    moments = grouped_row_moments(x, group, num_groups=5)
-    for g in range(4):
-        values = moment_values(moments._make(state[g] for state in moments))
-        assert_values(values, references.row_values(x[group == g]), rtol=1e-9)
-    assert moments.n[4] == 0
-    assert_values(moment_values(pool_groups(moments)), references.row_values(x), rtol=1e-9)
+@pytest.mark.parametrize("summed", ["per coordinate", "over coordinates", "as a scatter matrix"])
+def test_parts_are_merged_whatever_their_squares_are_summed_over(summed):
+    x = torch.cat((gaussian(20, 3), 1000 + gaussian(5, 3, seed=1), gaussian(0, 3)))
+
+    def part(rows):
+        centred = rows - rows.mean(0) if len(rows) else rows
+        scatter = centred.T @ centred
+        m2 = {"per coordinate": scatter.diagonal(), "over coordinates": scatter.trace()}.get(summed, scatter)
+        return torch.tensor(len(rows)).double(), rows.sum(0) / max(1, len(rows)), m2
+
+    parts, whole = [part(x[:20]), part(x[20:]), part(x[:0])], part(x)
+    for merged, expected in zip(merge_parts(parts), whole, strict=True):
+        torch.testing.assert_close(merged, expected, rtol=1e-12, atol=1e-9)
+    if summed != "as a scatter matrix":
+        stacked = [torch.stack(column) for column in zip(*parts, strict=True)]
+        for merged, expected in zip(merge_parts([stacked], lambda t: t.sum(0)), whole, strict=True):
+            torch.testing.assert_close(merged, expected, rtol=1e-12, atol=1e-9)
 
 
 def test_no_rows_have_no_values():

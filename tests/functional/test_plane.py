@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedgeo.functional import VarianceMoments, token_table, type_plane
+from embedgeo.functional import TokenTable, token_table, type_plane
 from tests.data import gaussian, token_rows
 
 
@@ -17,7 +17,7 @@ def by_svd(n, means):
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 def test_plane_is_that_of_the_singular_vectors_of_the_counted_means(mean):
     x, ids = token_rows(600, 8, mean=mean)
-    types = token_table(x, ids).moments
+    types = token_table(x, ids)
     assert len(types.n.unique()) > 3
     points, origin = by_svd(types.n.numpy(), types.mean.numpy())
     got_points, got_origin = type_plane(types)
@@ -28,12 +28,12 @@ def test_plane_is_that_of_the_singular_vectors_of_the_counted_means(mean):
 
 
 def test_plane_of_next_to_nothing():
-    one = VarianceMoments(torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), torch.zeros(1))
+    one = TokenTable(torch.tensor([1]), torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), torch.zeros(1))
     points, origin = type_plane(one)
     assert points.tolist() == [[0.0, 0.0]]
     assert origin.norm().item() == pytest.approx(5)
-    line = VarianceMoments(torch.ones(2), torch.tensor([[1.0], [4.0]]), torch.zeros(2))
+    line = TokenTable(torch.tensor([1, 2]), torch.ones(2), torch.tensor([[1.0], [4.0]]), torch.zeros(2))
     assert type_plane(line)[0].tolist() == [[-1.5, 0.0], [1.5, 0.0]]
-    points, origin = type_plane(token_table(gaussian(0, 3), torch.zeros(0, dtype=torch.int64)).moments)
+    points, origin = type_plane(token_table(gaussian(0, 3), torch.zeros(0, dtype=torch.int64)))
     assert points.shape == (0, 2)
     assert origin.isnan().all()

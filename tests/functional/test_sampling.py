@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedgeo.functional import Sample, extend_sample, merge_samples
+from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, sample_batches
 from tests.data import gaussian
 from tests.strategies import seeds, splits
@@ -30,9 +30,9 @@ def test_every_row_is_drawn_as_often():
     repeats, size = 1500, 8
     counts, together = torch.zeros(40), 0
     for seed in range(repeats):
-        first = extend_sample(Sample.empty(1), NUMBERS[:25], size, seed=seed, stream=0)
-        second = extend_sample(Sample.empty(1), NUMBERS[25:], size, seed=seed, stream=1)
-        rows = merge_samples(first, second, size).rows.flatten().long()
+        first = Sample.empty(1, size).extend(NUMBERS[:25], seed=seed, stream=0)
+        second = Sample.empty(1, size).extend(NUMBERS[25:], seed=seed, stream=1)
+        rows = first.merge(second).rows.flatten().long()
         counts[rows] += 1
         together += int(0 in rows and 39 in rows)
     mean = repeats * size / 40
@@ -44,27 +44,24 @@ def test_every_row_is_drawn_as_often():
 @settings(max_examples=50)
 @given(splits(40), seeds, st.integers(1, 50))
 def test_any_split_gives_the_same_sample(parts, seed, size):
-    sample = Sample.empty(1)
+    sample = Sample.empty(1, size)
     for part in parts:
-        sample = extend_sample(sample, NUMBERS[part], size, seed=seed)
-    whole = extend_sample(Sample.empty(1), NUMBERS, size, seed=seed)
+        sample = sample.extend(NUMBERS[part], seed=seed)
+    whole = Sample.empty(1, size).extend(NUMBERS, seed=seed)
     assert drawn(sample) == drawn(whole)
     assert len(set(drawn(sample))) == min(size, 40)
     assert sample.seen == 40
 
 
 def test_merging_samples_is_commutative_and_associative():
-    a, b, c = (extend_sample(Sample.empty(1), NUMBERS[10 * i : 10 * i + 10], 7, seed=3, stream=i) for i in range(3))
-    results = {
-        tuple(drawn(merge_samples(merge_samples(x, y, 7), z, 7)))
-        for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))
-    }
+    a, b, c = (Sample.empty(1, 7).extend(NUMBERS[10 * i : 10 * i + 10], seed=3, stream=i) for i in range(3))
+    results = {tuple(drawn(x.merge(y).merge(z))) for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))}
     assert len(results) == 1
 
 
 def test_seeds_and_streams_differ():
     samples = {
-        tuple(drawn(extend_sample(Sample.empty(1), NUMBERS, 8, seed=seed, stream=stream)))
+        tuple(drawn(Sample.empty(1, 8).extend(NUMBERS, seed=seed, stream=stream)))
         for seed in range(5)
         for stream in range(5)
     }
@@ -72,14 +69,14 @@ def test_seeds_and_streams_differ():
 
 
 def test_the_sample_is_kept_in_float32_until_it_sees_float64():
-    sample = extend_sample(Sample.empty(2), gaussian(5, 2, dtype=torch.bfloat16), 10, seed=0)
+    sample = Sample.empty(2, 10).extend(gaussian(5, 2, dtype=torch.bfloat16), seed=0)
     assert sample.rows.dtype == torch.float32
-    assert extend_sample(sample, gaussian(5, 2), 10, seed=0).rows.dtype == torch.float64
+    assert sample.extend(gaussian(5, 2), seed=0).rows.dtype == torch.float64
 
 
 @pytest.mark.parametrize(("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)])
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
-    sample = extend_sample(Sample.empty(1), NUMBERS[:seen], 24, seed=0)
+    sample = Sample.empty(1, 24).extend(NUMBERS[:seen], seed=0)
     batches = sample_batches(sample, 8)
     assert [len(batch) for batch in batches] == lengths
     assert torch.cat(batches).unique().numel() == sum(lengths)

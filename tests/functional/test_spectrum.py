@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from embedgeo.functional import anisotropy, anisotropy_null, row_scatter, spectrum_values, top_eigenvalue
-from embedgeo.functional.spectrum import pool_scatter
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
 
@@ -214,7 +213,7 @@ def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
 
 def test_scatter_of_parts_merges_to_that_of_the_whole():
     x = torch.cat((gaussian(30, 5), 100 + gaussian(20, 5, seed=1), gaussian(0, 5)))
-    parts = pool_scatter([row_scatter(x[:30]), row_scatter(x[30:]), row_scatter(x[:0])])
+    parts = row_scatter(x[:30]).merge(row_scatter(x[30:])).merge(row_scatter(x[:0]))
     for got, expected in zip(parts, row_scatter(x), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(parts.scatter, x.T.cov() * 49, rtol=1e-12, atol=1e-9)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock
 
-from embedgeo.functional import Sample, anisotropy, extend_sample, merge_samples
+from embedgeo.functional import Sample, anisotropy
 from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, token_rows, updated
 from tests.ranks import on_two_ranks
@@ -207,10 +207,9 @@ def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ran
     assert (seen == N).all()
     for seed in range(0, SAMPLES, 10):
         streams = [
-            extend_sample(Sample.empty(1), part, 40, seed=seed, stream=rank)
-            for rank, part in enumerate((x[:FIRST], x[FIRST:]))
+            Sample.empty(1, 40).extend(part, seed=seed, stream=rank) for rank, part in enumerate((x[:FIRST], x[FIRST:]))
         ]
-        merged = merge_samples(*streams, 40)
+        merged = streams[0].merge(streams[1])
         assert drawn[seed].sort().values.equal(merged.rows.flatten().sort().values)
 
 

@@ -49,7 +49,7 @@ def test_sums_over_a_batch_need_no_float64(without_float64, dtype):
     x, ids = token_rows(3000, 8)
     x = x.to(dtype)
     with NoFloat64():
-        parts = row_moments(x), row_scatter(x), token_table(x, ids).moments
+        parts = row_moments(x), row_scatter(x), token_table(x, ids)[1:]
     assert {sums.dtype for part in parts for sums in part} == {torch.float32}
 
 

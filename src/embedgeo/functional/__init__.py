@@ -1,7 +1,8 @@
-"""The mathematics: pure functions of tensors, without state, torchmetrics or Lightning."""
+"""The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
+from embedgeo.functional.batches import AnisotropyBatches, batch_values
 from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
-from embedgeo.functional.moments import Moments, VarianceMoments, merge, moment_values, pool, row_moments
+from embedgeo.functional.moments import Moments, merge_parts, moment_values, row_moments, variance_values
 from embedgeo.functional.neighbors import two_nearest_distances
 from embedgeo.functional.plane import type_plane
 from embedgeo.functional.processing import (
@@ -14,44 +15,45 @@ from embedgeo.functional.processing import (
     z_scoring,
     zca_whitening,
 )
-from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
+from embedgeo.functional.regressions import (
+    REGRESSION_COUNT_RANGE,
+    coefficient_of_variation,
+    least_squares,
+    type_regressions,
+    type_values,
+)
+from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
     Scatter,
     anisotropy,
     anisotropy_null,
-    pool_scatter,
     row_scatter,
     spectrum_values,
     top_eigenvalue,
 )
-from embedgeo.functional.tokens import (
-    TokenTable,
-    token_table,
-    type_regressions,
-    type_values,
-    unbiased_split,
-    variance_split,
-)
+from embedgeo.functional.split import WithinMoments, unbiased_split, variance_split, within_moments
+from embedgeo.functional.tokens import TokenTable, token_table
 
 __all__ = [
+    "REGRESSION_COUNT_RANGE",
     "Affine",
+    "AnisotropyBatches",
     "Moments",
     "PrincipalAxes",
     "Sample",
     "Scatter",
     "TokenTable",
-    "VarianceMoments",
+    "WithinMoments",
     "anisotropy",
     "anisotropy_null",
+    "batch_values",
+    "coefficient_of_variation",
     "estimated_dimension",
-    "extend_sample",
-    "merge",
+    "least_squares",
     "merge_duplicates",
-    "merge_samples",
+    "merge_parts",
     "moment_values",
     "pca_whitening",
-    "pool",
-    "pool_scatter",
     "principal_axes",
     "processed_values",
     "row_moments",
@@ -67,6 +69,8 @@ __all__ = [
     "type_values",
     "unbiased_split",
     "variance_split",
+    "variance_values",
+    "within_moments",
     "z_scoring",
     "zca_whitening",
 ]

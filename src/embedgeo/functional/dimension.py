@@ -1,16 +1,15 @@
-"""Intrinsic dimension by TwoNN: exact neighbours, merged duplicates, scikit-dimension's fit.
+"""Intrinsic dimension of the distinct rows: by TwoNN, or by any estimator of scikit-dimension.
 
 Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) for its use on embeddings.
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from skdim.id import TwoNN
 from torch import Tensor
 
+from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import two_nearest_distances
 from embedgeo.functional.precision import accumulator_dtype
 
@@ -20,19 +19,19 @@ class GlobalEstimator(Protocol):
 
     dimension_: float
 
-    def fit(self, X: np.ndarray) -> object:
-        """Estimate the dimension of the rows of ``X``."""
+    def fit(self, X: Any) -> object:
+        """Estimate the dimension of the rows of ``X``, a NumPy array."""
 
 
 class DimensionEstimate(NamedTuple):
-    """Intrinsic dimension of some points, and on how many distinct ones it rests."""
+    """Intrinsic dimension, and the number of distinct points that it was estimated from."""
 
     dimension: float
     num_points: int
 
 
 def merge_duplicates(x: Tensor) -> Tensor:
-    """The distinct rows of ``x``, shape (n, d), each once, in any order.
+    """The distinct rows of ``x``, shape (n, d), in any order.
 
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
     torch.Size([2, 2])
@@ -52,31 +51,34 @@ def merge_duplicates(x: Tensor) -> Tensor:
 def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
+    With μ_i the ratios of the distances to the second and the first neighbour, ascending, it is the slope of the
+    least-squares line through the origin of -log(1 - i/N) on log μ_i, as in scikit-dimension 0.5.
+
     Args:
         x: shape (n, d), any floating dtype, finite.
-        discard_fraction: share of the largest distance ratios that the fit leaves out, in (0, 1).
+        discard_fraction: share of the largest ratios that the fit leaves out, in (0, 1).
 
     Returns:
-        The estimate; NaN where fewer than three distinct rows, or a fit over fewer than two ratios, are left, or
-        where all ratios that the fit uses are 1 (rows on a grid) or a squared distance overflows or vanishes.
+        The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
+        all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
     points = merge_duplicates(x)
     num_fitted = int(len(points) * (1 - discard_fraction))
     if len(points) < 3 or num_fitted < 2:
         return DimensionEstimate(math.nan, len(points))
-    distances = two_nearest_distances(points).cpu().numpy()
-    in_range = np.isfinite(distances).all() and (distances > 0).all()
-    if not in_range or (distances[:, 1] == distances[:, 0]).sum() >= num_fitted:
+    first, second = two_nearest_distances(points).cpu().double().unbind(1)
+    if not bool(second.isfinite().all() & (first > 0).all()):
         return DimensionEstimate(math.nan, len(points))
-    fit = TwoNN(dist=True, discard_fraction=discard_fraction).fit(distances)
-    return DimensionEstimate(float(fit.dimension_), len(points))
+    log_mu = (second / first).sort().values[:num_fitted].log()
+    log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(points))
+    return DimensionEstimate(float(ratio(log_mu @ log_rank, log_mu @ log_mu)), len(points))
 
 
 def estimated_dimension(x: Tensor, estimator: GlobalEstimator) -> DimensionEstimate:
     """Intrinsic dimension of the distinct rows of ``x`` by any scikit-dimension global estimator.
 
     Returns:
-        The estimate; NaN where fewer than three distinct rows are left or the estimator refuses them.
+        The estimate; NaN where fewer than three distinct rows are left or the estimator raises a ValueError.
     """
     points = merge_duplicates(x)
     if len(points) < 3:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
 
 _CANDIDATES = 8, 24
@@ -174,7 +174,7 @@ def _distances(x: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Te
     Differences are taken in ``dtype``, or in that of ``x``, if wider.
     """
     narrow = torch.promote_types(x.dtype, dtype)
-    step = max(1, _GATHERED_ELEMENTS // max(1, x.shape[1]))
+    step = chunk_length(x.shape[1], _GATHERED_ELEMENTS)
     distances = [
         row_norms(x.index_select(0, b).to(narrow).sub_(x.index_select(0, a)))
         for a, b in zip(left.flatten().split(step), right.flatten().split(step), strict=True)
@@ -195,7 +195,7 @@ def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
 
 def _blocks(rows: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The rows, as many at a time as have distances in ``dtype`` to all n rows that fit into a block."""
-    return rows.split(max(1, _BLOCK_BYTES // (n * dtype.itemsize))) if len(rows) else ()
+    return rows.split(chunk_length(n * dtype.itemsize, _BLOCK_BYTES)) if len(rows) else ()
 
 
 def _fast_dtype(device: torch.device) -> torch.dtype:

@@ -1,34 +1,34 @@
-"""Token types in the plane, to be looked at."""
+"""Projection of token types onto a plane, for figures."""
 
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.moments import VarianceMoments, pool_groups
 from embedgeo.functional.precision import matmul_precision
 from embedgeo.functional.processing import principal_axes
 from embedgeo.functional.spectrum import Scatter
+from embedgeo.functional.tokens import TokenTable
 
 
-def type_plane(types: VarianceMoments) -> tuple[Tensor, Tensor]:
-    """The means of token types, and the origin, in the plane in which the means vary most.
+def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
+    """Project the means of token types, and the zero vector, onto the plane in which the means vary most.
 
-    Its axes are the principal axes of the means, each counted as often as its type occurs; they point to where the
-    largest coordinate is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
+    The axes are the first two principal axes of the means, weighted by the number of rows; the largest coordinate of
+    each is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
 
     Args:
-        types: moments of each token type.
+        types: count and mean of each token type.
 
     Returns:
-        The means, shape (T, 2), and the zero vector, shape (2,); the second coordinate is 0 where d = 1, and all are
-        NaN where there are no rows.
+        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d = 1; all are NaN
+        where there are no rows.
 
     >>> import torch
-    >>> types = VarianceMoments(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]]), torch.zeros(2))
-    >>> type_plane(types)
+    >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
+    >>> type_plane(TokenTable(torch.tensor([7, 9]), n, mean, torch.zeros(2)))
     (tensor([[-1.,  0.],
             [ 3.,  0.]]), tensor([-2., -5.]))
     """
-    n, center, _ = pool_groups(types)
+    n, center, _ = types.pooled()
     offset = types.mean - center
     with matmul_precision(offset.device):
         between = offset.T @ (types.n[:, None] * offset)

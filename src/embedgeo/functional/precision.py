@@ -12,36 +12,37 @@ Sums = TypeVar("Sums", bound=NamedTuple)
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether ``device`` has float64 numbers: MPS has none."""
+    """Whether ``device`` has float64; MPS has not."""
     return device.type != "mps"
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64.
 
-    Sums in float32 are taken of centred rows, a part of the batch at a time, and go where `kept` says.
+    Sums in float32 are taken of centred rows, a part of the batch at a time, and merged in float64: see `to_state`.
     """
     return torch.float64 if has_float64(device) else torch.float32
 
 
 def state_device(device: torch.device) -> torch.device:
-    """Where the sums over all batches are kept, in float64: ``device``, or the CPU where that has no float64."""
+    """Where states over all batches are held, in float64: ``device``, or the CPU where that has no float64."""
     return device if has_float64(device) else torch.device("cpu")
 
 
 def to_state(sums: Sums) -> Sums:
-    """The sums over a batch, in float64 and where they are kept."""
-    return type(sums)(*(t.to(state_device(t.device)).to(torch.float64) for t in sums))
+    """The sums over a batch on the device of the states, with the floating-point ones in float64."""
+    held = (tensor.to(state_device(tensor.device)) for tensor in sums)
+    return type(sums)(*(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held))
 
 
 def in_range(squares: Tensor) -> bool:
-    """Whether the largest of some sums of squares has neither overflowed nor lost digits to underflow."""
+    """Whether the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
     finfo = torch.finfo(squares.dtype)
     return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Norms of the rows, their squares summed in the accumulator's dtype."""
+    """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype."""
     return torch.linalg.vector_norm(rows, dim=-1, dtype=accumulator_dtype(rows.device))
 
 
@@ -49,13 +50,13 @@ def row_norms(rows: Tensor) -> Tensor:
 def matmul_precision(device: torch.device, *, reduced: bool = False) -> Iterator[None]:
     """Fix how float32 products are computed on ``device``: in full float32, or in the matrix units' fast mode.
 
-    ``torch.set_float32_matmul_precision`` also degrades the CPU, and autocast is active inside forward hooks;
-    both are set aside here and put back on leaving.
+    ``torch.set_float32_matmul_precision`` degrades the CPU as well, and autocast is active inside forward hooks.
+    Inside this context neither has an effect; on leaving it both are restored.
 
     Args:
         device: where the products run.
-        reduced: allow bfloat16 (CPU) or TF32 (CUDA) multiplication. Operands that are representable in
-            bfloat16 are still multiplied exactly; only the order of the float32 sums differs.
+        reduced: allow bfloat16 (CPU) or TF32 (CUDA) multiplication. Operands that bfloat16 represents are multiplied
+            exactly even then; only the order of the float32 sums differs.
     """
     backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import CHUNK_ELEMENTS, Moments, moment_values, ratio, row_moments, without_rounding
+from embedgeo.functional.moments import Moments, moment_values, ratio, row_chunks, row_moments, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 
@@ -47,12 +47,12 @@ class Affine(NamedTuple):
         wide = accumulator_dtype(x.device)
         narrow = torch.float64 if x.dtype == torch.float64 else torch.float32
         center, matrix = (tensor.to(x.device, wide) for tensor in self)
+        rows = x.reshape(-1, dim)
+        mapped = rows.new_empty(rows.shape, dtype=narrow)
         with matmul_precision(x.device):
-            mapped = [
-                ((rows.to(wide) - center) @ matrix).to(narrow)
-                for rows in x.reshape(-1, dim).split(max(1, CHUNK_ELEMENTS // dim))
-            ]
-        return torch.cat(mapped).reshape(x.shape)
+            for chunk in row_chunks(rows):
+                mapped[chunk] = ((rows[chunk].to(wide) - center) @ matrix).to(narrow)
+        return mapped.reshape(x.shape)
 
     def scatter(self, scatter: Scatter) -> Scatter:
         """Mean and scatter of the mapped rows, exactly, from those of the rows."""

@@ -1,47 +1,84 @@
-"""Uniform sampling without replacement from a stream of rows, mergeable across streams.
+"""Uniform sampling without replacement from a stream of rows.
 
-Every row gets a key, a uniform number that depends only on the seed, the stream and the row's place in it; the
-sample is the rows with the smallest keys. So any split of the stream into updates gives the same sample, the sample
-of several streams is the rows with the smallest keys of all, and no global random state is touched.
+Every row gets a key, a uniform random number that depends only on the seed, the stream and the position of the row in
+the stream; the rows with the smallest keys are the sample. So any split of a stream into batches leads to the same
+sample, the samples of several streams merge to that of all their rows, and no global random state is touched.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from embedgeo.functional.distributed import all_gather_cat, all_reduce_max, all_reduce_sum, current_rank
 
 _STREAM_BITS = 40
 
 
 class Sample(NamedTuple):
-    """A uniform sample of the rows seen.
+    """A uniform sample of the rows of one or more streams.
+
+    Streams whose samples are to be merged must differ in their seed or number, or the same positions are drawn.
 
     Attributes:
-        rows: shape (m, d), in no particular order.
+        rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
         seen: number of rows it was drawn from, scalar int64.
+        size: how many rows are drawn at most.
     """
 
     rows: Tensor
     keys: Tensor
     seen: Tensor
+    size: int
 
     @classmethod
-    def empty(cls, dim: int) -> "Sample":
-        """A sample of no rows."""
-        return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), torch.tensor(0))
+    def empty(cls, dim: int, size: int) -> "Sample":
+        """The sample of no rows."""
+        return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), torch.tensor(0), size)
+
+    def extend(self, x: Tensor, *, seed: int, stream: int = 0) -> "Sample":
+        """The sample once the next rows of the stream, ``x``, shape (n, d), have been seen."""
+        keys = row_keys(int(self.seen), len(x), seed=seed, stream=stream, device=self.keys.device)
+        seen = self.seen.new_tensor(len(x))
+        if len(self.keys) == self.size:
+            smaller = (keys < self.keys.max()).nonzero().flatten()
+            x, keys = x.index_select(0, smaller.to(x.device)), keys[smaller]
+        return self.merge(Sample(x.to(keys.device), keys, seen, self.size))
+
+    def merge(self, other: "Sample") -> "Sample":
+        """The sample of the rows that both were drawn from."""
+        dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
+        rows, keys = torch.cat((self.rows.to(dtype), other.rows.to(dtype))), torch.cat((self.keys, other.keys))
+        if len(keys) > self.size:
+            smallest = keys.topk(self.size, largest=False).indices
+            rows, keys = rows.index_select(0, smallest), keys[smallest]
+        return Sample(rows, keys, self.seen + other.seen, self.size)
+
+    def all_reduce(self, group: Any = None) -> "Sample":
+        """The sample of the rows of all ranks; all keys are exchanged, but only the rows that are drawn."""
+        keys = all_gather_cat(self.keys, group)
+        lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)
+        offset = int(lengths[: current_rank(group)].sum())
+        order = keys.argsort(stable=True)[: self.size]
+        own = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
+        is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
+        dtype = torch.float64 if is_double else torch.float32
+        rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
+        rows.index_copy_(0, own, self.rows.index_select(0, order[own] - offset).to(dtype))
+        return Sample(all_reduce_sum(rows, group), keys[order], all_reduce_sum(self.seen, group), self.size)
 
 
 def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None) -> Tensor:
     """Keys of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), float64 in [0, 1).
 
-    SplitMix64 (Steele, Lea & Flood 2014) of the row's number, in wrapping int64 arithmetic.
+    They are SplitMix64 (Steele, Lea & Flood 2014) of the position of the row, in wrapping int64 arithmetic.
 
     >>> bool((row_keys(0, 5, seed=0)[3:] == row_keys(3, 2, seed=0)).all())
     True
     """
     z = torch.arange(start, start + count, dtype=torch.int64, device=device) + (stream << _STREAM_BITS)
-    # Row and seed are mixed differently: seeds must neither shift one sequence nor trade places with a row's number.
+    # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
     z = _mix(z) + _mix(_mix(torch.tensor(seed, device=device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
@@ -54,7 +91,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right (int64's own repeats the sign)."""
+    """Logical shift to the right (that of int64 is arithmetic and repeats the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -62,32 +99,11 @@ def _int64(unsigned: int) -> int:
     return unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
 
 
-def extend_sample(sample: Sample, x: Tensor, size: int, *, seed: int, stream: int = 0) -> Sample:
-    """Show a sample of at most ``size`` rows the next rows of its stream, ``x``, shape (n, d).
-
-    The sample is kept in float32 until it is shown float64 rows. Streams to be merged must differ in ``seed`` or
-    ``stream``, or they are drawn at the same places.
-    """
-    keys = row_keys(int(sample.seen), len(x), seed=seed, stream=stream, device=sample.keys.device)
-    shown = sample.seen.new_tensor(len(x))
-    if len(sample.keys) == size:
-        hopeful = (keys < sample.keys.max()).nonzero().flatten()
-        x, keys = x.index_select(0, hopeful.to(x.device)), keys[hopeful]
-    return merge_samples(sample, Sample(x.to(keys.device), keys, shown), size)
-
-
-def merge_samples(a: Sample, b: Sample, size: int) -> Sample:
-    """The sample of at most ``size`` rows of what two samples were drawn from."""
-    dtype = torch.promote_types(torch.promote_types(a.rows.dtype, b.rows.dtype), torch.float32)
-    rows, keys = torch.cat((a.rows.to(dtype), b.rows.to(dtype))), torch.cat((a.keys, b.keys))
-    if len(keys) > size:
-        smallest = keys.topk(size, largest=False).indices
-        rows, keys = rows.index_select(0, smallest), keys[smallest]
-    return Sample(rows, keys, a.seen + b.seen)
-
-
 def sample_batches(sample: Sample, batch_size: int) -> tuple[Tensor, ...]:
-    """Split a sample at random into batches of ``batch_size`` rows; a single smaller one where it has no more."""
+    """Split a sample at random into batches of ``batch_size`` rows, or into one smaller batch if it has fewer rows.
+
+    Rows that do not fill a batch are left out.
+    """
     if len(sample.rows) <= batch_size:
         return (sample.rows,)
     rows = sample.rows.index_select(0, sample.keys.argsort())

@@ -1,17 +1,18 @@
 """Anisotropy and other numbers of the covariance spectrum, from the mean and the scatter of the rows.
 
 Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Roy & Vetterli 2007 for the effective rank;
-Rudman et al. 2022 for IsoScore; Johnstone 2001 and Ma 2012 for the null.
+Rudman et al. 2022 for IsoScore; Johnstone 2001 and Ma 2012 for the Gaussian baseline.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import ratio, row_chunks, without_rounding
+from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
@@ -22,7 +23,7 @@ _MAX_LANCZOS_STEPS = 10 * _LANCZOS_STEPS
 
 
 class Scatter(NamedTuple):
-    """Mean and scatter of rows, as mergeable as the moments.
+    """Mean and scatter of rows.
 
     Attributes:
         n: number of rows, scalar.
@@ -36,32 +37,28 @@ class Scatter(NamedTuple):
 
     @classmethod
     def empty(cls, dim: int) -> "Scatter":
-        """That of no rows; the scatter of shape (1, 1), for broadcasting."""
+        """The scatter of no rows, in a matrix of shape (1, 1), which broadcasts: see `expanded`."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1))
 
+    def expanded(self) -> "Scatter":
+        """The same with a matrix of shape (d, d), also where no rows have been seen."""
+        return self._replace(scatter=self.scatter.expand(len(self.mean), len(self.mean)))
 
-def pool_scatter(
-    parts: Sequence[Scatter], total: Callable[[Sequence[Tensor]], Tensor] = lambda terms: sum(terms[1:], terms[0])
-) -> Scatter:
-    """Merge parts (Chan, Golub & LeVeque 1983): the mean first, then each scatter about that mean.
+    def merge(self, other: "Scatter") -> "Scatter":
+        """The scatter of the rows of both about their common mean."""
+        return Scatter(*merge_parts((self, other)))
 
-    Args:
-        parts: those held here.
-        total: sums over them, and over the ranks where the parts are spread over ranks.
-    """
-    n = total([part.n for part in parts])
-    mean = total([part.n * part.mean for part in parts]) / n.clamp(min=1)
-    shifts = [part.mean - mean for part in parts]
-    scatter = [p.scatter.addr(p.n * shift, shift) for p, shift in zip(parts, shifts, strict=True)]
-    return Scatter(n, mean, total(scatter))
+    def all_reduce(self, group: Any = None) -> "Scatter":
+        """The scatter of the rows of all ranks about their common mean."""
+        return Scatter(*merge_parts((self,), partial(all_reduce_sum, group=group)))
 
 
 def row_scatter(x: Tensor) -> Scatter:
     """Mean and scatter of the rows of ``x``, shape (n, d).
 
-    Products of float64 rows are taken in float64, others in float32 of the centred rows, whatever the process's
-    matmul-precision and autocast settings; the sums are kept in float64.
+    Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
+    matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
     """
     wide = accumulator_dtype(x.device)
     narrow = torch.promote_types(x.dtype, torch.float32)
@@ -70,12 +67,12 @@ def row_scatter(x: Tensor) -> Scatter:
     with matmul_precision(x.device):
         for chunk in row_chunks(x, _PRODUCT_ELEMENTS):
             part = _scatter_in(narrow, x[chunk])
-            whole = pool_scatter([whole, part]) if chunk.start else part
+            whole = whole.merge(part) if chunk.start else part
     return whole
 
 
 def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
-    """Mean and scatter of a few rows, centred twice in ``dtype``; in float64 where that does not hold the squares."""
+    """Mean and scatter of a chunk of rows, centred twice; in float64 if the squares leave the range of ``dtype``."""
     wide = accumulator_dtype(x.device)
     rows = x.to(dtype)
     center = rows.mean(0)
@@ -89,7 +86,7 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """``rows.T @ rows``, of which only the blocks on and above the diagonal are multiplied out."""
+    """``rows.T @ rows``, of which only the blocks on and above the diagonal are computed."""
     dim = rows.shape[1]
     gram = rows.new_empty(dim, dim)
     for start in range(0, dim, _GRAM_BLOCK):
@@ -102,13 +99,13 @@ def _gram(rows: Tensor) -> Tensor:
 def top_eigenvalue(s: Tensor) -> Tensor:
     """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative 1e-10.
 
-    Lanczos from a fixed start vector bounds it from below (without reorthogonalisation: copies of an eigenvalue
-    that has converged do no harm to the largest, Paige 1980); that (1 + 1e-10) times the bound less ``s`` has a
-    Cholesky factor proves that it is nowhere above. Where that proof is slow to come (a spectrum with a flat top),
-    the full decomposition is taken instead.
+    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
+    converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
+    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), the full
+    decomposition is computed instead.
 
     Args:
-        s: shape (d, d), float64 (float32: the tolerance is widened to what that can show); NaN if it is not finite.
+        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
@@ -155,8 +152,13 @@ def _bounded_by(s: Tensor, bound: Tensor) -> bool:
 def anisotropy_null(n: Tensor, dim: int) -> Tensor:
     """Expected anisotropy of n rows of an isotropic Gaussian in ``dim`` dimensions; NaN for n < 2.
 
-    The top eigenvalue of a Wishart matrix in the Tracy-Widom approximation (Johnstone 2001, centred as in Ma 2012)
-    over its expected trace; the two ratios' expectations agree because ratio and trace are independent.
+    This is the Gaussian baseline of the anisotropy: the expected top eigenvalue of a Wishart matrix in the Tracy-Widom
+    approximation (Johnstone 2001, centred as in Ma 2012), divided by the expected trace. The expected ratio equals
+    this ratio of expectations because ratio and trace are independent.
+
+    Args:
+        n: number of rows, scalar.
+        dim: d, the width of the rows.
 
     >>> round(anisotropy_null(torch.tensor(4096.0, dtype=torch.float64), 768).item(), 5)
     0.00266
@@ -169,18 +171,18 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
 
 
 def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor]:
-    """Numbers of the covariance spectrum; λ are the eigenvalues of the scatter, in descending order.
+    """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
-        scatter: of the rows.
-        full: also those that need every eigenvalue (d³ operations).
+        scatter: mean and scatter of the rows.
+        full: also compute what needs every eigenvalue (d³ operations).
 
     Returns:
         ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the anisotropy of the
-        rows with every coordinate scaled to variance 1 (constant ones left out); ``anisotropy_null``. With
-        ``full``: ``effective_rank``, the exponential of the entropy of the normalised singular values;
-        ``isoscore``; ``top5_share`` of λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All are NaN where
-        the rows do not vary.
+        rows with every coordinate scaled to variance 1 (constant ones left out); ``anisotropy_null``, the Gaussian
+        baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the normalised singular values;
+        ``isoscore``; ``top5_share``, that of λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All but the
+        baseline are NaN where the rows do not vary.
     """
     s = varying_scatter(scatter)
     variance = s.diagonal()
@@ -194,20 +196,20 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
     finite = bool(s.isfinite().all())
-    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others hold nothing but rounding
+    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others are rounding errors
     eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else variance * torch.nan
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter, shape (d, d), exactly 0 in the coordinates that do not vary."""
+    """The scatter matrix, shape (d, d), exactly 0 in the coordinates that do not vary."""
     variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
     varies = (variance != 0).to(variance.dtype)
     return scatter.scatter * varies[:, None] * varies
 
 
 def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
-    """What `spectrum_values` adds with ``full``, given the eigenvalues of the scatter, descending, shape (d,)."""
+    """What `spectrum_values` adds with ``full``, from the scatter's eigenvalues, shape (d,), in descending order."""
     dim, total = len(eigenvalues), eigenvalues.sum()
     share = ratio(eigenvalues.sqrt(), eigenvalues.sqrt().sum())
     direction = ratio(eigenvalues, torch.linalg.vector_norm(eigenvalues)) * math.sqrt(dim)

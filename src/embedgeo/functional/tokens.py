@@ -1,29 +1,21 @@
-"""Token tables (one mean and variance per token type) and the split of the variance within and between them.
+"""Token tables: count, mean and squared deviations of each token type.
 
-Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253): Algorithm 1, and V = V_W + V_B. Its plug-in V_W is biased
-low where tokens occur only a few times; the unbiased estimates are those of one-way analysis of variance.
+Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Generic
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.grouped import grouped_row_moments
+from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import (
-    AnyMoments,
-    Moments,
-    VarianceMoments,
-    merge,
-    per_state,
-    pool_groups,
-    ratio,
+    chunk_length,
+    merge_parts,
     row_chunks,
     without_rounding,
 )
@@ -33,101 +25,116 @@ _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
 
 _CENTRED_ELEMENTS = 1 << 18
-"""Elements centred at a time, so that they and what is taken from them stay in the processor's cache."""
+"""Elements centred at a time, so that they and their intermediate results stay in the processor's cache."""
 
 _SUMMED_ROWS = 1024
-"""Rows centred at a time, so that what a float32 sum over them loses is small beside their spread."""
+"""Most rows centred at a time, so that the rounding of a float32 sum over them is small beside their spread."""
 
 
-@dataclass(frozen=True)
-class TokenTable(Generic[AnyMoments]):
-    """Moments of the embeddings of each token type.
+class TokenTable(NamedTuple):
+    """Count, mean and squared deviations of the embeddings of each token type.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64.
-        moments: those of each, shape (T, ...).
+        n: number of rows of each, shape (T,).
+        mean: their mean, shape (T, d).
+        m2: squared deviations from it, summed over rows and coordinates, shape (T,).
     """
 
     token_ids: Tensor
-    moments: AnyMoments
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
 
-    def merge(self, other: "TokenTable[AnyMoments]") -> "TokenTable[AnyMoments]":
-        """The table of the rows of both; only the types that ``other`` has are worked on."""
-        if not len(self.token_ids):
-            return other
+    @classmethod
+    def empty(cls, dim: int) -> "TokenTable":
+        """The table of no rows."""
+        n = torch.zeros(0, dtype=torch.float64)
+        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n)
+
+    def merge(self, other: "TokenTable") -> "TokenTable":
+        """The table of the rows of both; only the token types in ``other`` are worked on."""
+        if not len(self.token_ids) or not len(other.token_ids):
+            return self if len(self.token_ids) else other
         types = torch.cat((self.token_ids, other.token_ids)).unique()
         place = torch.searchsorted(types, other.token_ids)
-        whole = self.spread(types).moments
-        for rows in row_chunks(other.moments.mean, _MERGED_ELEMENTS):
-            held = type(whole)(*(state.index_select(0, place[rows]) for state in whole))
-            merged = merge(held, per_state(itemgetter(rows), other.moments))
-            for state, new in zip(whole, merged, strict=True):
-                state.index_copy_(0, place[rows], new)
-        return TokenTable(types, whole)
+        whole = self.reindex(types)
+        for chunk in row_chunks(other.mean, _MERGED_ELEMENTS):
+            held = [state.index_select(0, place[chunk]) for state in whole[1:]]
+            merged = merge_parts([held, [state[chunk] for state in other[1:]]])
+            for state, new in zip(whole[1:], merged, strict=True):
+                state.index_copy_(0, place[chunk], new)
+        return whole
 
-    def spread(self, types: Tensor) -> "TokenTable[AnyMoments]":
-        """The same rows in a new table that has a place for all ``types``, ascending, a superset of its own."""
+    def all_reduce(self, group: Any = None) -> "TokenTable":
+        """The table of the rows of all ranks, with every token type that any of them has."""
+        types = all_gather_cat(self.token_ids, group).unique()
+        return TokenTable(types, *merge_parts([self.reindex(types)[1:]], partial(all_reduce_sum, group=group)))
+
+    def reindex(self, types: Tensor) -> "TokenTable":
+        """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
         place = torch.searchsorted(types, self.token_ids)
+        states = (state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state) for state in self[1:])
+        return TokenTable(types, *states)
 
-        def spread(state: Tensor) -> Tensor:
-            return state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
-
-        return TokenTable(types, per_state(spread, self.moments))
-
-    def select(self, keep: Tensor) -> "TokenTable[AnyMoments]":
+    def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
-        return TokenTable(self.token_ids[keep], per_state(lambda state: state[keep], self.moments))
+        return TokenTable(*(state[keep] for state in self))
+
+    def without_rounding(self) -> "TokenTable":
+        """The same with an m2 of exactly 0 where equal rows left rounding errors."""
+        norm = torch.linalg.vector_norm(self.mean, dim=1)
+        return self._replace(m2=without_rounding(self.m2, self.n, norm))
+
+    def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """n, mean, shape (d,), and m2 of the rows of all token types together."""
+        n, mean, m2 = merge_parts([self[1:]], partial(torch.sum, dim=0))
+        return n, mean, without_rounding(m2, n, torch.linalg.vector_norm(mean))
 
 
-def detailed_token_table(x: Tensor, token_ids: Tensor) -> TokenTable[Moments]:
-    """All `Moments` per token type: see `token_table`, which is faster, for the arguments."""
-    types, group = token_ids.unique(return_inverse=True)
-    return TokenTable(types, grouped_row_moments(x, group, len(types)))
+def token_table(x: Tensor, token_ids: Tensor) -> TokenTable:
+    """Count, mean and squared deviations of the rows of each token type: the paper's Algorithm 1, batched.
 
-
-def token_table(x: Tensor, token_ids: Tensor) -> TokenTable[VarianceMoments]:
-    """Moments per token type of the rows of ``x``: the paper's Algorithm 1, batched.
-
-    Rows are taken in the order of their token ids, so that each part worked on stays in the processor's cache and
-    splits only token types of many rows. Each type is centred on one of its rows (the last: the first of a
-    text may be an outlier), then on the mean of what is left, and the mean corrected by that of what is left then:
-    so float32 rows need no float64 copy, and identical rows give a variance of exactly 0.
+    Rows are taken in the order of their token ids, as many at a time as the processor's cache holds. Those of a token
+    type are centred on one of them (the last one: the first of a text may be an outlier), then on the mean of what is
+    left, and the mean is corrected by what remains then. So float32 rows need no float64 copy, and identical rows have
+    a variance of exactly 0.
 
     Args:
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64.
 
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]))
-    >>> table.token_ids.tolist(), table.moments.mean.flatten().tolist(), table.moments.m2.tolist()
+    >>> table.token_ids.tolist(), table.mean.flatten().tolist(), table.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
     order = token_ids.argsort(stable=True)
     types, group, count = token_ids[order].unique_consecutive(return_inverse=True, return_counts=True)
     mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    moments = VarianceMoments(mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
-    num_rows = max(1, min(_CENTRED_ELEMENTS // max(1, x.shape[1]), _SUMMED_ROWS))
-    for rows, held, is_continued in _parts(count.cumsum(0).tolist(), num_rows):
-        head = per_state(itemgetter(held.start), moments)
-        before = per_state(Tensor.clone, head) if is_continued else None
-        out = per_state(itemgetter(held), moments)
-        _moments_of_runs(x, order[rows], group[rows] - held.start, out=out)
+    table = TokenTable(types, mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
+    num_rows = min(chunk_length(x.shape[1], _CENTRED_ELEMENTS), _SUMMED_ROWS)
+    for rows, runs, is_continued in _parts(count.cumsum(0).tolist(), num_rows):
+        first = [state[runs.start] for state in table[1:]]
+        before = [state.clone() for state in first] if is_continued else None
+        _moments_of_runs(x, order[rows], group[rows] - runs.start, *(state[runs] for state in table[1:]))
         if before is not None:
-            origin = before.mean  # so that equal means are merged exactly
-            merged = merge(*(part._replace(mean=part.mean - origin) for part in (before, head)))
-            for state, new in zip(head, merged._replace(mean=merged.mean + origin), strict=True):
+            origin = before[1]  # so that equal means are merged without rounding
+            shifted = [(n, center - origin, m2) for n, center, m2 in (before, first)]
+            n, center, m2 = merge_parts(shifted)
+            for state, new in zip(first, (n, center + origin, m2), strict=True):
                 state.copy_(new)
-    return TokenTable(types, moments)
+    return table
 
 
 def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Part rows into at most ``num_rows`` at a time, so that only runs of more rows than that are split.
+    """Divide rows into parts of at most ``num_rows``, so that only runs of more rows than that are split.
 
     Args:
-        ends: where each run ends.
+        ends: where each run of rows ends.
         num_rows: at least 1.
 
     Yields:
-        The rows, the runs that they are of, and whether the first of these has rows in the part before.
+        The rows of a part, the runs that they belong to, and whether the first of these began in the part before.
 
     >>> [(rows.stop, runs.start, runs.stop, is_continued) for rows, runs, is_continued in _parts([2, 3, 9], 4)]
     [(3, 0, 2, False), (7, 2, 3, False), (9, 2, 3, True)]
@@ -140,9 +147,8 @@ def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, b
         start, run = stop, whole
 
 
-def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMoments) -> None:
-    """Put into ``out`` the moments of each run of equal values in ``index`` (0, 0, 1, ...), of the rows ``order``."""
-    wide = out.mean.dtype
+def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> None:
+    """Write to ``n``, ``mean`` and ``m2`` those of each run of equal values in ``index`` (0, 0, 1, …), of x[order]."""
     rows = x.index_select(0, order).to(torch.promote_types(x.dtype, torch.float32))
     count = torch.bincount(index)
     first = count.cumsum(0) - count
@@ -153,80 +159,9 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, *, out: VarianceMo
     rows.sub_(offset.index_select(0, index))
     rest = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
     norm = row_norms(rows)
-    if x.dtype != wide and not bool(norm.isfinite().all()):  # float32 does not hold the differences
-        _moments_of_runs(x.index_select(0, order).to(wide), place, index, out=out)
+    if x.dtype != mean.dtype and not bool(norm.isfinite().all()):  # the differences exceed the range of float32
+        _moments_of_runs(x.index_select(0, order).to(mean.dtype), place, index, n, mean, m2)
         return
-    out.n.copy_(count)
-    out.mean.copy_(origin).add_(offset).add_(rest)
-    out.m2.zero_().index_add_(0, index, norm.square())
-
-
-def variance_split(types: VarianceMoments) -> dict[str, Tensor]:
-    """Split the variance of all rows into within and between token types, given the moments of each.
-
-    Returns:
-        ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen: the paper's, equations 9-11.
-    """
-    means = pool_groups(types._replace(m2=torch.zeros_like(types.m2)))
-    between_m2 = without_rounding(means.m2, means.n, torch.linalg.vector_norm(means.mean))
-    within, between = ratio(types.m2.sum(), means.n), ratio(between_m2, means.n)
-    return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
-
-
-def unbiased_split(n: Tensor, variance: Tensor, m2_within: Tensor, freedom: Tensor) -> dict[str, Tensor]:
-    """Estimate the split of the variance without the bias of few occurrences (one-way analysis of variance).
-
-    Args:
-        n: number of rows, scalar.
-        variance: V of the rows, scalar.
-        m2_within: squared deviations from the means of the token types, summed, scalar.
-        freedom: their degrees of freedom, rows minus token types, scalar; 0 gives NaN.
-
-    >>> split = unbiased_split(*torch.tensor([4.0, 2.0, 2.0, 2.0]))
-    >>> {key: value.item() for key, value in split.items()}
-    {'V_W_unbiased': 1.0, 'V_B_unbiased': 1.25, 'V_W_over_V_unbiased': 0.4444444477558136}
-    """
-    within = ratio(m2_within, freedom)
-    between = variance - within * ratio(n - 1, n)
-    return {
-        "V_W_unbiased": within,
-        "V_B_unbiased": between,
-        "V_W_over_V_unbiased": ratio(within, within + between),
-    }
-
-
-def type_values(types: VarianceMoments) -> dict[str, Tensor]:
-    """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), given the moments of each."""
-    norm2, variance = types.mean.square().sum(1), ratio(types.m2, types.n)
-    return {"n": types.n, "Q": norm2 + variance, "M": norm2, "V": variance}
-
-
-def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """How Q, M and V of the token types hang together and depend on frequency (the paper's figures 3 and 5).
-
-    Args:
-        values: what `type_values` gives.
-
-    Returns:
-        ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``M_freq_slope``
-        and ``V_freq_slope`` of log10(1 + value) on log10(n). NaN where fewer than two distinct abscissae are left.
-    """
-    slope, r2 = _least_squares(values["M"], values["V"])
-    log_n = values["n"].log10()
-    slopes = {f"{key}_freq_slope": _least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
-    return {"V_on_M_slope": slope, "V_on_M_r2": r2, **slopes}
-
-
-def coefficient_of_variation(x: Tensor) -> Tensor:
-    """Standard deviation over mean of the values of ``x``; NaN where there are none."""
-    return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
-
-
-def _least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the line through (x, y)."""
-    if x.numel() == 0:
-        return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
-    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
-    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
-    xy = dx @ dy
-    return ratio(xy, xx), ratio(xy.square(), xx * yy)
+    n.copy_(count)
+    mean.copy_(origin).add_(offset).add_(rest)
+    m2.zero_().index_add_(0, index, norm.square())

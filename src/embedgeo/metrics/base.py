@@ -1,43 +1,56 @@
-"""What the metrics share: how rows come in, how states are kept, cast, merged and synchronised."""
+"""What the metrics share: how rows come in, and how states are declared, cast, merged and synchronised."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import Ranks
-from embedgeo.functional.precision import state_device
+from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
 
-Part = TypeVar("Part", bound=NamedTuple)
+
+class State(Protocol):
+    """A named tuple of tensors, and settings, that accounts for the rows seen and can be merged."""
+
+    def merge(self, other: Self) -> Self:
+        """The state after the rows of ``self`` and then those of ``other``."""
+
+    def all_reduce(self, group: Any = None) -> Self:
+        """The state after the rows of all ranks of a process group."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+S = TypeVar("S", bound=State)
 
 
 class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
-    A subclass declares its states with `declare`, extends them by the rows of a batch in `observe`, and says in
-    `merge` and `all_reduce` how two sets of them, and those of all ranks, become one. States keep their dtype
-    through every cast and follow the embeddings to their device.
+    A subclass declares its states with `declare`, updates them with the rows of a batch in `update_states`, and turns
+    them into values in ``compute``. How states are merged, over batches, metrics and ranks, is a matter of their own:
+    see `State`. They keep their dtype through every cast and follow the embeddings to their device.
 
-    How rows are split over updates and ranks makes no difference beyond a relative 1e-9 (float32 and shorter rows, some
-    of whose differences and products are taken in float32 before they are summed: some 1e-7).
+    How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about 1e-7 for rows of
+    float32 or less, some of whose products are taken in float32 before they are summed).
 
-    torchmetrics synchronises by gathering every rank's whole state; this overrides its ``_sync_dist`` (private,
-    hence the upper bound on its version) to all-reduce instead.
+    torchmetrics synchronises by gathering the whole states of all ranks. Here ``_sync_dist`` is overridden to reduce
+    them, and ``_apply`` to keep their dtype: both are private, so the version of torchmetrics has an upper bound.
 
     Args:
         dim: d, the last dimension of the embeddings.
-        kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off unless asked for: a value cached on one
-            rank and not on another makes ``compute`` hang.
+        kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off by default: if a value were cached on one
+            rank and not on another, ``compute`` would hang.
 
     Raises:
         ValueError: ``dim`` is not a positive integer.
     """
 
-    full_state_update = True  # `forward` must not draw or batch rows as if its batch were the first
+    full_state_update = True  # so that `forward` updates with a batch after the rows before it
     is_differentiable = False
     higher_is_better = None
 
@@ -48,10 +61,11 @@ class GeometryMetric(Metric):
             raise ValueError(f"dim must be a positive integer, the width of the embeddings; got {dim!r}.")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
+        self._declared: dict[type[Any], tuple[str, Any]] = {}
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None) -> None:
-        """Count the rows of a batch.
+        """Update the states with the rows of a batch.
 
         Args:
             embeddings: shape (..., d), any floating dtype and device.
@@ -66,41 +80,42 @@ class GeometryMetric(Metric):
         rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
-        self.observe(rows)
+        self.update_states(rows)
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
-    def observe(self, rows: Rows) -> None:
-        """Extend the states by rows that are finite and count."""
+    def update_states(self, rows: Rows) -> None:
+        """Update the states with the rows of a batch that count, all of them finite."""
 
-    @abstractmethod
-    def merge(self, before: Mapping[str, Tensor]) -> None:
-        """Merge into the states held those of the rows seen before, by name."""
+    def declare(self, empty: State, prefix: str = "") -> None:
+        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows."""
+        self._declared[type(empty)] = prefix, empty
+        for field, value in empty._asdict().items():
+            if isinstance(value, Tensor):
+                self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
 
-    @abstractmethod
-    def all_reduce(self, ranks: Ranks) -> None:
-        """Replace the states by those of the rows of all ranks."""
+    def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
+        """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
+        prefix, empty = self._declared[kind]
+        held = self.metric_state if tensors is None else tensors
+        return empty._replace(**{field: held[prefix + field] for field in empty._fields if prefix + field in held})
 
-    def declare(self, part: NamedTuple, prefix: str = "") -> None:
-        """Add a state for each field of ``part``, which holds their values for no rows."""
-        for field, value in part._asdict().items():
-            self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
+    def store(self, state: State) -> None:
+        """Replace the state that was declared as one of this type."""
+        prefix, _ = self._declared[type(state)]
+        for field, value in state._asdict().items():
+            if isinstance(value, Tensor):
+                setattr(self, prefix + field, value)
 
-    def load(self, kind: type[Part], prefix: str = "", states: Mapping[str, Tensor] | None = None) -> Part:
-        """The states that were declared as a ``kind``; taken from ``states`` instead of here, if given."""
-        held = self.__dict__ if states is None else states
-        return kind._make(held[prefix + field] for field in kind._fields)
-
-    def store(self, part: NamedTuple, prefix: str = "") -> None:
-        """Replace the states that were declared as such a part."""
-        for field, value in part._asdict().items():
-            setattr(self, prefix + field, value)
+    def extend(self, state: Any) -> None:
+        """Merge the state of the rows of a batch into that of the rows before."""
+        self.store(self.load(type(state)).merge(to_state(state)))
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Merge the state of a metric of the same class and arguments that has seen other rows.
 
         Raises:
-            ValueError: another class or ``dim``, or arguments that make it keep other states.
+            ValueError: another class or ``dim``, or arguments that lead to other states.
         """
         if isinstance(incoming_state, Metric):
             width = getattr(incoming_state, "dim", None)
@@ -108,19 +123,21 @@ class GeometryMetric(Metric):
                 got = f"{type(incoming_state).__name__} with dim={width}"
                 raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
         states: dict[str, Any] = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
-        if states.keys() != self._defaults.keys():
-            different = sorted(states.keys() ^ self._defaults.keys())
+        if states.keys() != self.metric_state.keys():
+            different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
+        no_rows = torch.zeros(0, self.dim, device=self.device)
+        self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
         states = {name: state.to(self.device) for name, state in states.items()}
-        self.merge(states)
+        for kind in self._declared:
+            self.store(self.load(kind, states).merge(self.load(kind)))
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
-        self._computed = None
-        self._update_count += 1
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        ranks = Ranks(process_group or self.process_group)
-        self.all_reduce(ranks)
-        self.num_nonfinite = ranks.total(self.num_nonfinite)
+        group = process_group or self.process_group
+        for kind in self._declared:
+            self.store(self.load(kind).all_reduce(group))
+        self.num_nonfinite = all_reduce_sum(self.num_nonfinite, group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:

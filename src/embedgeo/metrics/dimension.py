@@ -1,26 +1,25 @@
 """Intrinsic dimension of the embeddings."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.dimension import GlobalEstimator, estimated_dimension, twonn_dimension
-from embedgeo.functional.distributed import Ranks, current_rank
+from embedgeo.functional.dimension import DimensionEstimate, GlobalEstimator, estimated_dimension, twonn_dimension
+from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sampling import Sample, extend_sample, merge_samples, sample_batches
+from embedgeo.functional.sampling import Sample, sample_batches
 from embedgeo.metrics.base import GeometryMetric
 
 
 class IntrinsicDimension(GeometryMetric):
     """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN.
 
-    Keeps ``batch_size * num_batches`` rows, drawn without replacement from all updates and ranks. ``compute()``
-    gives float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch
-    where fewer were seen); ``intrinsic_dimension_std`` over batches (NaN for one); ``duplicate_fraction``, the share
-    of rows that equal another one exactly and are merged with it first; ``n_points``, the distinct rows used, over
-    all batches. The estimate is NaN where it is undefined: fewer than three distinct rows.
+    ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks. ``compute()`` returns
+    float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch where
+    fewer rows were seen; NaN for fewer than three distinct rows); ``intrinsic_dimension_std`` over batches (NaN for
+    one); ``duplicate_fraction``, the share of rows left out because they equal another one exactly; ``n_points``, the
+    number of distinct rows in all batches.
 
     Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928).
 
@@ -28,13 +27,13 @@ class IntrinsicDimension(GeometryMetric):
         dim: d, the width of the embeddings.
         batch_size: rows per estimate. TwoNN depends on it: compare only estimates of one ``batch_size``.
         num_batches: estimates to average.
-        estimator: ``"twonn"``, or any scikit-dimension global estimator object, such as ``skdim.id.lPCA()``.
+        estimator: ``"twonn"`` or any scikit-dimension global estimator object, such as ``skdim.id.lPCA()``.
         discard_fraction: share of the largest distance ratios that the TwoNN fit leaves out, in (0, 1).
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: an argument outside its range, or an estimator that is neither.
+        ValueError: an argument is out of its range, or the estimator is neither.
 
     >>> metric = IntrinsicDimension(3)
     >>> metric.update(torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 3).triu())
@@ -66,17 +65,11 @@ class IntrinsicDimension(GeometryMetric):
         self.estimator = estimator
         self.discard_fraction = discard_fraction
         self.seed = seed
-        self.declare(Sample.empty(dim))
+        self.declare(Sample.empty(dim, batch_size * num_batches))
 
-    def observe(self, rows: Rows) -> None:
+    def update_states(self, rows: Rows) -> None:
         stream = current_rank(self.process_group)
-        self.store(extend_sample(self.load(Sample), rows.embeddings, self._size, seed=self.seed, stream=stream))
-
-    def merge(self, before: Mapping[str, Tensor]) -> None:
-        self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self._size))
-
-    def all_reduce(self, ranks: Ranks) -> None:
-        self.store(ranks.sample(self.load(Sample), self._size))
+        self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""
@@ -92,11 +85,7 @@ class IntrinsicDimension(GeometryMetric):
             "n_points": dimensions.new_tensor(float(num_points)),
         }
 
-    @property
-    def _size(self) -> int:
-        return self.batch_size * self.num_batches
-
-    def _estimate(self, x: Tensor) -> Any:
+    def _estimate(self, x: Tensor) -> DimensionEstimate:
         if isinstance(self.estimator, str):
             return twonn_dimension(x, discard_fraction=self.discard_fraction)
         return estimated_dimension(x, self.estimator)

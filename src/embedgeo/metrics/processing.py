@@ -1,35 +1,33 @@
 """Anisotropy and mean cosine of the embeddings after z-scoring, whitening and removal of the top directions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from embedgeo.functional.distributed import Ranks, current_rank
-from embedgeo.functional.precision import to_state
+from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sampling import Sample, extend_sample, merge_samples
-from embedgeo.functional.spectrum import Scatter, pool_scatter, row_scatter
+from embedgeo.functional.sampling import Sample
+from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.metrics.base import GeometryMetric
 
 
 class AfterProcessing(GeometryMetric):
-    """What after-processing makes of anisotropy and mean cosine, from the embeddings' mean and scatter and a sample.
+    """Anisotropy and mean cosine of the embeddings after each after-processing.
 
-    ``compute()`` gives float64 scalars: ``anisotropy_z_scored``, ``anisotropy_whitened``,
-    ``anisotropy_top{top}_removed`` (exact), and ``mean_cosine_centered``, ``mean_cosine_z_scored``,
-    ``mean_cosine_whitened``, ``mean_cosine_top{top}_removed`` (of a uniform sample of the rows): see
-    `embedgeo.functional.processed_values`. Before it they are `Anisotropy`'s ``anisotropy`` and
-    `TokenMoments`' ``mean_cosine``. NaN where the rows do not vary. Not among the default metrics: it takes an
-    eigendecomposition of a d × d matrix.
+    ``compute()`` returns float64 scalars: ``anisotropy_z_scored``, ``anisotropy_whitened`` and
+    ``anisotropy_top{top}_removed``, exactly, from the mean and scatter of all rows; ``mean_cosine_centered``,
+    ``mean_cosine_z_scored``, ``mean_cosine_whitened`` and ``mean_cosine_top{top}_removed`` of a uniform sample of the
+    rows: see `embedgeo.functional.processed_values`. The values before any processing are ``anisotropy`` of
+    `Anisotropy` and ``mean_cosine`` of `TokenMoments`. NaN where the rows do not vary. This metric is not among the
+    default ones because it takes an eigendecomposition of a d × d matrix.
 
     Source: Mu & Viswanath 2018.
 
     Args:
         dim: d, the width of the embeddings.
         top: how many principal axes are removed; the source takes about d / 100.
-        sample_size: rows of which the mean cosines are taken.
+        sample_size: number of rows that the mean cosines are computed from.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
@@ -51,23 +49,13 @@ class AfterProcessing(GeometryMetric):
             raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
         self.top, self.sample_size, self.seed = top, sample_size, seed
         self.declare(Scatter.empty(dim))
-        self.declare(Sample.empty(dim))
+        self.declare(Sample.empty(dim, sample_size))
 
-    def observe(self, rows: Rows) -> None:
-        self.store(pool_scatter([self.load(Scatter), to_state(row_scatter(rows.embeddings))]))
-        sample, stream = self.load(Sample), current_rank(self.process_group)
-        self.store(extend_sample(sample, rows.embeddings, self.sample_size, seed=self.seed, stream=stream))
-
-    def merge(self, before: Mapping[str, Tensor]) -> None:
-        self.store(pool_scatter([self.load(Scatter, states=before), self.load(Scatter)]))
-        self.store(merge_samples(self.load(Sample, states=before), self.load(Sample), self.sample_size))
-
-    def all_reduce(self, ranks: Ranks) -> None:
-        self.store(pool_scatter([self.load(Scatter)], ranks.total_of))
-        self.store(ranks.sample(self.load(Sample), self.sample_size))
+    def update_states(self, rows: Rows) -> None:
+        self.extend(row_scatter(rows.embeddings))
+        stream = current_rank(self.process_group)
+        self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
 
     def compute(self) -> dict[str, Tensor]:
         """The values named above."""
-        n, mean, scatter = self.load(Scatter)
-        whole = Scatter(n, mean, scatter.expand(self.dim, self.dim))
-        return processed_values(whole, self.load(Sample).rows, top=self.top)
+        return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import Ranks, current_rank, is_distributed
+from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
@@ -252,7 +252,7 @@ class Monitor:
         assert geometry is not None
         assert run is not None
         failed = torch.tensor(int(self._failed), device=run.device)
-        if bool(Ranks().largest(failed) if is_distributed() else failed):
+        if bool(all_reduce_max(failed) if is_distributed() else failed):
             if not self._failed:
                 self._warn(f"it failed on another rank before step {step}")
             self._geometry = None
@@ -294,7 +294,7 @@ def _agreed(error: Exception | None, dealt: int, device: torch.device) -> Except
     if not is_distributed():
         return error
     told = torch.tensor([int(error is not None), dealt, -dealt], device=device)
-    failed, most, least = Ranks().largest(told).tolist()
+    failed, most, least = all_reduce_max(told).tolist()
     if error is None and failed:
         return RuntimeError("it failed on another rank")
     if error is None and most != -least:

@@ -1,0 +1,58 @@
+"""How Q, M and V of the token types depend on each other and on frequency.
+
+Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), figures 3 and 5.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.moments import ratio, without_rounding
+from embedgeo.functional.tokens import TokenTable
+
+REGRESSION_COUNT_RANGE = (10, 100_000)
+"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
+
+
+def type_values(types: TokenTable) -> dict[str, Tensor]:
+    """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
+    norm2, variance = types.mean.square().sum(1), ratio(types.m2, types.n)
+    return {"n": types.n, "Q": norm2 + variance, "M": norm2, "V": variance}
+
+
+def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Regressions over token types: of V on M, and of Q, M and V on frequency.
+
+    Args:
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
+
+    Returns:
+        ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``M_freq_slope`` and
+        ``V_freq_slope`` of log10(1 + value) on log10(n). NaN for fewer than two distinct abscissae.
+    """
+    slope, r2 = least_squares(values["M"], values["V"])
+    log_n = values["n"].log10()
+    slopes = {f"{key}_freq_slope": least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
+    return {"V_on_M_slope": slope, "V_on_M_r2": r2, **slopes}
+
+
+def coefficient_of_variation(x: Tensor) -> Tensor:
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``; NaN if there are none."""
+    return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
+
+
+def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,).
+
+    The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
+
+    >>> least_squares(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 5.0]))
+    (tensor(2.), tensor(1.))
+    """
+    if x.numel() == 0:
+        return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
+    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
+    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
+    xy = dx @ dy
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)
