@@ -1,6 +1,7 @@
 import torch
 
-from embedgeo.functional import token_table, unbiased_split, within_moments
+from embedgeo.functional import token_table, unbiased_split
+from embedgeo.functional.split import within_moments
 from tests import references
 from tests.data import all_nan, assert_values, floats, token_rows
 

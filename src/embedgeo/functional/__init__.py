@@ -1,8 +1,7 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
-from embedgeo.functional.batches import AnisotropyBatches, batch_values
 from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
-from embedgeo.functional.moments import Moments, merge_parts, moment_values, row_moments, variance_values
+from embedgeo.functional.moments import Moments, merge_parts, moment_values, row_moments
 from embedgeo.functional.neighbors import two_nearest_distances
 from embedgeo.functional.plane import type_plane
 from embedgeo.functional.processing import (
@@ -31,22 +30,19 @@ from embedgeo.functional.spectrum import (
     spectrum_values,
     top_eigenvalue,
 )
-from embedgeo.functional.split import WithinMoments, unbiased_split, variance_split, within_moments
+from embedgeo.functional.split import unbiased_split, variance_split
 from embedgeo.functional.tokens import TokenTable, token_table
 
 __all__ = [
     "REGRESSION_COUNT_RANGE",
     "Affine",
-    "AnisotropyBatches",
     "Moments",
     "PrincipalAxes",
     "Sample",
     "Scatter",
     "TokenTable",
-    "WithinMoments",
     "anisotropy",
     "anisotropy_null",
-    "batch_values",
     "coefficient_of_variation",
     "estimated_dimension",
     "least_squares",
@@ -69,8 +65,6 @@ __all__ = [
     "type_values",
     "unbiased_split",
     "variance_split",
-    "variance_values",
-    "within_moments",
     "z_scoring",
     "zca_whitening",
 ]

@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 1 << 19
 
 
 def chunk_length(width: int, elements: int = CHUNK_ELEMENTS) -> int:
-    """How many rows of ``width`` numbers make up ``elements`` at most; at least 1."""
+    """Number of rows of ``width`` numbers that have at most ``elements`` elements together; at least 1."""
     return max(1, elements // max(1, width))
 
 
@@ -159,18 +159,18 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """Q, M and V of n rows.
+    """Q, M and V of the rows, or of those of each of several groups.
 
     Args:
-        n: number of rows, scalar.
-        mean: mean row, shape (d,).
-        m2: squared deviations from it, summed over rows and coordinates, scalar.
+        n: number of rows, shape G.
+        mean: mean row, shape (*G, d).
+        m2: squared deviations from it, summed over rows and coordinates, shape G.
 
     Returns:
         ``n``; ``Q``, ``M`` and ``V`` in squared embedding units (Q = M + V); ``M_over_V`` and ``M_over_Q``. What too
         few rows leave undefined is NaN.
     """
-    mean_norm2 = torch.where(n > 0, mean.square().sum(), torch.nan)
+    mean_norm2 = torch.where(n > 0, mean.square().sum(-1), torch.nan)
     variance = ratio(m2, n)
     return {
         "n": n,

@@ -1,4 +1,4 @@
-"""Distances to the two nearest neighbours: fast candidates, proved to be the right ones, measured exactly."""
+"""Distances to the two nearest neighbours: candidates from fast products, exact distances, and a proof of both."""
 
 from collections.abc import Iterator
 
@@ -9,19 +9,19 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
 
 _CANDIDATES = 8, 24
-"""How many candidates each row has: more for the rows that the first number leaves open."""
+"""Number of candidates of each row; the second for rows that the first does not settle."""
 
 _GROUPS = 512
-"""Groups of columns in which the smallest values of a row are looked for."""
+"""Number of groups of columns in which the smallest values of a row are searched for."""
 
 _BLOCK_BYTES = 1 << 24
-"""Of squared distances held at a time."""
+"""Bytes of squared distances held at a time."""
 
 _GATHERED_ELEMENTS = 1 << 18
 """Elements of rows gathered at a time, so that they stay in the processor's cache."""
 
 _NORM_PARTS = 3
-"""Columns among which a squared norm is split: numbers of eight binary digits hold the 24 of float32."""
+"""Columns that a squared norm is split into: three numbers of eight binary digits hold the 24 of float32."""
 
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
@@ -29,19 +29,19 @@ _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
-    Candidates come from squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16's digits. The two first are
-    measured from the difference of the rows, in float32 with float64 sums, and so is every other one that rounding
-    may have shifted behind them. A row is done once its last candidate is too far for that; the others are given more
-    candidates, then taken again with products in float32, then in float64, and at last by differences alone. Exact
-    duplicates have distance 0.
+    Candidates are found by squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16. The distances to the first
+    two candidates are then computed from the differences of the rows, in float32 with float64 sums, and so are those
+    to all candidates that might be nearer but for rounding. A row is settled once its last candidate cannot be nearer.
+    Rows that are not get more candidates, then products in float32, then in float64, and finally the differences to
+    all rows. Exact duplicates have distance 0.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
 
     Returns:
-        Shape (n, 2), float64 (float32 on a device without), ascending, to 1e-6 relative of a float64 brute force; NaN
-        where there is no such neighbour. Memory beyond ``x`` and one copy of it, in float64 at worst, is bounded at
-        any n.
+        Shape (n, 2), float64 (float32 on a device without), ascending, within 1e-6 relative of a float64 brute force;
+        NaN where there is no such neighbour. Beyond ``x`` and one copy of it, in float64 at worst, the memory needed
+        is bounded whatever n is.
 
     >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
     tensor([[1., 3.],
@@ -70,11 +70,11 @@ def two_nearest_distances(x: Tensor) -> Tensor:
 def _screen(
     x: Tensor, center: Tensor, pending: Tensor, nearest: Tensor, dtype: torch.dtype, *, rounded: bool
 ) -> Tensor:
-    """Fill in ``nearest`` for the pending rows whose candidates are proved right; return the other pending rows.
+    """Fill in ``nearest`` for the pending rows whose neighbours can be proved; return the other pending rows.
 
-    A row j nearer to row i than i's second candidate has a norm of at most ``reach``: ‖i‖ plus that distance, or the
-    largest norm of all where that is less. So everything that can have gone wrong between i and j is bounded by the
-    scale of i, and rows of huge norm cost the others nothing unless they shift the mean.
+    A row j that is nearer to row i than its second candidate has a norm of at most ``reach``: ‖i‖ plus the distance of
+    that candidate, or the largest norm of all if that is less. So the rounding errors between i and j are bounded by
+    the scale of i, and rows of huge norm do not loosen the bounds of the others unless they shift the mean.
     """
     dim, wide = x.shape[1], nearest.dtype
     summed = torch.promote_types(dtype, torch.float32)  # the dtype in which products are summed
@@ -90,20 +90,20 @@ def _screen(
         for num_candidates in _CANDIDATES:
             values, candidates = _smallest(squared, num_candidates)
             least = values.to(wide)
-            least -= torch.finfo(dtype).eps / 2 * least.abs()  # before they were rounded to ``dtype``
+            least -= torch.finfo(dtype).eps / 2 * least.abs()  # a lower bound before rounding to ``dtype``
             distances = torch.full_like(least, torch.inf)
             distances[:, :2] = _distances(x, rows[:, None].expand(-1, 2), candidates[:, :2], summed)
             second, own = distances[:, :2].amax(1), norm[rows]
             reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
             moved = lost[rows] + rounding * reach + 4 * eps * own
-            # as many products and sums as columns, rounded or cut; the norms' last part; denormals flushed to zero
+            # rounding of one product and sum a column; the rest of the norms; denormals flushed to zero
             slack = eps * (dim + 8) * (own + reach).square() + 8 * dim * tiny * (1 + reach)
-            bound = (second + moved).square() + slack  # what is nearer than ``second`` has less
+            bound = (second + moved).square() + slack  # rows nearer than ``second`` have less
             i, j = (least[:, 2:] < bound[:, None]).nonzero(as_tuple=True)
             distances[i, j + 2] = _distances(x, rows[i], candidates[i, j + 2], summed)
             nearest[rows] = distances.topk(2, largest=False).values
             proved = bound <= least[:, -1]
-            if dtype != wide:  # nothing that vanishes in float32 matters beside these
+            if dtype != wide:  # what underflows in float32 is negligible beside these
                 proved &= (nearest[rows] > dim**0.5 * tiny / eps).all(1)
             rows, squared = rows[~proved], squared[~proved]
             if not len(rows):
@@ -113,10 +113,10 @@ def _screen(
 
 
 def _augmented(x: Tensor, center: Tensor, dtype: torch.dtype, *, rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Centred rows b as (b, ‖b‖² in parts, ones), shape (n, d + parts + ones); ‖b‖, (n,); what rounding took, (n,).
+    """Centred rows b as (b, ‖b‖² in parts, ones), shape (n, d + parts + ones); ‖b‖ and the norm of its rounding, (n,).
 
-    Multiplied with (-2a, ones, ‖a‖² in parts) they give squared distances, so that nothing larger than these is rounded
-    to the digits of ``dtype``.
+    Their products with (-2a, ones, ‖a‖² in parts) are squared distances, so that nothing larger than these is rounded
+    to ``dtype``.
     """
     n, dim = x.shape
     summed, wide = torch.promote_types(dtype, torch.float32), accumulator_dtype(x.device)
@@ -139,10 +139,10 @@ def _augmented(x: Tensor, center: Tensor, dtype: torch.dtype, *, rounded: bool) 
 
 
 def _squared_distances(y: Tensor, pending: Tensor, *, reduced: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of the rows ``pending``, shape (b,), and squared distances of each to all n rows, shape (b, n or more).
+    """Blocks of the rows ``pending``, shape (b,), with the squared distances to all n rows, shape (b, n or more).
 
-    All are in one buffer, which the next block overwrites and the caller may; its columns beyond n, up to a whole
-    number of groups, are infinite.
+    All blocks share one buffer, which the caller may overwrite. Its columns beyond n, which fill up the last group, are
+    infinite.
     """
     n, dim = len(y), y.shape[1] - 2 * _NORM_PARTS
     blocks = _blocks(pending, n, y.dtype)
@@ -159,7 +159,7 @@ def _squared_distances(y: Tensor, pending: Tensor, *, reduced: bool) -> Iterator
 def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k smallest values of each row of ``squared``, shape (b, whole groups), ascending, and their columns.
 
-    First the groups of columns with the smallest minima, which hold them all; then the values of those groups.
+    The k groups of columns with the smallest minima hold them all, so only these are sorted.
     """
     groups = squared.unflatten(1, (-1, _GROUPS)).amin(1).topk(k, largest=False, sorted=False)
     members = torch.arange(0, squared.shape[1], _GROUPS, device=squared.device)
@@ -169,9 +169,9 @@ def _smallest(squared: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _distances(x: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distances between the rows of ``x`` that ``left`` and ``right`` name, in their shape.
+    """Distances between the rows ``left`` and ``right`` of ``x``, in the shape of these indices.
 
-    Differences are taken in ``dtype``, or in that of ``x``, if wider.
+    Differences are computed in ``dtype`` or, if that is wider, in the dtype of ``x``.
     """
     narrow = torch.promote_types(x.dtype, dtype)
     step = chunk_length(x.shape[1], _GATHERED_ELEMENTS)
@@ -183,7 +183,7 @@ def _distances(x: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Te
 
 
 def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
-    """The two smallest distances of the rows ``block``, shape (b,), to every other row."""
+    """The two smallest distances of the rows ``block``, shape (b,), to all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     a = x.index_select(0, block).to(wide)
     distances = torch.cat(
@@ -194,12 +194,12 @@ def _compare_with_all(x: Tensor, block: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The rows, as many at a time as have distances in ``dtype`` to all n rows that fit into a block."""
+    """Split rows so that the distances of each block to all n rows, in ``dtype``, fit into ``_BLOCK_BYTES``."""
     return rows.split(chunk_length(n * dtype.itemsize, _BLOCK_BYTES)) if len(rows) else ()
 
 
 def _fast_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which ``device`` is fastest with numbers of bfloat16's digits whose products it sums in float32."""
+    """The dtype in which ``device`` multiplies numbers that bfloat16 represents fastest, with float32 sums."""
     if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):  # older versions of torch cannot tell
         return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
     return torch.float32

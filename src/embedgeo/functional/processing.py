@@ -1,7 +1,7 @@
 """After-processing of embeddings: z-scoring, whitening and removal of the top directions, from mean and scatter.
 
-Each is an affine map, so that what it does to the covariance, and to every number of the spectrum, follows from the
-mean and the scatter alone; mean cosines do not, and need rows.
+Each is an affine map. The mean and the scatter of the mapped rows, and so all values of the spectrum, follow from those
+of the rows; mean cosines do not.
 
 Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for the whitenings.
 """
@@ -16,7 +16,7 @@ from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 
 RTOL = 1e-7
-"""Variance of a direction, relative to the largest, that the scatter of float32 rows can tell from none."""
+"""Smallest variance of a direction, relative to the largest one, that is not taken for rounding of float32 rows."""
 
 
 class Affine(NamedTuple):
@@ -31,9 +31,9 @@ class Affine(NamedTuple):
     matrix: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map the rows of ``x``, shape (..., d), of any floating dtype.
+        """Map the rows of ``x``, shape (..., d), of any floating dtype, in float64 on their device.
 
-        Computed in float64, on the device of ``x``; float64 rows give float64, all others float32.
+        The result is float64 for float64 rows and float32 for all others.
 
         Raises:
             TypeError: ``x`` is not floating point.
@@ -55,15 +55,15 @@ class Affine(NamedTuple):
         return mapped.reshape(x.shape)
 
     def scatter(self, scatter: Scatter) -> Scatter:
-        """Mean and scatter of the mapped rows, exactly, from those of the rows."""
+        """Mean and scatter of the mapped rows, given those of the rows."""
         mapped = self.matrix.T @ scatter.scatter @ self.matrix
         return Scatter(scatter.n, (scatter.mean - self.center) @ self.matrix, (mapped + mapped.T) / 2)
 
 
 def z_scoring(fitted: Scatter | Moments) -> Affine:
-    """Every coordinate centred and scaled to variance 1 (mean of squares, n and not n - 1 below).
+    """The map that centres every coordinate and scales it to variance 1 (n, not n - 1, below).
 
-    A coordinate that does not vary becomes 0; n = 0 gives NaN.
+    Coordinates that do not vary become 0. All NaN for n = 0.
 
     >>> from embedgeo.functional import row_scatter
     >>> x = torch.tensor([[1.0, 10.0, 3.0], [3.0, 30.0, 3.0]])
@@ -82,8 +82,8 @@ class PrincipalAxes(NamedTuple):
     Attributes:
         mean: mean row, shape (d,).
         variance: along each axis (n, not n - 1, below), shape (d,).
-        axes: the columns of shape (d, d), each pointing to where its largest coordinate is positive.
-        rank: how many axes have a variance that can be told from none, scalar int64; the last ones have not.
+        axes: unit vectors, the columns of shape (d, d); the largest coordinate of each is positive.
+        rank: number of axes whose variance is more than rounding, scalar int64; the others come last.
     """
 
     mean: Tensor
@@ -97,8 +97,8 @@ def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
 
     Args:
         fitted: mean and scatter of the rows.
-        rtol: a variance of at most this share of the largest one is taken for rounding, as are all from the n-th on.
-            Less than the default is right for the scatter of float64 rows only.
+        rtol: variances of at most this share of the largest one are taken for rounding, as are all from the n-th on.
+            Smaller values than the default are valid for float64 rows only.
     """
     covariance = ratio(varying_scatter(fitted), fitted.n)
     if not bool(covariance.isfinite().all()):
@@ -111,20 +111,20 @@ def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
 
 
 def pca_whitening(fitted: PrincipalAxes) -> Affine:
-    """The principal axes as coordinates, each scaled to variance 1 (n, not n - 1, below).
+    """The map to coordinates along the principal axes, each scaled to variance 1 (n, not n - 1, below).
 
-    Coordinates beyond the rank become 0: the inverse is a pseudo-inverse. n = 0 gives NaN.
+    Coordinates beyond the rank become 0 (a pseudo-inverse). All NaN for n = 0.
     """
     return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted))
 
 
 def zca_whitening(fitted: PrincipalAxes) -> Affine:
-    """The whitening that moves the rows least: `pca_whitening`, rotated back to the coordinates of the rows."""
+    """The whitening that changes the rows least: `pca_whitening`, rotated back to the original coordinates."""
     return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted) @ fitted.axes.T)
 
 
 def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
-    """The rows centred, without their part along the ``top`` principal axes; n = 0 gives NaN.
+    """The map that centres the rows and removes their projection on the ``top`` principal axes; all NaN for n = 0.
 
     Source: Mu & Viswanath 2018, who take about d / 100 of them.
 
@@ -145,19 +145,19 @@ def _reciprocal_root(fitted: PrincipalAxes) -> Tensor:
 def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = RTOL) -> dict[str, Tensor]:
     """Anisotropy and mean cosine after each after-processing.
 
-    The anisotropies follow exactly from the scatter. The mean cosines do not follow from second moments: they are
-    those of ``rows``, mapped, and have the sampling error of these.
+    The anisotropies follow exactly from the scatter. The mean cosines are those of ``rows``, and have their sampling
+    error.
 
     Args:
         fitted: mean and scatter of all rows.
-        rows: some of them, drawn uniformly, shape (m, d).
+        rows: a uniform sample of them, shape (m, d).
         top: how many principal axes are removed.
         rtol: see `principal_axes`.
 
     Returns:
-        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a rotation, which
-        changes neither number) and ``top{top}_removed``; ``anisotropy_…`` for the same but ``centered``, which does
-        not change it. NaN where nothing varies.
+        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a rotation, which changes
+        no value) and ``top{top}_removed``; ``anisotropy_…`` for the same but ``centered``, which does not change it.
+        NaN where the rows do not vary.
     """
     axes = principal_axes(fitted, rtol=rtol)
     standard = z_scoring(fitted)
@@ -177,5 +177,5 @@ def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = R
     }
     for name, (process, removed) in maps.items():
         cosine = moment_values(row_moments(process(rows)))["mean_cosine"]
-        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)  # what is left is rounding
+        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)  # or only rounding is left
     return values

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import ratio, without_rounding
+from embedgeo.functional.moments import ratio, variance_values, without_rounding
 from embedgeo.functional.tokens import TokenTable
 
 REGRESSION_COUNT_RANGE = (10, 100_000)
@@ -17,8 +17,8 @@ REGRESSION_COUNT_RANGE = (10, 100_000)
 
 def type_values(types: TokenTable) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    norm2, variance = types.mean.square().sum(1), ratio(types.m2, types.n)
-    return {"n": types.n, "Q": norm2 + variance, "M": norm2, "V": variance}
+    values = variance_values(types.n, types.mean, types.m2)
+    return {key: values[key] for key in ("n", "Q", "M", "V")}
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:

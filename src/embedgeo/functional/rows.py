@@ -1,4 +1,4 @@
-"""From what a model hands over (any shape, dtype, mask) to the rows that count."""
+"""From hidden states of any shape and dtype, with a mask, to the rows that count."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 
 RowUnit = Literal["tokens", "mean", "first", "last"]
-"""What a row is: a token, or a sequence by the mean of its tokens, its first token or its last one."""
+"""What a row is: a token, or a sequence, represented by the mean of its tokens, its first token or its last one."""
 
 
 class Rows(NamedTuple):
@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     Attributes:
         embeddings: shape (n, d), floating point, finite, detached.
         token_ids: shape (n,), int64, or None where none were given.
-        num_nonfinite: how many rows the mask kept but a NaN or Inf ruled out.
+        num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
     """
 
     embeddings: Tensor
@@ -26,16 +26,16 @@ class Rows(NamedTuple):
 
 
 def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None, *, dim: int) -> Rows:
-    """Flatten a batch to rows, and leave out masked rows and rows with a NaN or Inf.
+    """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
 
     Args:
         embeddings: shape (..., d), any floating dtype.
         token_ids: shape (...), any integer dtype.
         mask: shape (...), bool or 0/1; True = count this row.
-        dim: the d that is expected.
+        dim: the expected d.
 
     Raises:
-        TypeError: a dtype that is not one of these.
+        TypeError: embeddings are not floating point, or token ids not integers.
         ValueError: a shape that does not match, or a mask with other values than 0 and 1.
 
     >>> select_rows(torch.eye(3), mask=torch.tensor([1, 0, 1]), dim=3).embeddings.shape
@@ -60,7 +60,9 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
         ids = token_ids.detach().reshape(-1).to(device=rows.device, dtype=torch.int64)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
-        keep = _as_bool(mask).reshape(-1).to(rows.device)
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
+        keep = mask.bool().reshape(-1).to(rows.device)
         rows, ids = rows[keep], None if ids is None else ids[keep]
     finite = _finite(rows)
     if finite is None:
@@ -69,11 +71,11 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
-    """Number the real positions of each sequence: 1, 2, 3 …; padding has the number of the last one before it.
+    """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last one before it.
 
     Args:
         real: shape (batch, positions), bool; False = padding.
-        position_ids: shape (batch or 1, positions): where they do not grow, another sequence packed into the same
+        position_ids: shape (batch or 1, positions); where they do not increase, another sequence packed into the same
             row starts.
 
     >>> sequence_positions(torch.tensor([[False, True, True, True, True]]), torch.tensor([[0, 0, 1, 0, 1]])).tolist()
@@ -97,20 +99,21 @@ def require_row_unit(rows: str) -> None:
 def pool_tokens(
     hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: RowUnit
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Make sequences the rows: each by the mean of the tokens that count, or by the first or last of them.
+    """Reduce each sequence to one row: the mean of the tokens that count, or the first or last of them.
 
     Args:
-        hidden: shape (batch, positions, d), any floating dtype; for ``"tokens"``, (..., d).
+        hidden: shape (batch, positions, d), any floating dtype; (..., d) for ``"tokens"``.
         token_ids: shape (batch, positions), or None.
-        mask: shape (batch, positions), bool, True = a token that counts; None where all do.
-        rows: the row unit; ``"tokens"`` leaves everything as it is.
+        mask: shape (batch, positions), bool, True = this token counts; None if all do.
+        rows: the row unit; ``"tokens"`` returns the arguments as they are.
 
     Returns:
-        Hidden states, shape (batch, d), means in float32 at least, summed in float64; the token's own id, shape
-        (batch,), None for means; and a mask, shape (batch,), False for sequences of which no token counts, or None.
+        Hidden states, shape (batch, d), where means are summed in float64 and are float32 at least; the ids of the
+        tokens, shape (batch,), None for means; and a mask, shape (batch,), False for sequences in which no token
+        counts, or None if there are none.
 
     Raises:
-        ValueError: hidden states without a batch and positions.
+        ValueError: hidden states do not have three dimensions.
 
     >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
     >>> pool_tokens(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
@@ -146,12 +149,6 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
             f"{name} must have the shape of embeddings without the last dimension, "
             f"{tuple(embeddings.shape[:-1])}; got {tuple(tensor.shape)}."
         )
-
-
-def _as_bool(mask: Tensor) -> Tensor:
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
-    return mask.bool()
 
 
 def _finite(rows: Tensor) -> Tensor | None:

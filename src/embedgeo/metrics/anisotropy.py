@@ -54,6 +54,5 @@ class Anisotropy(GeometryMetric):
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def compute(self) -> dict[str, Tensor]:
-        """The values named above."""
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))

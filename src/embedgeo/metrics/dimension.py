@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.dimension import DimensionEstimate, GlobalEstimator, estimated_dimension, twonn_dimension
+from embedgeo.functional.dimension import GlobalEstimator, estimated_dimension, twonn_dimension
 from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, sample_batches
@@ -72,10 +72,14 @@ class IntrinsicDimension(GeometryMetric):
         self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
 
     def compute(self) -> dict[str, Tensor]:
-        """The values named above."""
         sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)
-        estimates = [self._estimate(batch) for batch in batches]
+        estimates = [
+            twonn_dimension(batch, discard_fraction=self.discard_fraction)
+            if isinstance(self.estimator, str)
+            else estimated_dimension(batch, self.estimator)
+            for batch in batches
+        ]
         dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
         num_rows, num_points = sum(map(len, batches)), sum(estimate.num_points for estimate in estimates)
         return {
@@ -84,8 +88,3 @@ class IntrinsicDimension(GeometryMetric):
             "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
             "n_points": dimensions.new_tensor(float(num_points)),
         }
-
-    def _estimate(self, x: Tensor) -> DimensionEstimate:
-        if isinstance(self.estimator, str):
-            return twonn_dimension(x, discard_fraction=self.discard_fraction)
-        return estimated_dimension(x, self.estimator)

@@ -48,7 +48,6 @@ class EmbeddingMoments(GeometryMetric):
             self.extend(within_moments(to_state(token_table(rows.embeddings, rows.token_ids))))
 
     def compute(self) -> dict[str, Tensor]:
-        """The values named above."""
         values = moment_values(self.load(Moments))
         values["n_nonfinite"] = self.num_nonfinite.to(values["n"].dtype)
         n, within = values["n"], self.load(WithinMoments)

@@ -57,5 +57,4 @@ class AfterProcessing(GeometryMetric):
         self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
 
     def compute(self) -> dict[str, Tensor]:
-        """The values named above."""
         return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)

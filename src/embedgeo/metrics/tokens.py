@@ -107,7 +107,6 @@ class TokenMoments(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        """The values named above."""
         types = self._types_in(self.count_range)
         whole = self.count_range is None
         values = moment_values(self.load(Moments)) if whole else variance_values(*types.pooled())
