@@ -13,12 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
-from embedgeo.functional.moments import (
-    chunk_length,
-    merge_parts,
-    row_chunks,
-    without_rounding,
-)
+from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _MERGED_ELEMENTS = 1 << 17
@@ -82,7 +77,7 @@ class TokenTable(NamedTuple):
         return TokenTable(*(state[keep] for state in self))
 
     def without_rounding(self) -> "TokenTable":
-        """The same with an m2 of exactly 0 where equal rows left rounding errors."""
+        """The same table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
         norm = torch.linalg.vector_norm(self.mean, dim=1)
         return self._replace(m2=without_rounding(self.m2, self.n, norm))
 
@@ -96,9 +91,9 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable:
     """Count, mean and squared deviations of the rows of each token type: the paper's Algorithm 1, batched.
 
     Rows are taken in the order of their token ids, as many at a time as the processor's cache holds. Those of a token
-    type are centred on one of them (the last one: the first of a text may be an outlier), then on the mean of what is
-    left, and the mean is corrected by what remains then. So float32 rows need no float64 copy, and identical rows have
-    a variance of exactly 0.
+    type are centred on one of them (the last one: the first one of a text may be an outlier), then on the mean of the
+    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows
+    have a variance of exactly 0.
 
     Args:
         x: shape (n, d), any floating dtype.
@@ -119,9 +114,8 @@ def token_table(x: Tensor, token_ids: Tensor) -> TokenTable:
         _moments_of_runs(x, order[rows], group[rows] - runs.start, *(state[runs] for state in table[1:]))
         if before is not None:
             origin = before[1]  # so that equal means are merged without rounding
-            shifted = [(n, center - origin, m2) for n, center, m2 in (before, first)]
-            n, center, m2 = merge_parts(shifted)
-            for state, new in zip(first, (n, center + origin, m2), strict=True):
+            n, shift, m2 = merge_parts([(n, center - origin, m2) for n, center, m2 in (before, first)])
+            for state, new in zip(first, (n, origin + shift, m2), strict=True):
                 state.copy_(new)
     return table
 

@@ -14,13 +14,13 @@ from embedgeo.functional.rows import Rows, select_rows
 
 
 class State(Protocol):
-    """A named tuple of tensors, and settings, that accounts for the rows seen and can be merged."""
+    """What a metric holds of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
 
     def merge(self, other: Self) -> Self:
-        """The state after the rows of ``self`` and then those of ``other``."""
+        """The state of the rows of ``self`` followed by those of ``other``."""
 
     def all_reduce(self, group: Any = None) -> Self:
-        """The state after the rows of all ranks of a process group."""
+        """The state of the rows of all ranks of a process group."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -32,14 +32,14 @@ class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
     A subclass declares its states with `declare`, updates them with the rows of a batch in `update_states`, and turns
-    them into values in ``compute``. How states are merged, over batches, metrics and ranks, is a matter of their own:
-    see `State`. They keep their dtype through every cast and follow the embeddings to their device.
+    them into values in ``compute``. States merge themselves, over batches, metrics and ranks: see `State`. They keep
+    their dtype through every cast and follow the embeddings to their device.
 
-    How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about 1e-7 for rows of
-    float32 or less, some of whose products are taken in float32 before they are summed).
+    How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about 1e-7 for rows in
+    float32 or less, where some products are computed in float32 before they are summed).
 
     torchmetrics synchronises by gathering the whole states of all ranks. Here ``_sync_dist`` is overridden to reduce
-    them, and ``_apply`` to keep their dtype: both are private, so the version of torchmetrics has an upper bound.
+    them instead, and ``_apply`` to keep their dtype. Both are private, hence the upper bound on the version.
 
     Args:
         dim: d, the last dimension of the embeddings.

@@ -29,9 +29,9 @@ class TokenMoments(GeometryMetric):
     ``Q_freq_slope``, ``M_freq_slope`` and ``V_freq_slope`` of log10(1 + value) on log10 n. Values that need token ids
     are absent where rows came without any.
 
-    Memory is O(T d) for T token types: one mean each. With ``count_range`` nothing else is held, so that values that do
-    not follow from the table of token types are absent: ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and
-    ``top_dim_share``.
+    Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
+    types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
+    absent.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
 
@@ -59,8 +59,10 @@ class TokenMoments(GeometryMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(dim, **kwargs)
-        self.count_range = None if count_range is None else _checked_range("count_range", count_range)
-        self.regression_count_range = _checked_range("regression_count_range", regression_count_range)
+        for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
+            if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
+                raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
+        self.count_range, self.regression_count_range = count_range, regression_count_range
         if self.count_range is None:
             self.declare(Moments.empty(dim))
         self.declare(TokenTable.empty(dim), "type_")
@@ -108,25 +110,21 @@ class TokenMoments(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         types = self._types_in(self.count_range)
-        whole = self.count_range is None
-        values = moment_values(self.load(Moments)) if whole else variance_values(*types.pooled())
-        n, n_with_ids = values["n"], types.n.sum()
+        is_whole = self.count_range is None
+        values = moment_values(self.load(Moments)) if is_whole else variance_values(*types.pooled())
+        n, (n_with_ids, within_m2, freedom) = values["n"], within_moments(types)
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
-        if wants_token_values(n, n_with_ids):
-            complete = n_with_ids == n  # not if only some of the ranks were given token ids
-            token_values = self._token_values(values["V"], types)
-            values |= {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
-        return values
-
-    def _token_values(self, variance: Tensor, types: TokenTable) -> dict[str, Tensor]:
-        n, within_m2, freedom = within_moments(types)
-        return {
+        if not wants_token_values(n, n_with_ids):
+            return values
+        token_values = {
             "token_types": n.new_tensor(len(types.n)),
             **variance_split(types),
-            **unbiased_split(n, variance, within_m2, freedom),
+            **unbiased_split(n, values["V"], within_m2, freedom),
             "Q_t_cv": coefficient_of_variation(type_values(types)["Q"]),
             **type_regressions(type_values(self._types_in(self.regression_count_range))),
         }
+        complete = n_with_ids == n  # not if only some of the ranks were given token ids
+        return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
         """The token types that occur lo to hi times."""
@@ -135,10 +133,3 @@ class TokenMoments(GeometryMetric):
             return types
         lo, hi = count_range
         return types.select((types.n >= lo) & (types.n <= hi))
-
-
-def _checked_range(name: str, bounds: tuple[int, int]) -> tuple[int, int]:
-    lo, hi = bounds
-    if not 1 <= lo <= hi:
-        raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
-    return lo, hi
