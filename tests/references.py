@@ -102,7 +102,7 @@ def variances(x):
 
 
 def spectrum(x):
-    """Keys of the covariance spectrum of the rows of ``x``, apart from the null."""
+    """Keys of the covariance spectrum of the rows of ``x``, apart from the Gaussian baseline."""
     x = np.asarray(x, dtype=np.float64)
     values = variances(x)
     singular = np.sqrt(values)

@@ -126,7 +126,7 @@ def test_top_eigenvalue_of_a_matrix_that_is_not_finite(dim, bad):
 
 
 @pytest.mark.parametrize(("n", "dim"), [(2, 5), (10, 1), (20, 20), (100, 5), (40, 200), (500, 50)])
-def test_null_is_what_gaussian_rows_give(n, dim):
+def test_the_gaussian_baseline_is_what_gaussian_rows_give(n, dim):
     repeats = 400
     x = torch.randn(repeats, n, dim, generator=generator(), dtype=torch.float64)
     x -= x.mean(1, keepdim=True)
@@ -136,7 +136,7 @@ def test_null_is_what_gaussian_rows_give(n, dim):
 
 
 @pytest.mark.parametrize("n", [0.0, 1.0])
-def test_null_needs_two_rows(n):
+def test_the_gaussian_baseline_needs_two_rows(n):
     assert anisotropy_null(torch.tensor(n).double(), 5).isnan()
 
 

@@ -2,13 +2,17 @@ import copy
 import inspect
 import math
 import pickle
+from typing import NamedTuple
 
 import lightning
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.functional import Moments, row_moments
+from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from embedgeo.metrics.base import GeometryMetric
 from tests.data import KINDS, assert_values, floats, gaussian, metrics, token_rows, updated
@@ -135,6 +139,58 @@ def test_a_metric_with_other_arguments_is_not_merged():
             metric.merge_state(other)
         with pytest.raises(ValueError, match="the same arguments"):
             other.merge_state(metric)
+
+
+class Largest(NamedTuple):
+    """The largest coordinates of the rows: a state of the test's own, with a setting."""
+
+    largest: Tensor
+    unit: str
+
+    def merge(self, other):
+        return self._replace(largest=torch.maximum(self.largest, other.largest))
+
+    def all_reduce(self, group=None):
+        return self._replace(largest=all_reduce_max(self.largest, group))
+
+
+class Range(GeometryMetric):
+    """All that a new metric has to say."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.declare(Largest(torch.zeros(dim, dtype=torch.float64), "m"))
+        self.declare(Moments.empty(dim), "moments_")
+
+    def update_states(self, rows):
+        self.extend(row_moments(rows.embeddings))
+        held = self.load(Largest)
+        for row in rows.embeddings:
+            held = held.merge(held._replace(largest=row))
+        self.store(held)
+
+    def compute(self):
+        largest = self.load(Largest)
+        return {f"largest_{largest.unit}": largest.largest.max(), "n": self.load(Moments).n}
+
+
+def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset():
+    x = rows()[0]
+    metric, other = updated(Range(DIM), x[:50]), updated(Range(DIM), x[50:]).half()
+    assert metric.metric_state.keys() == {"num_nonfinite", "largest", *(f"moments_{key}" for key in Moments._fields)}
+    metric.merge_state(other)
+    assert_values(metric.compute(), {"largest_m": x.max(), "n": float(N)}, rtol=0)
+    assert metric.update_count == 2
+    metric.reset()
+    assert_values(updated(metric, x[:1]).compute(), {"largest_m": x[0].max(), "n": 1.0}, rtol=0)
+
+
+def test_merging_clears_a_cached_value():
+    x = rows()[0]
+    metric = updated(Anisotropy(DIM, compute_with_cache=True), x[:50])
+    before = metric.compute()["anisotropy"]
+    metric.merge_state(updated(Anisotropy(DIM), x[50:]))
+    assert metric.compute()["anisotropy"] != before
 
 
 CASTS = {

@@ -9,6 +9,13 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from embedgeo.functional import Sample, anisotropy
+from embedgeo.functional.distributed import (
+    all_gather_cat,
+    all_reduce_max,
+    all_reduce_sum,
+    current_rank,
+    is_distributed,
+)
 from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, token_rows, updated
 from tests.ranks import on_two_ranks
@@ -118,6 +125,18 @@ def traffic_on(rank, dim=48):
     return traffic
 
 
+def collectives_on(rank):
+    """What each collective makes of a tensor that is another one on each rank, and of the tensor itself."""
+    tensor, ragged = torch.tensor([[1, rank], [rank, 5]]).T, torch.arange(3 * rank)
+    results = {
+        "sum": all_reduce_sum(tensor),
+        "max": all_reduce_max(tensor),
+        "cat": all_gather_cat(ragged),
+        "cat of floats": all_gather_cat(torch.full((2 - rank,), 0.5 + rank, dtype=torch.float64)),
+    }
+    return results | {"unchanged": tensor, "rank": current_rank(), "distributed": is_distributed()}
+
+
 def recording(collective, shapes):
     def call(*args, **kwargs):
         shapes.append(tuple(args[-1].shape))
@@ -129,7 +148,7 @@ def recording(collective, shapes):
 def everything_on(rank):
     jobs = (
         *(values_on, only_rank_0_has_token_ids, table_on, samples_on),
-        *(equal_keys_on, repeated_rows_on, traffic_on),
+        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on),
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -144,6 +163,21 @@ def ranks(tmp_path_factory, worker_id):
         if not shared.exists():
             torch.save(on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks")), shared)
     return torch.load(shared)
+
+
+def test_collectives_leave_their_arguments_and_take_any_length(ranks):
+    for rank, result in enumerate(ranks):
+        got = result["collectives_on"]
+        assert got["sum"].tolist() == [[2, 1], [1, 10]]
+        assert got["max"].tolist() == [[1, 1], [1, 5]]
+        assert got["cat"].tolist() == [0, 1, 2]
+        assert got["cat of floats"].tolist() == [0.5, 0.5, 1.5]
+        assert got["unchanged"].tolist() == [[1, rank], [rank, 5]]
+        assert (got["rank"], got["distributed"]) == (rank, True)
+
+
+def test_without_a_process_group_the_rank_is_0():
+    assert (current_rank(), is_distributed()) == (0, False)
 
 
 @pytest.mark.parametrize("share", SHARES)
