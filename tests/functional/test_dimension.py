@@ -4,7 +4,7 @@ import pytest
 import skdim.id
 import torch
 
-from embedgeo.functional import estimated_dimension, merge_duplicates, twonn_dimension
+from embedgeo.functional import estimated_dimension, merge_duplicates, two_nearest_distances, twonn_dimension
 from tests.data import gaussian, generator
 
 
@@ -23,6 +23,14 @@ def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
     expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(merge_duplicates(x).double().numpy())
     assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
     assert estimate.num_points == len(merge_duplicates(x))
+
+
+@pytest.mark.parametrize("discard_fraction", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("n", [12, 700])
+def test_twonn_fits_as_scikit_dimension_does_given_the_same_distances(discard_fraction, n):
+    x = embedded(5, dim=30, n=n)
+    fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(two_nearest_distances(x).numpy())
+    assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(fit.dimension_, rel=1e-9)
 
 
 @pytest.mark.parametrize("intrinsic", [1, 2, 5])

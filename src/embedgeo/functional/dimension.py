@@ -4,6 +4,7 @@ Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) fo
 """
 
 import math
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -64,10 +65,8 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
     """
     points = merge_duplicates(x)
     num_fitted = int(len(points) * (1 - discard_fraction))
-    if len(points) < 3 or num_fitted < 2:
-        return DimensionEstimate(math.nan, len(points))
     first, second = two_nearest_distances(points).cpu().double().unbind(1)
-    if not bool(second.isfinite().all() & (first > 0).all()):
+    if num_fitted < 2 or not bool(second.isfinite().all() & (first > 0).all()):
         return DimensionEstimate(math.nan, len(points))
     log_mu = (second / first).sort().values[:num_fitted].log()
     log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(points))
@@ -80,11 +79,9 @@ def estimated_dimension(x: Tensor, estimator: GlobalEstimator) -> DimensionEstim
     Returns:
         The estimate; NaN where fewer than three distinct rows are left or the estimator raises a ValueError.
     """
-    points = merge_duplicates(x)
-    if len(points) < 3:
-        return DimensionEstimate(math.nan, len(points))
-    try:
-        estimator.fit(points.double().cpu().numpy())
-    except ValueError:
-        return DimensionEstimate(math.nan, len(points))
-    return DimensionEstimate(float(estimator.dimension_), len(points))
+    points, dimension = merge_duplicates(x), math.nan
+    if len(points) >= 3:
+        with suppress(ValueError):
+            estimator.fit(points.double().cpu().numpy())
+            dimension = float(estimator.dimension_)
+    return DimensionEstimate(dimension, len(points))
