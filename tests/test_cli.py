@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embedgeo.cli import main
+from embedgeo.cli import COMMANDS, main
 
 
 def only_line(text: str) -> str:
@@ -31,6 +31,25 @@ def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_fo
     for option in ("--config", "--out", "--max-steps", "--seq-len", "--seed"):
         assert option in text
     assert "An earlier demo in it is replaced; a folder with anything else is refused." in text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["demo", "--nosuch"]])
+def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(arguments: list[str]) -> None:
+    code = "\n".join(
+        (
+            "import sys",
+            "from embedgeo.cli import main",
+            "try: main(sys.argv[1:])",
+            "except SystemExit: pass",
+            "print('imported:', *sorted({name.partition('.')[0] for name in sys.modules}))",
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600, check=True
+    )
+    imported = set(done.stdout.rpartition("imported:")[2].split())
+    assert "jsonargparse" in imported
+    assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
 
 
 @pytest.mark.parametrize(
