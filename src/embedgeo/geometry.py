@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
+from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
 from embedgeo.functional.distributed import Ranks, is_distributed
@@ -58,7 +59,8 @@ class Geometry:
             model, layers = inner, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers)
-        self.probe = Probe(model, self.layers, self._update, skip_first_positions, ignore_token_ids, on_error=on_error)
+        inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, inputs, self._update, on_error)
         self._make_metrics = metrics or default_metrics
         self._require_distinct_keys()
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))

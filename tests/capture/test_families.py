@@ -105,10 +105,22 @@ def test_torchs_own_encoder(order, training):
     kept[:, 0] = False
     for name, state in zip(BLOCKS, states, strict=True):
         rows, token_ids = rows_seen(geometry, name)
-        counted = kept if order == "batch first" else kept.T
-        torch.testing.assert_close(rows, state[counted], msg=name)
-        assert torch.equal(token_ids, (ids if order == "batch first" else ids.T)[counted]), name
+        batch_first = state if order == "batch first" else state.transpose(0, 1)
+        torch.testing.assert_close(rows, batch_first[kept], msg=name)
+        assert torch.equal(token_ids, ids[kept]), name
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+def test_sequences_can_be_the_rows_where_positions_come_first(rows):
+    model, batch = TorchEncoder(batch_first=False, turns=True).eval(), token_batch(padding="right")
+    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
+    with torch.no_grad():
+        state = model.table(ids)
+    seen, _ = rows_seen(observed(model, {"ids": ids, "padding": ~keep}, "embed", rows=rows), "embed")
+    chosen = {"mean": slice(None), "first": slice(1), "last": slice(-1, None)}[rows]
+    expected = torch.stack([sequence[mask][chosen].mean(0) for sequence, mask in zip(state, keep, strict=True)])
+    torch.testing.assert_close(seen, expected)
 
 
 def test_inner_modules_of_torchs_own_encoder_are_read_in_inference_too():

@@ -101,13 +101,13 @@ class ForwardInputs:
     def align(
         self, layer: Layer, hidden: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Token ids and mask in the order of the rows of a hidden state.
+        """Token ids and mask of the rows of a hidden state.
 
         Args:
             layer: the layer.
-            hidden: its hidden state, shape (..., d).
-            token_ids: used instead of those that the model was given; in the order of the rows.
-            mask: used instead of the one that the model was given; in the order of the rows.
+            hidden: its hidden state, shape (..., d); of a sequence model, (batch, positions, d).
+            token_ids: used instead of those that the model was given; may be in the layer's own order of rows.
+            mask: used instead of the one that the model was given; likewise.
 
         Returns:
             The token ids, shape (...), or None if there are none; and the mask, shape (...), True = count this row, or
@@ -117,28 +117,29 @@ class ForwardInputs:
             TypeError: ``token_ids`` are not integers.
             ValueError: there is not a row for each token, or the rows to leave out cannot be told.
         """
-        rows = _LayerRows(layer, hidden.shape[:-1])
-        key = rows.shape, layer.positions_first
+        key = hidden.shape[:-1], layer.positions_first
         if key not in self._aligned:
-            token_ids = self._batch_first_token_ids(rows, token_ids)
-            mask = self._batch_first_mask(rows, token_ids, mask, hidden.device)
+            rows = _LayerRows(layer, hidden.shape[:-1])
+            token_ids = self._fitting_token_ids(rows, token_ids)
+            mask = self._fitting_mask(rows, token_ids, mask, hidden.device)
             if mask is not None and bool(mask.all()):
                 mask = None
-            self._aligned[key] = rows.in_row_order(token_ids), rows.in_row_order(mask)
+            token_ids, mask = (None if t is None else t.reshape(rows.shape) for t in (token_ids, mask))
+            self._aligned[key] = token_ids, mask
         return self._aligned[key]
 
-    def _batch_first_token_ids(self, rows: "_LayerRows", given: Tensor | None) -> Tensor | None:
+    def _fitting_token_ids(self, rows: "_LayerRows", given: Tensor | None) -> Tensor | None:
         """The given token ids, or those recorded; of several tables' (segments), the ids of the largest table."""
         if given is not None:
             if given.is_floating_point():
                 raise TypeError(f"token_ids must be an integer tensor; got {given.dtype}.")
-            return rows.require_batch_first(given, "token ids")
+            return rows.require_fit(given, "token ids")
         recorded = [(getattr(table, "num_embeddings", 0), ids) for (table, _), ids in self._token_ids.items()]
         if not self._is_hugging_face:
             recorded = [(size, ids) for size, ids in recorded if not _are_position_indices(ids)]
-        fitting = [(size, fitted) for size, ids in recorded if (fitted := rows.batch_first(ids)) is not None]
+        fitting = [(size, fitted) for size, ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
-            return rows.require_batch_first(recorded[0][1], "token ids") if recorded else None
+            return rows.require_fit(recorded[0][1], "token ids") if recorded else None
         if rows.layer.positions_first and rows.shape == rows.shape[::-1] and rows.shape[0] > 1:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell sequences from positions to find its token ids; there are "
@@ -147,15 +148,15 @@ class ForwardInputs:
             )
         return max(fitting, key=lambda each: each[0])[1]
 
-    def _batch_first_mask(
+    def _fitting_mask(
         self, rows: "_LayerRows", token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor | None:
         """The given mask, or the recorded one, without the positions and token ids to leave out."""
         if mask is not None:
-            mask = rows.require_batch_first(mask, "mask") != 0
+            mask = rows.require_fit(mask, "mask") != 0
         elif self._mask is not None:
             covers_cache = token_ids is not None and _covers_cached_positions(self._mask, token_ids)
-            mask = self._mask if covers_cache else rows.require_batch_first(self._mask, "mask", in_row_order=False)
+            mask = self._mask if covers_cache else rows.require_fit(self._mask, "mask", is_batch_first=True)
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
@@ -170,8 +171,8 @@ class ForwardInputs:
     ) -> Tensor:
         if mask is None and token_ids is not None:
             mask = torch.ones_like(token_ids, dtype=torch.bool)
-        elif mask is None and len(rows.shape) == 2 and (self._is_hugging_face or rows.is_transposed):
-            mask = torch.ones(rows.shape[::-1] if rows.is_transposed else rows.shape, dtype=torch.bool, device=device)
+        elif mask is None and len(rows.shape) == 2 and (self._is_hugging_face or rows.layer.positions_first):
+            mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:
             raise ValueError(
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); found none. "
@@ -189,22 +190,15 @@ class _LayerRows(NamedTuple):
     layer: Layer
     shape: torch.Size
 
-    @property
-    def is_transposed(self) -> bool:
-        """Whether the shape is (positions, batch)."""
-        return self.layer.positions_first and len(self.shape) == 2
-
-    def batch_first(self, tensor: Tensor, *, in_row_order: bool = True) -> Tensor | None:
-        """Token ids or a mask as (batch, positions), even if given in row order; None if they do not fit."""
-        if self.is_transposed:
-            if in_row_order and tensor.shape == self.shape:
-                return tensor.T
-            return tensor if tensor.shape == self.shape[::-1] else None
+    def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
+        """Token ids or a mask in the order of the rows, (batch, positions); None if there is not one for each row."""
+        if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
+            return tensor.T
         is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
         return tensor if tensor.shape == self.shape or is_flat else None
 
-    def require_batch_first(self, tensor: Tensor, what: str, *, in_row_order: bool = True) -> Tensor:
-        fitted = self.batch_first(tensor, in_row_order=in_row_order)
+    def require_fit(self, tensor: Tensor, what: str, *, is_batch_first: bool = False) -> Tensor:
+        fitted = self.fit(tensor, is_batch_first=is_batch_first)
         if fitted is None:
             raise ValueError(
                 f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
@@ -212,9 +206,6 @@ class _LayerRows(NamedTuple):
                 "its rows."
             )
         return fitted
-
-    def in_row_order(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else (tensor.T if self.is_transposed else tensor).reshape(self.shape)
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:

@@ -25,41 +25,32 @@ class Probe:
     transformer layers, which otherwise have fused kernels for inference.
 
     Args:
-        model: any module.
-        layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in the model.
-        on_hidden: called with the layer; its hidden state, shape (..., d), detached, which may be overwritten after
-            the call; the token ids, shape (...), or None if the model was given none; the mask, shape (...), bool,
-            True = count this row, or None if all rows count. It runs without gradients and without autocast.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
+        layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
+        inputs: records what the model is given.
+        on_hidden: called, without gradients and autocast, with the layer; its hidden state, shape (..., d), batch first,
+            detached, which may be overwritten after the call; the token ids, shape (...), or None if there are none;
+            and the mask, shape (...), bool, True = count this row, or None if all rows count.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
 
     Attributes:
         token_ids: used instead of those that the model is given, until the probe is detached.
         mask: used instead of the one that the model is given, until the probe is detached.
-
-    Raises:
-        TypeError: ``ignore_token_ids`` are not integers.
-        ValueError: ``skip_first_positions`` is negative.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
 
     def __init__(
         self,
-        model: nn.Module,
         layers: Sequence[Layer],
+        inputs: ForwardInputs,
         on_hidden: OnHidden,
-        skip_first_positions: int = 0,
-        ignore_token_ids: Sequence[int] = (),
-        *,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.token_ids: Tensor | None = None
         self.mask: Tensor | None = None
-        self._layers = list(layers)
-        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self._layers = layers
+        self._inputs = inputs
         self._on_hidden = on_hidden
         self._on_error = on_error
         self._attached: ExitStack | None = None
@@ -164,6 +155,7 @@ class Probe:
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             mean = self._mean(layer, hidden.detach())
             if mean is not None:
+                mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
                 self._on_hidden(layer, mean, *self._inputs.align(layer, mean, self.token_ids, self.mask))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
@@ -187,11 +179,9 @@ class _EagerMode:
 
     def __enter__(self) -> None:
         if not self._num_open:
-            with ExitStack() as stack:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-                torch.backends.mha.set_fastpath_enabled(False)
-                self._settings = stack.pop_all()
+            self._settings.enter_context(torch.compiler.set_stance("force_eager"))
+            self._settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
         self._num_open += 1
 
     def __exit__(self, *error: object) -> None:

@@ -24,17 +24,9 @@ class Stack(NamedTuple):
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
-    while True:
-        for name, child in module.named_children():
-            if _is_wrapped_child(module, name):
-                module = child
-                break
-        else:
-            return module
-
-
-def _is_wrapped_child(parent: nn.Module, name: str) -> bool:
-    return name in _WRAPPERS or (name == "module" and isinstance(parent, DistributedDataParallel | DataParallel))
+    names = {*_WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else _WRAPPERS
+    inner = next((child for name, child in module.named_children() if name in names), None)
+    return module if inner is None else unwrapped(inner)
 
 
 def measured_model(model: nn.Module) -> nn.Module:
@@ -67,11 +59,9 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
     any other model has one, the measured model, with an empty prefix.
     """
     measured = measured_model(model)
-    both: tuple[nn.Module, ...] = ()
+    both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
     if isinstance(measured, PreTrainedModel) and getattr(measured.config, "is_encoder_decoder", False):
         both = measured.get_encoder(), measured.get_decoder()
-    else:
-        both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
     if len({measured, *both}) < 3:
         return {"": measured}
     return dict(zip(("encoder.", "decoder."), both, strict=True))

@@ -18,8 +18,7 @@ from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
 from embedgeo.results.schema import StepRecord
-from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.probe_rounds import run_probe
+from embedgeo.training.adapter import TrainerAdapter, run_probe
 from embedgeo.training.schedule import Schedule
 
 
