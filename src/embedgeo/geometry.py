@@ -183,8 +183,7 @@ class Geometry:
             i, key = keys[int(differs.nonzero()[0])]
             raise ValueError(
                 f"ranks that run one model in parallel must see the same rows at a layer; {key} at layer "
-                f"{self.layers[i].name!r} differs between them: its hidden state is in parts, one on each rank. "
-                "Leave the layer out."
+                f"{self.layers[i].name!r} differs between them: each rank has a part of it. Leave the layer out."
             )
 
     def _require_distinct_keys(self) -> None:

@@ -61,6 +61,7 @@ class ForwardInputs:
         self._begin_forward()
 
     def _begin_forward(self) -> None:
+        """Keep only what the running calls are given."""
         self._mask = next((call.mask for call in self._running if call.mask is not None), None)
         self._position_ids = next((call.position_ids for call in self._running if call.position_ids is not None), None)
         self._called = {call.module for call in self._running}
@@ -105,8 +106,8 @@ class ForwardInputs:
 
         Args:
             layer: the layer.
-            hidden: its hidden state, shape (..., d); of a sequence model, (batch, positions, d).
-            token_ids: used instead of those that the model was given; may be in the layer's own order of rows.
+            hidden: its hidden state, shape (..., d), batch first.
+            token_ids: used instead of those that the model was given; may also be in the order of the model's rows.
             mask: used instead of the one that the model was given; likewise.
 
         Returns:
@@ -191,7 +192,10 @@ class _LayerRows(NamedTuple):
     shape: torch.Size
 
     def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
-        """Token ids or a mask in the order of the rows, (batch, positions); None if there is not one for each row."""
+        """Token ids or a mask in the order of the rows; None if there is not one for each row.
+
+        If the model has positions first, they may be (positions, batch), unless they are known to be batch first.
+        """
         if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
             return tensor.T
         is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]

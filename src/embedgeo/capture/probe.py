@@ -14,11 +14,11 @@ from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.layers import Layer
 
 OnHidden = Callable[[Layer, Tensor, Tensor | None, Tensor | None], None]
-"""Takes a layer, its hidden state in one forward pass, and the token ids and mask of its rows."""
+"""Called with a layer, its hidden state in one forward pass, and the token ids and the mask of its rows."""
 
 
 class Probe:
-    """Forward hooks that read the hidden states of a model's layers; on the model only while attached.
+    """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
 
     A forward pass that activation checkpointing repeats during the backward pass is not read. While the probe is
     attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do torch's own
@@ -27,9 +27,9 @@ class Probe:
     Args:
         layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
         inputs: records what the model is given.
-        on_hidden: called, without gradients and autocast, with the layer; its hidden state, shape (..., d), batch first,
-            detached, which may be overwritten after the call; the token ids, shape (...), or None if there are none;
-            and the mask, shape (...), bool, True = count this row, or None if all rows count.
+        on_hidden: called with the layer; its hidden state, shape (..., d), batch first, detached, which the model may
+            overwrite later; its token ids, shape (...), or None if there are none; its mask, shape (...), bool, True =
+            count this row, or None if all rows count. It runs without gradients and without autocast.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
 

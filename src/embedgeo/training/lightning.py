@@ -126,17 +126,14 @@ class GeometryMonitor(Monitor, Callback):
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         assert self._geometry is not None
         model = measured_model(self._geometry.model)
-        by_keyword = self.probe_forward is None and model is not pl_module and isinstance(batch, Mapping)
-
-        def call() -> None:
-            if self.probe_forward is not None:
-                self.probe_forward(pl_module, batch)
-            elif by_keyword:
-                next(m for m in pl_module.modules() if unwrapped(m) is model)(**batch)
-            else:
-                pl_module(batch)
-
-        sharded = (FullyShardedDataParallel, FSDPModule) if by_keyword else (FullyShardedDataParallel,)
+        sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
+        if self.probe_forward is not None:
+            call = partial(self.probe_forward, pl_module, batch)
+        elif model is not pl_module and isinstance(batch, Mapping):
+            sharded = (FullyShardedDataParallel, FSDPModule)
+            call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
+        else:
+            call = partial(pl_module, batch)
         with trainer.precision_plugin.forward_context():
             if isinstance(trainer.model, sharded):
                 _call_inside(trainer.model, pl_module, call)
@@ -172,7 +169,7 @@ def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:
     return {category: charts for layout in layouts for category, charts in layout.items()}
 
 
-def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], None]) -> None:
+def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
     """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
     forward = module.forward
 
