@@ -108,7 +108,7 @@ class ForwardInputs:
             layer: the layer.
             hidden: its hidden state, shape (..., d), batch first.
             token_ids: used instead of those that the model was given; may also be in the order of the model's rows.
-            mask: used instead of the one that the model was given; likewise.
+            mask: used instead of the one that the model was given; in either order, too.
 
         Returns:
             The token ids, shape (...), or None if there are none; and the mask, shape (...), True = count this row, or
@@ -116,7 +116,7 @@ class ForwardInputs:
 
         Raises:
             TypeError: ``token_ids`` are not integers.
-            ValueError: there is not a row for each token, or the rows to leave out cannot be told.
+            ValueError: there is not a row for each token, or nothing tells which rows to leave out.
         """
         key = hidden.shape[:-1], layer.positions_first
         if key not in self._aligned:

@@ -16,7 +16,7 @@ from embedgeo.results.schema import Record
 
 @dataclass(frozen=True)
 class TrainerAdapter:
-    """One training run, as a `embedgeo.training.monitor.Monitor` uses it.
+    """A training run, as `embedgeo.training.monitor.Monitor` uses it.
 
     Attributes:
         model: the module in which layers are found.
@@ -84,7 +84,7 @@ def run_probe(
 
 
 def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
-    """The error to raise on this rank, its own or one that stands for another rank's; None if all ranks are fine."""
+    """The error to raise on this rank, its own or one because of another rank; None if no rank has one."""
     if not is_distributed():
         return error
     state = torch.tensor([int(error is not None), num_taken, -num_taken], device=device)
@@ -93,8 +93,8 @@ def _agree_on_error(error: Exception | None, num_taken: int, device: torch.devic
         return RuntimeError("it failed on another rank")
     if error is None and most != -least:
         return ValueError(
-            f"probe must give the same batches on every rank, which share them; {-least} were left on one rank where "
-            f"another had {most}."
+            f"probe must give the same batches on every rank, because ranks share them; one rank has {-least} left, "
+            f"another one {most}. Do not shard the probe's data."
         )
     return error
 
