@@ -54,7 +54,7 @@ def vit():
 
 
 class Family(NamedTuple):
-    """Builds a model, of three blocks on each side; the name of its final norm on each side, by prefix."""
+    """Builds a model, with three blocks in each submodel; the name of the final norm of each submodel, by prefix."""
 
     build: Callable[..., nn.Module]
     final_norm: dict[str, str | None]
@@ -139,18 +139,18 @@ class Block(nn.Module):
 
 
 class TorchEncoder(nn.Module):
-    """torch's own encoder; without ``batch_first``, token ids may come as (positions, batch) or be turned inside."""
+    """torch's own encoder; without ``batch_first``, token ids are (positions, batch), or embeddings are transposed."""
 
-    def __init__(self, *, batch_first=True, turns=False, width=16):
+    def __init__(self, *, batch_first=True, transposes=False, width=16):
         super().__init__()
         block = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=batch_first)
         self.table = nn.Embedding(VOCABULARY, width)
         self.encoder = nn.TransformerEncoder(block, 3, nn.LayerNorm(width), enable_nested_tensor=batch_first)
-        self.turns = turns
+        self.transposes = transposes
 
     def forward(self, ids, padding=None):
         x = self.table(ids)
-        return self.encoder(x.transpose(0, 1) if self.turns else x, src_key_padding_mask=padding)
+        return self.encoder(x.transpose(0, 1) if self.transposes else x, src_key_padding_mask=padding)
 
 
 def token_batch(rows=4, length=12, *, seed=0, padding=None):

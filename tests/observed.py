@@ -39,13 +39,13 @@ def observed(model, batch, layers="blocks", **options):
     return geometry
 
 
-def hidden_states(model, batch, family="gpt_neox", side=""):
+def hidden_states(model, batch, family="gpt_neox", prefix=""):
     """What enters the first block and every block's output, as the model gives them, before the final norm."""
-    norm, last = FAMILIES[family].final_norm[side], {}
+    norm, last = FAMILIES[family].final_norm[prefix], {}
     module = model.get_submodule(norm) if norm else model
     handle = module.register_forward_pre_hook(lambda m, args: last.update(x=args[0]) if norm else None)
     with torch.no_grad():
         output = model(**batch, output_hidden_states=True)
     handle.remove()
-    states = list(getattr(output, f"{side.rstrip('.')}_hidden_states" if side else "hidden_states"))
+    states = list(getattr(output, f"{prefix.rstrip('.')}_hidden_states" if prefix else "hidden_states"))
     return [*states[:-1], last["x"]] if norm else states

@@ -28,20 +28,20 @@ def test_layers_are_the_models_own_hidden_states(family, padding):
     model = FAMILIES[family].build().eval()
     given = {"": token_batch(padding=padding)}
     batch = given[""]
-    sides = FAMILIES[family].final_norm
-    if len(sides) == 2:
+    norms = FAMILIES[family].final_norm
+    if len(norms) == 2:
         given = {"encoder.": batch, "decoder.": token_batch(length=9, padding=padding, seed=1)}
         batch = {**batch, **{f"decoder_{key}": value for key, value in given["decoder."].items()}}
     assert names(model) == [
-        f"{side}{name}" for side, norm in sides.items() for name in [*BLOCKS, *["final_norm"] * bool(norm)]
+        f"{prefix}{name}" for prefix, norm in norms.items() for name in [*BLOCKS, *["final_norm"] * bool(norm)]
     ]
     geometry = observed(model, batch)
-    for side in sides:
-        keep = given[side]["attention_mask"].bool()
-        for name, state in zip(BLOCKS, hidden_states(model, batch, family, side), strict=True):
-            rows, ids = rows_seen(geometry, side + name)
+    for prefix in norms:
+        keep = given[prefix]["attention_mask"].bool()
+        for name, state in zip(BLOCKS, hidden_states(model, batch, family, prefix), strict=True):
+            rows, ids = rows_seen(geometry, prefix + name)
             assert torch.equal(rows, state[keep]), name
-            assert torch.equal(ids, given[side]["input_ids"][keep]), name
+            assert torch.equal(ids, given[prefix]["input_ids"][keep]), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,10 +88,10 @@ def test_numbered_positions_are_not_taken_for_token_ids():
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("order", ["batch first", "positions first", "turned inside"])
+@pytest.mark.parametrize("order", ["batch first", "positions first", "transposed inside"])
 def test_torchs_own_encoder(order, training):
     torch.manual_seed(0)
-    model = TorchEncoder(batch_first=order == "batch first", turns=order == "turned inside").train(training)
+    model = TorchEncoder(batch_first=order == "batch first", transposes=order == "transposed inside").train(training)
     batch = token_batch(padding="right")  # the padding that its fused kernels for inference take
     ids, keep = batch["input_ids"], batch["attention_mask"].bool()
     given = ids.T if order == "positions first" else ids
@@ -105,10 +105,22 @@ def test_torchs_own_encoder(order, training):
     kept[:, 0] = False
     for name, state in zip(BLOCKS, states, strict=True):
         rows, token_ids = rows_seen(geometry, name)
-        counted = kept if order == "batch first" else kept.T
-        torch.testing.assert_close(rows, state[counted], msg=name)
-        assert torch.equal(token_ids, (ids if order == "batch first" else ids.T)[counted]), name
+        batch_first = state if order == "batch first" else state.transpose(0, 1)
+        torch.testing.assert_close(rows, batch_first[kept], msg=name)
+        assert torch.equal(token_ids, ids[kept]), name
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+def test_sequences_can_be_the_rows_where_positions_come_first(rows):
+    model, batch = TorchEncoder(batch_first=False, transposes=True).eval(), token_batch(padding="right")
+    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
+    with torch.no_grad():
+        state = model.table(ids)
+    seen, _ = rows_seen(observed(model, {"ids": ids, "padding": ~keep}, "embed", rows=rows), "embed")
+    chosen = {"mean": slice(None), "first": slice(1), "last": slice(-1, None)}[rows]
+    expected = torch.stack([sequence[mask][chosen].mean(0) for sequence, mask in zip(state, keep, strict=True)])
+    torch.testing.assert_close(seen, expected)
 
 
 def test_inner_modules_of_torchs_own_encoder_are_read_in_inference_too():
@@ -126,7 +138,7 @@ def test_an_additive_padding_mask_is_understood():
 
 
 def test_as_many_sequences_as_positions_must_be_told_apart():
-    model, ids = TorchEncoder(batch_first=False, turns=True), token_batch(4, 4)["input_ids"]
+    model, ids = TorchEncoder(batch_first=False, transposes=True), token_batch(4, 4)["input_ids"]
     with pytest.raises(ValueError, match=r"must tell sequences from positions.*there are 4 of both"), observe(model):
         model(ids)
     with observe(model) as geometry:
@@ -141,7 +153,7 @@ def test_torchs_own_encoder_decoder_has_no_token_ids():
     padding = torch.zeros(3, 5, dtype=torch.bool)
     padding[:, 3:] = True
     layers = ["embed", "block.00", "block.01", "final_norm"]
-    assert names(model) == [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in layers]
+    assert names(model) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in layers]
     geometry = observed(model, {"src": source, "tgt": target, "src_key_padding_mask": padding})
     assert torch.equal(rows_seen(geometry, "encoder.embed")[0], source[~padding])
     assert torch.equal(rows_seen(geometry, "decoder.embed")[0], target.flatten(0, 1))

@@ -40,7 +40,7 @@ def logged(trainer, tag):
     return {row["step"]: row[tag] for row in trainer.state.log_history if tag in row}
 
 
-def unwatched(trainer):
+def is_unwrapped(trainer):
     return trainer.training_step == type(trainer).training_step.__get__(trainer)
 
 
@@ -76,7 +76,7 @@ def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe
     assert logged(plain, "loss") == logged(monitored, "loss")
     assert steps(callback) == [0, 3, 6]
     assert hooks(monitored.model) == 0
-    assert unwatched(monitored)
+    assert is_unwrapped(monitored)
 
 
 def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
@@ -146,7 +146,7 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
     assert steps(callback) == [0, 1]
     assert hooks(trainer.model) == 0
     assert torch._dynamo.eval_frame._stance is before
-    assert unwatched(trainer) == (kind is StopsInTheStep)  # until it trains again
+    assert is_unwrapped(trainer) == (kind is StopsInTheStep)  # until it trains again
 
 
 def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
@@ -190,4 +190,4 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
     with pytest.raises(ValueError, match="matches no layer"):
         trainer.train()
     assert trainer.state.global_step == 0
-    assert unwatched(trainer)
+    assert is_unwrapped(trainer)

@@ -1,1 +1,1 @@
-"""Reading a model: how it is built, which layers it has, what a forward pass is given and what it gives."""
+"""Reading a model: its structure, its layers, and the inputs and hidden states of its forward passes."""

@@ -1,4 +1,4 @@
-"""Which hidden states of a model to look at, and what to call them."""
+"""The layers of a model: hidden states that are measured, and their names."""
 
 import difflib
 import re
@@ -21,7 +21,7 @@ _TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEnc
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """Which call of a module gives a layer: number ``index`` of the ``calls_per_forward`` in a forward pass."""
+    """One of the calls of a module in a forward pass: number ``index`` of ``calls_per_forward``."""
 
     module: nn.Module
     index: int = 0
@@ -34,9 +34,9 @@ class Layer:
 
     Attributes:
         name: the same for every model family and every wrapper around the model.
-        calls: whose output it is; the mean of their outputs where there are several.
-        takes_input: it is instead what enters the (only) source.
-        positions_first: its shape is (positions, batch, d), not (batch, positions, d).
+        calls: the module calls whose output is the hidden state; if there are several, the mean of their outputs is.
+        takes_input: the hidden state is the input of the (only) call instead.
+        positions_first: the shape is (positions, batch, d) instead of (batch, positions, d).
     """
 
     name: str
@@ -48,15 +48,15 @@ class Layer:
 def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer]:
     """Find the layers of a model.
 
-    ``"blocks"`` stands for ``embed`` (what enters the first block), ``block.00`` … (each block's output) and
-    ``final_norm`` (where the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
-    A block that is applied several times is a layer each time. Patterns match these names and the module names,
-    relative to the outermost Hugging Face model, numbers zero-padded or not, without wrappers (FSDP, compile,
-    checkpointing). ``"mean(last4)"`` is the mean of the last four blocks.
+    ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each block) and
+    ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
+    A block that is applied several times is a layer each time. Patterns match these names and the names of modules
+    inside the outermost Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
+    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks.
 
     Raises:
-        TypeError: ``layers`` is none of what `LayerSpec` says.
-        ValueError: a pattern that matches nothing, or a model in which no blocks are found.
+        TypeError: ``layers`` is not a `LayerSpec`.
+        ValueError: a pattern matches nothing, or the model has no list of blocks.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)})
     >>> [layer.name for layer in resolve_layers(model)]
@@ -90,7 +90,7 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
 
 
 def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
-    standard = [layer for prefix, side in submodels(model).items() for layer in _side_layers(prefix, side)]
+    standard = [layer for prefix, submodel in submodels(model).items() for layer in _standard_layers(prefix, submodel)]
     mean = _MEAN.fullmatch(pattern)
     if pattern == "blocks":
         if not standard:
@@ -107,12 +107,12 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
 
 
 def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[Layer]:
-    """The mean of the last ``count`` blocks of each side, or of the ``wanted`` one."""
-    for prefix, side in submodels(model).items():
+    """The mean of the last ``count`` blocks of the submodel with the prefix ``wanted``, of each submodel if empty."""
+    for prefix, submodel in submodels(model).items():
         if wanted in ("", prefix):
-            blocks = _blocks(side)
+            blocks = _blocks(submodel)
             if not 1 <= count <= len(blocks):
-                raise ValueError(f"layers={pattern!r} needs that many blocks; the model has {len(blocks)}.")
+                raise ValueError(f"layers={pattern!r} must average at least one block; the model has {len(blocks)}.")
             yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
 
 
@@ -138,12 +138,12 @@ def _unpadded(name: str) -> str:
     return re.sub(r"(?<![^.])0+(?=\d)", "", name)
 
 
-def _side_layers(prefix: str, side: nn.Module) -> Iterator[Layer]:
-    """``embed``, the blocks and ``final_norm``, or nothing where no blocks are found."""
-    stack = find_stack(side)
+def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
+    """``embed``, the blocks and ``final_norm``; nothing if there are no blocks."""
+    stack = find_stack(submodel)
     if stack is None:
         return
-    blocks = _blocks(side)
+    blocks = _blocks(submodel)
     width = max(2, len(str(len(blocks) - 1)))
     yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
     for i, block in enumerate(blocks):
@@ -153,14 +153,14 @@ def _side_layers(prefix: str, side: nn.Module) -> Iterator[Layer]:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
 
 
-def _blocks(side: nn.Module) -> tuple[ModuleCall, ...]:
-    stack = find_stack(side)
+def _blocks(submodel: nn.Module) -> tuple[ModuleCall, ...]:
+    stack = find_stack(submodel)
     blocks = [] if stack is None else stack.blocks
     return tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
 
 
 def _is_positions_first(model: nn.Module, layer: Layer) -> bool:
-    """Whether the layer is, or is in, a stack of torch's own that was built with ``batch_first=False``."""
+    """Whether the layer is, or is inside, a transformer module of torch that was built with ``batch_first=False``."""
     stacks = [m for m in model.modules() if isinstance(m, _TORCH_STACKS) and contains_any(m, [layer.calls[0].module])]
     attention = (m for stack in stacks for m in stack.modules() if isinstance(m, nn.MultiheadAttention))
     return any(not m.batch_first for m in attention)

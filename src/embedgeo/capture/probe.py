@@ -1,10 +1,10 @@
-"""Reading hidden states, token ids and masks out of a model's own forward passes."""
+"""Reading hidden states, token ids and masks from a model's own forward passes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,83 +13,63 @@ from torch.utils.hooks import RemovableHandle
 from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.layers import Layer
 
-
-class Sink(Protocol):
-    """Where hidden states go."""
-
-    def __call__(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
-        """Take the hidden state of one forward pass: it may be overwritten afterwards.
-
-        Args:
-            layer: which one it is.
-            hidden: shape (..., d), detached.
-            token_ids: shape (...), or None where the model was not given any.
-            mask: shape (...), bool, True = a row that counts; None where all do.
-        """
+OnHidden = Callable[[Layer, Tensor, Tensor | None, Tensor | None], None]
+"""Called with a layer, its hidden state in one forward pass, and the token ids and the mask of its rows."""
 
 
 class Probe:
-    """Hands the hidden states of a model to a sink, while attached; attaches nothing otherwise.
+    """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
 
-    A forward pass that activation checkpointing repeats during the backward pass is left out. While attached, a
-    compiled model runs eagerly (a compiled graph would not call the hooks), and so do the fused kernels that torch's
-    own transformer layers have for inference.
+    A forward pass that activation checkpointing repeats during the backward pass is not read. While the probe is
+    attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do torch's own
+    transformer layers, which otherwise have fused kernels for inference.
 
     Args:
-        model: any module; layers are looked up in it already.
-        layers: what to read.
-        sink: takes the hidden states, in the forward pass, without gradients and autocast.
-        on_error: takes what goes wrong in a hook; None raises it in the forward pass. A note names the layer.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
+        layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
+        inputs: records what the model is given.
+        on_hidden: called with the layer; its hidden state, shape (..., d), batch first, detached, which the model may
+            overwrite later; its token ids, shape (...), or None if there are none; its mask, shape (...), bool, True =
+            count this row, or None if all rows count. It runs without gradients and without autocast.
+        on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
+            exception is raised in the forward pass.
 
     Attributes:
-        layers: what is read.
-        num_fired: hidden states handed over so far, by the name of the layer.
-        token_ids: in place of those that the model is given, until detached.
-        mask: likewise.
-
-    Raises:
-        TypeError: ``ignore_token_ids`` are not integers.
-        ValueError: ``skip_first_positions`` is negative.
+        token_ids: used instead of those that the model is given, until the probe is detached.
+        mask: used instead of the one that the model is given, until the probe is detached.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
 
     def __init__(
         self,
-        model: nn.Module,
         layers: Sequence[Layer],
-        sink: Sink,
-        *,
+        inputs: ForwardInputs,
+        on_hidden: OnHidden,
         on_error: Callable[[Exception], None] | None = None,
-        skip_first_positions: int = 0,
-        ignore_token_ids: Sequence[int] = (),
     ) -> None:
-        self.layers = list(layers)
-        self.num_fired = dict.fromkeys((layer.name for layer in layers), 0)
         self.token_ids: Tensor | None = None
         self.mask: Tensor | None = None
-        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self._sink = sink
+        self._layers = layers
+        self._inputs = inputs
+        self._on_hidden = on_hidden
         self._on_error = on_error
         self._attached: ExitStack | None = None
         self._begin_forward()
 
     def attach(self) -> None:
-        """Start reading: add the hooks and make compiled regions run eagerly."""
+        """Add the hooks to the model and make compiled regions run eagerly."""
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            stack.enter_context(_eager)
+            stack.enter_context(_eager_mode)
             for handle in self._hooks():
                 stack.callback(handle.remove)
             self._attached = stack.pop_all()
 
     def detach(self) -> None:
-        """Stop reading, whatever happened meanwhile; does nothing when not attached."""
+        """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
-        self._inputs.forget()
+        self._inputs.reset()
         self._begin_forward()
         self.token_ids = self.mask = None
         if stack is not None:
@@ -97,12 +77,12 @@ class Probe:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Meanwhile no other probe reads anything: these forward passes are not theirs."""
-        before, Probe._exclusive = Probe._exclusive, self
+        """Context in which no other probe reads the forward passes that run."""
+        previous, Probe._exclusive = Probe._exclusive, self
         try:
             yield
         finally:
-            Probe._exclusive = before
+            Probe._exclusive = previous
 
     def __enter__(self) -> "Probe":
         self.attach()
@@ -112,25 +92,25 @@ class Probe:
         self.detach()
 
     def _should_skip(self) -> bool:
-        """Whether this call is not to be read.
+        """Whether a call that has reached a hook must not be read.
 
-        It is of a copy of the model, made with its hooks while the probe was attached; or it is part of another probe's
-        forward pass, or of one repeated by activation checkpointing.
+        It can come from a copy of the model that was made while the probe was attached, from a forward pass that only
+        another probe may read, or from one that activation checkpointing repeats.
         """
-        is_repeated = torch._C._current_graph_task_id() != -1
-        return self._attached is None or Probe._exclusive not in (None, self) or is_repeated
+        in_backward = torch._C._current_graph_task_id() != -1
+        return self._attached is None or Probe._exclusive not in (None, self) or in_backward
 
     def _begin_forward(self) -> None:
-        self._calls: Counter[tuple[str, int]] = Counter()
+        self._num_calls: Counter[tuple[str, int]] = Counter()
         self._sums: dict[str, tuple[int, Tensor]] = {}
 
     def _hooks(self) -> Iterator[RemovableHandle]:
-        for caller in self._inputs.enclosing_modules:
-            yield caller.register_forward_pre_hook(self._guarded_hook(self._enter), with_kwargs=True, prepend=True)
-            yield caller.register_forward_hook(self._guarded_hook(self._inputs.leave), always_call=True)
+        for module in self._inputs.enclosing_modules:
+            yield module.register_forward_pre_hook(self._guarded_hook(self._begin_call), with_kwargs=True, prepend=True)
+            yield module.register_forward_hook(self._guarded_hook(self._inputs.end_call), always_call=True)
         for table in self._inputs.tables:
-            yield table.register_forward_pre_hook(self._guarded_hook(self._inputs.look_up), with_kwargs=True)
-        for layer in self.layers:
+            yield table.register_forward_pre_hook(self._guarded_hook(self._inputs.record_token_ids), with_kwargs=True)
+        for layer in self._layers:
             for i, call in enumerate(layer.calls):
                 read = self._guarded_hook(partial(self._read, layer, i), f"at layer {layer.name!r}")
                 if layer.takes_input:
@@ -138,46 +118,48 @@ class Probe:
                 else:
                     yield call.module.register_forward_hook(read)
 
-    def _guarded_hook(self, read: Callable[..., None], where: str = "at the model's call") -> Callable[..., None]:
-        """A hook that does nothing where the probe is deaf, and hands on its errors."""
+    def _guarded_hook(self, hook: Callable[..., None], where: str = "at the model's call") -> Callable[..., None]:
+        """The hook with the calls left out that must not be read, and with its errors passed to ``on_error``."""
 
-        def hook(*call: Any) -> None:
+        def guarded(*call: Any) -> None:
             if self._should_skip():
                 return
             try:
-                read(*call)
+                hook(*call)
             except Exception as error:
                 error.add_note(where)
                 if self._on_error is None:
                     raise
                 self._on_error(error)
 
-        return hook
+        return guarded
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._inputs.enter(module, args, kwargs):
+    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._inputs.begin_call(module, args, kwargs):
             self._begin_forward()
 
-    def _read(self, layer: Layer, index: int, module: nn.Module, args: tuple[Any, ...], last: Any) -> None:
-        """A source of the layer is called; ``last`` is its keyword arguments if the layer takes its input."""
-        calls = self._calls[layer.name, index]
-        self._calls[layer.name, index] += 1
-        if calls % layer.calls[index].calls_per_forward != layer.calls[index].index:
+    def _read(self, layer: Layer, index: int, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
+        """Read ``layer.calls[index]``; ``value`` is its output, or its keyword arguments if the layer is an input."""
+        call, num_calls = layer.calls[index], self._num_calls[layer.name, index]
+        self._num_calls[layer.name, index] += 1
+        if num_calls % call.calls_per_forward != call.index:
             return
-        value = last
         if layer.takes_input:
-            value = (*args, *(last[key] for key in sorted(last, key=lambda key: key != "hidden_states")))
+            value = (*args, *(value[key] for key in sorted(value, key=lambda key: key != "hidden_states")))
         hidden = _first_float(value)
         if hidden is None:
-            raise TypeError(f"a layer must give a floating-point tensor first; got {type(value).__name__}.")
+            raise TypeError(
+                f"a layer must have a floating-point tensor as its hidden state; got {type(value).__name__}. "
+                "Leave the layer out."
+            )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-            whole = self._mean(layer, hidden.detach())
-            if whole is not None:
-                self.num_fired[layer.name] += 1
-                self._sink(layer, whole, *self._inputs.rows(layer, whole, self.token_ids, self.mask))
+            mean = self._mean(layer, hidden.detach())
+            if mean is not None:
+                mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
+                self._on_hidden(layer, mean, *self._inputs.align(layer, mean, self.token_ids, self.mask))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
-        """The mean over the layer's calls once the last of them has fired, None before."""
+        """The mean over the layer's calls at the last of them, None at the others."""
         if len(layer.calls) == 1:
             return hidden
         count, total = self._sums.pop(layer.name, (0, torch.zeros((), dtype=torch.float32, device=hidden.device)))
@@ -188,33 +170,31 @@ class Probe:
         return None
 
 
-class _Eager:
-    """Inside, every module runs and calls its hooks, until the last one that has entered leaves; in whatever order."""
+class _EagerMode:
+    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last one ends it."""
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._before = ExitStack()
+        self._num_open = 0
+        self._settings = ExitStack()
 
     def __enter__(self) -> None:
-        if not self._inside:
-            with ExitStack() as stack:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-                stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-                torch.backends.mha.set_fastpath_enabled(False)
-                self._before = stack.pop_all()
-        self._inside += 1
+        if not self._num_open:
+            self._settings.enter_context(torch.compiler.set_stance("force_eager"))
+            self._settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+        self._num_open += 1
 
     def __exit__(self, *error: object) -> None:
-        self._inside -= 1
-        if not self._inside:
-            self._before.close()
+        self._num_open -= 1
+        if not self._num_open:
+            self._settings.close()
 
 
-_eager = _Eager()
+_eager_mode = _EagerMode()
 
 
 def _first_float(value: Any) -> Tensor | None:
-    """The first floating-point tensor in what a module was given or gave."""
+    """The first floating-point tensor in the arguments or the output of a module."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     if isinstance(value, dict):

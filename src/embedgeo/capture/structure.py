@@ -1,4 +1,4 @@
-"""How a model is built: its blocks, its encoder and decoder, its tables of token embeddings, the wrappers around it."""
+"""The structure of a model: its blocks, encoder and decoder, embedding tables, and the wrappers around modules."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class Stack(NamedTuple):
     """The transformer blocks of a model.
 
     Attributes:
-        parent: the module that applies them.
-        blocks: in forward order; a block that is applied several times (ALBERT) is there as many times.
+        parent: the module that applies the blocks.
+        blocks: in forward order; a block that is applied several times (ALBERT) is listed as many times.
     """
 
     parent: nn.Module
@@ -23,18 +23,10 @@ class Stack(NamedTuple):
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside compile, FSDP, DDP and activation-checkpoint wrappers."""
-    while True:
-        for name, child in module.named_children():
-            if _is_wrapped_child(module, name):
-                module = child
-                break
-        else:
-            return module
-
-
-def _is_wrapped_child(parent: nn.Module, name: str) -> bool:
-    return name in _WRAPPERS or (name == "module" and isinstance(parent, DistributedDataParallel | DataParallel))
+    """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
+    names = {*_WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else _WRAPPERS
+    inner = next((child for name, child in module.named_children() if name in names), None)
+    return module if inner is None else unwrapped(inner)
 
 
 def measured_model(model: nn.Module) -> nn.Module:
@@ -43,7 +35,7 @@ def measured_model(model: nn.Module) -> nn.Module:
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules below the measured model by name: numbers zero-padded, wrappers left out."""
+    """The modules inside the measured model by name, with numbers zero-padded and wrappers left out."""
     names: dict[str, nn.Module] = {}
 
     def walk(module: nn.Module, prefix: str) -> None:
@@ -61,27 +53,25 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def submodels(model: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a model that see sequences of their own, by the prefix of their layers' names.
+    """The parts of a model that process different sequences, by the prefix of their layers' names.
 
-    ``encoder.`` and ``decoder.`` of an encoder-decoder model, of Hugging Face or with an `nn.Transformer`; else the
-    measured model, without a prefix.
+    An encoder-decoder model (of Hugging Face, or with an `nn.Transformer`) has the parts ``encoder.`` and ``decoder.``;
+    any other model has one, the measured model, with an empty prefix.
     """
     measured = measured_model(model)
-    both: tuple[nn.Module, ...] = ()
+    both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
     if isinstance(measured, PreTrainedModel) and getattr(measured.config, "is_encoder_decoder", False):
         both = measured.get_encoder(), measured.get_decoder()
-    else:
-        both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
     if len({measured, *both}) < 3:
         return {"": measured}
     return dict(zip(("encoder.", "decoder."), both, strict=True))
 
 
-def find_stack(side: nn.Module) -> Stack | None:
-    """The list of blocks that holds the most parameters; None where there is none."""
-    config = getattr(side, "config", None)
+def find_stack(submodel: nn.Module) -> Stack | None:
+    """The list of blocks with the most parameters; None if there is none."""
+    config = getattr(submodel, "config", None)
     best, most = None, 0
-    for parent in side.modules():
+    for parent in submodel.modules():
         for stack in parent.children():
             if not isinstance(stack, nn.ModuleList | nn.Sequential):
                 continue
@@ -96,16 +86,19 @@ def find_stack(side: nn.Module) -> Stack | None:
 
 
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
-    """Whether they are alike, or as many as the model has; in a Sequential, also built as no stage of a CNN is."""
+    """Whether a list of modules holds transformer blocks: of one type, or as many as the configuration says.
+
+    In a `nn.Sequential` the blocks also must have submodules and no convolution, as the stages of a CNN have.
+    """
     if len({type(block) for block in blocks}) != 1:
-        return len(blocks) == depth  # attention and state-space blocks in turn
+        return len(blocks) == depth  # as where attention and state-space blocks alternate
     inner = [type(module) for module in blocks[0].modules()]
     return isinstance(stack, nn.ModuleList) or (len(inner) > 1 and nn.Conv2d not in inner)
 
 
 def final_norm(stack: Stack) -> nn.Module | None:
-    """The norm that follows the blocks; None where the model has none."""
-    if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's is for its relative positions
+    """The norm after the last block; None if the model has none."""
+    if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's only norm here is applied to relative positions
         return None
     norms = [
         child
@@ -115,30 +108,30 @@ def final_norm(stack: Stack) -> nn.Module | None:
     return norms[-1] if norms else None
 
 
-def enclosing_modules(side: nn.Module) -> list[nn.Module]:
-    """The modules around the blocks, outermost first: those of whose calls an attention mask can be an argument."""
-    stack = find_stack(side)
-    inner = side if stack is None else stack.parent
-    return [m for m in side.modules() if unwrapped(m) is m and (m is side or contains_any(m, [inner]))]
+def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
+    """The modules that contain the blocks, outermost first: an attention mask is an argument of one of their calls."""
+    stack = find_stack(submodel)
+    inner = submodel if stack is None else stack.parent
+    return [m for m in submodel.modules() if unwrapped(m) is m and (m is submodel or contains_any(m, [inner]))]
 
 
-def token_tables(side: nn.Module) -> list[nn.Module]:
-    """The modules that are given token ids: what Hugging Face says, else every `nn.Embedding` (also of positions)."""
-    if isinstance(side, PreTrainedModel):
+def token_tables(submodel: nn.Module) -> list[nn.Module]:
+    """The input embedding of a Hugging Face model; every `nn.Embedding` of another model, also those of positions."""
+    if isinstance(submodel, PreTrainedModel):
         try:
-            table = side.get_input_embeddings()
+            table = submodel.get_input_embeddings()
         except NotImplementedError:
             return []
         return [table] if isinstance(table, nn.Module) else []
-    return [m for m in side.modules() if isinstance(m, nn.Embedding)]
+    return [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
 
 
 def input_embedding(model: nn.Module) -> nn.Module | None:
-    """The table of the token types: of the token tables, the largest."""
-    tables = [table for side in submodels(model).values() for table in token_tables(side)]
+    """The embedding table of the vocabulary: the largest of the token tables; None if there is none."""
+    tables = [table for submodel in submodels(model).values() for table in token_tables(submodel)]
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
 
 
 def contains_any(module: nn.Module, wanted: Iterable[nn.Module]) -> bool:
-    """Whether one of the ``wanted`` modules is ``module`` or inside it."""
+    """Whether ``module`` or a module inside it is one of those ``wanted``."""
     return not set(module.modules()).isdisjoint(wanted)

@@ -1,1 +1,1 @@
-"""The monitor: when to measure while a model trains, and an adapter for each trainer."""
+"""Measuring while a model trains: the monitor, and a callback for each trainer."""

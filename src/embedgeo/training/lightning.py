@@ -1,4 +1,4 @@
-"""The monitor for Lightning."""
+"""The monitor as a Lightning callback."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
@@ -16,22 +15,58 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.report.live import Pages
 from embedgeo.results.events import custom_scalars_layout, tagged_scalars
 from embedgeo.results.schema import Record
-from embedgeo.training.monitor import Monitor, TrainerAdapter
+from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.monitor import Monitor
 
 
 class GeometryMonitor(Monitor, Callback):
-    """Measures the geometry of the embeddings at chosen layers, at chosen steps of training with Lightning.
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of training with Lightning.
 
-    Scalars go to every logger under ``{prefix}.{metric}/{layer}``, with their mean over blocks under
-    ``{prefix}.{metric}/mean``; the same values are in ``trainer.callback_metrics``, and in ``history`` as a list of
-    dicts (step, layer, layer_index, width, metric,
-    value), in the processes that train: with ``ddp_spawn``, not in the one
-    that calls ``fit``. Nothing is measured in validation, test and predict.
+    Step s is the number of optimizer steps that the measured weights have taken, also under gradient accumulation.
+    With several optimizers each step of each of them counts, as in ``trainer.global_step``; a scheduled step that
+    falls inside a batch is measured, and dated, at the start of the next batch. Nothing is measured in validation,
+    test and predict. Training is bit for bit what it is without the monitor, except that a measured step of a compiled
+    model runs eagerly.
 
-    A checkpoint holds where the schedule and the window stand, not the rows seen: a window that a resumed run
-    finds open is pooled over the steps that are left of it.
+    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``.
+    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width,
+    metric, value), in ``history``: with ``ddp_spawn`` in the processes that train, not in the one that calls ``fit``.
 
-    Arguments and errors are those of `embedgeo.training.monitor.Monitor`.
+    A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
+    from it, on the steps that are left.
+
+    Args:
+        every_n_steps: measure at steps 0, n, 2n …
+        extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
+        layers: ``"blocks"``, a pattern of module names, a list of these or a callable on the model: see
+            `embedgeo.capture.layers.resolve_layers`. The callable may also return a module, whose blocks are measured.
+        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
+        window: measure the batches of this many consecutive optimizer steps together, logged at the first of them.
+        probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, and
+            once more after the last step. Ranks share the batches.
+        probe_forward: runs the model on a batch of the probe, given the module that is trained and the batch. Default:
+            the outermost Hugging Face model is called with the batch's items by keyword, another module with the batch.
+        skip_first_positions: leave out this many real positions at the start of every sequence.
+        ignore_token_ids: leave out these token ids.
+        token_ids: returns the token ids of a batch; default: those that the input embedding is called with.
+        mask: returns the mask of a batch (True = count); default: the attention mask that the model is called with.
+        prefix: start of the tags; monitors of one trainer need different ones.
+        on_error: ``"warn"``: a failure of the monitor turns it off, on all ranks, with one warning, and training goes
+            on; ``"raise"``: it is raised in the training loop.
+        seed: seed of the rows that the default metrics sample.
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
+            of its tokens that count.
+
+    Raises:
+        TypeError: ``probe`` can be iterated over only once, or ``ignore_token_ids`` are not integers.
+        ValueError: an argument is outside its range; when training starts: layers are not found, or two metrics have
+            the same key.
+
+    Example::
+
+        monitor = GeometryMonitor(every_n_steps=100, extra_steps=log_spaced_steps())
+        trainer = Trainer(max_steps=10_000, callbacks=[monitor])
+        trainer.fit(model, train_dataloader)
     """
 
     @property
@@ -47,7 +82,7 @@ class GeometryMonitor(Monitor, Callback):
         self._last_step, self._window_start = state_dict["last_step"], state_dict["window_start"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._reset()  # before the state of a checkpoint is loaded
+        self._reset()  # Lightning loads the state of a checkpoint after setup
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._chart_metrics: list[str] = []
@@ -55,7 +90,7 @@ class GeometryMonitor(Monitor, Callback):
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
-        run = TrainerAdapter(
+        adapter = TrainerAdapter(
             model=pl_module,
             device=strategy.root_device,
             to_device=strategy.batch_to_device,
@@ -63,7 +98,7 @@ class GeometryMonitor(Monitor, Callback):
             log=partial(self._log, trainer),
             process_group=group,
         )
-        self._start(run, trainer.global_step)
+        self._start(adapter, trainer.global_step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._before_batch(trainer.global_step, batch)
@@ -74,11 +109,11 @@ class GeometryMonitor(Monitor, Callback):
         self._after_batch(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._detach()  # a batch that the module skips has a start and no end
+        self._detach()  # no on_train_batch_end follows where the module skips a batch
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
-        with isolate_rng(), self._guarded():
+        with self._guarded():
             self._write_pages(trainer, last=True)
         self._stop()
 
@@ -91,20 +126,17 @@ class GeometryMonitor(Monitor, Callback):
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         assert self._geometry is not None
         model = measured_model(self._geometry.model)
-        by_keyword = self.probe_forward is None and model is not pl_module and isinstance(batch, Mapping)
-
-        def call() -> None:
-            if self.probe_forward is not None:
-                self.probe_forward(pl_module, batch)
-            elif by_keyword:
-                next(m for m in pl_module.modules() if unwrapped(m) is model)(**batch)
-            else:
-                pl_module(batch)
-
-        sharded = (FullyShardedDataParallel, FSDPModule) if by_keyword else (FullyShardedDataParallel,)
+        sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
+        if self.probe_forward is not None:
+            call = partial(self.probe_forward, pl_module, batch)
+        elif model is not pl_module and isinstance(batch, Mapping):
+            sharded = (FullyShardedDataParallel, FSDPModule)
+            call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
+        else:
+            call = partial(pl_module, batch)
         with trainer.precision_plugin.forward_context():
             if isinstance(trainer.model, sharded):
-                _inside(trainer.model, pl_module, call)
+                _call_inside(trainer.model, pl_module, call)
             else:
                 call()
 
@@ -123,22 +155,22 @@ class GeometryMonitor(Monitor, Callback):
         self._write_pages(trainer)
 
     def _write_pages(self, trainer: Trainer, *, last: bool = False) -> None:
-        """Images and text for TensorBoard, on rank zero."""
+        """Write images and text to TensorBoard, on rank zero."""
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if trainer.is_global_zero and not self._failed:
             self._pages.write([logger.experiment for logger in loggers], self.history, last=last)
 
 
 def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:
-    """The charts of all monitors of the trainer that have something to show: TensorBoard keeps only the last layout."""
+    """The charts of all monitors of the trainer that have measured: TensorBoard keeps only the last layout."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     monitors = [callback for callback in callbacks if isinstance(callback, GeometryMonitor)]
     layouts = [custom_scalars_layout(m._chart_metrics, m.prefix) for m in monitors if m._chart_metrics]
     return {category: charts for layout in layouts for category, charts in layout.items()}
 
 
-def _inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], None]) -> None:
-    """Run ``call`` as the forward pass of ``module``, inside that of its wrapper: FSDP gathers parameters there."""
+def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
+    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
     forward = module.forward
 
     def redirected(*args: Any) -> None:

@@ -1,4 +1,4 @@
-"""At which optimizer steps to measure."""
+"""The optimizer steps at which to measure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,15 +14,15 @@ def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
 
 
 class Schedule:
-    """The steps 0, n, 2n … and some extra ones, each with a window of steps that are measured together.
+    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together.
 
     Args:
         every_n_steps: n.
-        extra_steps: measured too.
-        window: how many steps, from the measured one on, make one measurement.
+        extra_steps: further steps.
+        window: how many consecutive steps make one measurement.
 
     Raises:
-        ValueError: an argument outside its range, or a window that reaches into the next measured step.
+        ValueError: an argument is outside its range, or the window is reaches into the next scheduled step.
 
     >>> schedule = Schedule(100, extra_steps=(1, 2))
     >>> [step for step in range(300) if step in schedule]
@@ -42,20 +42,20 @@ class Schedule:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
 
     def __contains__(self, step: int) -> bool:
-        return self.reached(step - 1, step)
+        return self.is_due(step - 1, step)
 
-    def reached(self, before: int, step: int) -> bool:
-        """Whether a step to measure lies after ``before`` and not after ``step``.
+    def is_due(self, last_step: int, step: int) -> bool:
+        """Whether a scheduled step is after ``last_step`` and not after ``step``.
 
-        >>> Schedule(5).reached(before=4, step=6)  # two optimizers: steps come in twos
+        >>> Schedule(5).is_due(last_step=4, step=6)  # two optimizers take two steps for each batch
         True
         """
-        return step // self.every_n_steps > before // self.every_n_steps or any(
-            before < extra <= step for extra in self.extra_steps
+        return step // self.every_n_steps > last_step // self.every_n_steps or any(
+            last_step < extra <= step for extra in self.extra_steps
         )
 
     def _least_gap(self) -> int:
-        """The shortest distance between two measured steps."""
+        """The shortest distance between two scheduled steps."""
         around = {step // self.every_n_steps * self.every_n_steps for step in self.extra_steps}
         regular = {0, self.every_n_steps, *around, *(step + self.every_n_steps for step in around)}
         return min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))

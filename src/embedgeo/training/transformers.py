@@ -1,4 +1,4 @@
-"""The monitor for the Hugging Face Trainer."""
+"""The monitor as a callback of the Hugging Face Trainer."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,25 +11,28 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
-from embedgeo.training.monitor import Monitor, TrainerAdapter
+from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.monitor import Monitor
 
 
 class GeometryCallback(Monitor, TrainerCallback):
-    """Measures the geometry of the embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
-    Scalars go through the Trainer's own ``log``, dated with the step they were measured at: to every integration in
-    ``report_to``, and to ``trainer.state.log_history``. Their names are ``{prefix}.{metric}/{layer}``, with the mean
-    over blocks at ``{prefix}.{metric}/mean``; ``history`` has them as a list of dicts (step, layer, layer_index,
-    metric, value). Nothing is measured in evaluate and predict.
-
-    While it trains, the Trainer's ``training_step`` is wrapped: the Trainer has no event for a batch or an exception.
-
-    Arguments and errors are those of `embedgeo.training.monitor.Monitor`; what ``probe_forward`` is given is the
-    model that the Trainer runs.
+    Scalars go through ``trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
+    ``trainer.state.log_history``. Their names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
+    and so are the arguments; ``probe_forward`` is given the model that the Trainer runs. Nothing is measured in
+    evaluate and predict.
 
     Raises:
-        ValueError: at the start of training that runs one model on several ranks (tensor, context or sequence
-            parallel): they would repeat rows.
+        TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
+        ValueError: when training starts, if it runs one model on several ranks (tensor, context or sequence parallel),
+            which repeat rows, or on several GPUs in one process.
+
+    Example::
+
+        callback = GeometryCallback(every_n_steps=100)
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
+        trainer.train()
     """
 
     _trainer: Trainer | None = None
@@ -42,16 +45,16 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer = _calling_trainer()
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)
-        run = TrainerAdapter(
+        adapter = TrainerAdapter(
             model=trainer.model,
             device=args.device,
             to_device=lambda batch: move_data_to_device(batch, args.device),
             forward=self._forward,
             log=self._log,
         )
-        self._start(run, state.global_step)
+        self._start(adapter, state.global_step)
         self._trainer = trainer
-        self._watch(trainer)
+        self._wrap_training_step(trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._after_batch(state.global_step)
@@ -62,11 +65,12 @@ class GeometryCallback(Monitor, TrainerCallback):
         self._finish(state.global_step)
         self._stop()
 
-    def _watch(self, trainer: Trainer) -> None:
+    def _wrap_training_step(self, trainer: Trainer) -> None:
+        """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an exception."""
         training_step = trainer.training_step
 
         @wraps(training_step)
-        def watched(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        def measured(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             self._before_batch(trainer.state.global_step, inputs)
             try:
                 return training_step(model, inputs, *args, **kwargs)
@@ -76,8 +80,8 @@ class GeometryCallback(Monitor, TrainerCallback):
             finally:
                 self._detach()
 
-        watched.watches = training_step  # type: ignore[attr-defined]
-        trainer.training_step = watched  # type: ignore[method-assign]
+        measured.unmeasured = training_step  # type: ignore[attr-defined]
+        trainer.training_step = measured  # type: ignore[method-assign]
 
     def _stop(self) -> None:
         super()._stop()
@@ -85,8 +89,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         if trainer is None:
             return
         step: Any = trainer.training_step
-        while hasattr(step, "watches"):  # also those of other callbacks: they stop now, too
-            step = step.watches
+        while hasattr(step, "unmeasured"):  # the wrappers of all callbacks: the others stop now, too
+            step = step.unmeasured
         trainer.training_step = step  # type: ignore[method-assign]
 
     def _forward(self, batch: Any) -> None:
@@ -104,7 +108,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         assert self._trainer is not None
         state, control = self._trainer.state, self._trainer.control
         now, should_log = state.global_step, control.should_log
-        state.global_step = step  # what `log` dates its values with
+        state.global_step = step  # `log` dates values with it
         try:
             self._trainer.log(tagged_scalars(records, self.prefix))
         finally:
@@ -112,20 +116,21 @@ class GeometryCallback(Monitor, TrainerCallback):
 
 
 def _calling_trainer() -> Trainer:
-    """The Trainer whose event this is: it gives its callbacks everything but itself, and they need its ``log``."""
+    """The Trainer whose event this is, found on the stack."""
+    # Nothing that an event passes refers to the Trainer, and `log` and `training_step` are its own.
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, Trainer):
             return caller
         frame = frame.f_back
-    raise RuntimeError("GeometryCallback must be among the callbacks of a transformers.Trainer; found none training.")
+    raise RuntimeError("GeometryCallback must be a callback of a transformers.Trainer; found none that is training.")
 
 
 def _require_data_parallel(trainer: Trainer) -> None:
     if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
         raise ValueError(
-            "GeometryCallback needs ranks with rows of their own; this Trainer runs one model on several ranks "
+            "GeometryCallback needs different rows on each rank; this Trainer runs one model on several ranks "
             "(tensor, context or sequence parallel). Use data parallel or FSDP, or sweep over its checkpoints."
         )
     if trainer.args.n_gpu > 1:

@@ -1,3 +1,5 @@
+"""GeometryMonitor in a real Lightning Trainer."""
+
 import pickle
 import random
 
@@ -11,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from embedgeo import GeometryMonitor, log_spaced_steps, observe
+from embedgeo import GeometryMonitor, observe
 from tests.test_geometry import hooks
 from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, steps, value
 
@@ -20,10 +22,6 @@ LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 
 def random_state():
     return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
-
-
-def test_log_spaced_steps_are_pythias():
-    assert log_spaced_steps() == (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @pytest.mark.parametrize("with_probe", [False, True])

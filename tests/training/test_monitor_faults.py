@@ -1,13 +1,18 @@
 """Faults of the monitor end no run, those of others are what the user sees, and nothing stays attached."""
 
+import random
+
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, TokenMoments
+from embedgeo.training.monitor import _kept_random_states
 from tests.test_geometry import hooks
 from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+from tests.training.test_lightning import random_state
 
 
 class Breaks(EmbeddingMoments):
@@ -99,6 +104,18 @@ def test_a_logger_that_raises_turns_monitoring_off(tmp_path):
     assert run.global_step == 6
     assert steps(monitor) == [0]
     assert hooks(module) == 0
+
+
+def test_random_states_are_restored_also_after_an_exception():
+    def draw():
+        return {}[torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
+
+    before = random_state()
+    with pytest.raises(KeyError), _kept_random_states():
+        draw()
+    after = random_state()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
 
 
 class UserError(Exception):

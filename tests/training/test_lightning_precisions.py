@@ -21,8 +21,8 @@ class WithoutDropout(TinyLM):
         self.model = gpt_neox()
 
 
-class PageFigure(Metric):
-    """Keeps what it is shown, also after a reset."""
+class RowsSeen(Metric):
+    """Keeps the rows it is updated with, also after a reset."""
 
     full_state_update = False
 
@@ -40,12 +40,12 @@ class PageFigure(Metric):
 
 
 def measured(folder, precision):
-    """Values by layer and metric, and the very rows and token ids they are of, by layer."""
+    """Values by layer and metric, and the rows and token ids they were computed from, by layer."""
     shown = []
 
     def metrics(dim):
         shown.append([])
-        return [*default_metrics(dim), PageFigure(shown[-1])]
+        return [*default_metrics(dim), RowsSeen(shown[-1])]
 
     monitor = GeometryMonitor(100, metrics=metrics, window=2, on_error="raise")
     fit(folder, monitor, module=WithoutDropout(), precision=precision, max_steps=2, data=loader(32, 16))

@@ -1,0 +1,15 @@
+import pytest
+
+from embedgeo import log_spaced_steps
+from embedgeo.training.schedule import Schedule
+
+
+def test_log_spaced_steps_are_pythias():
+    assert log_spaced_steps() == (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "step", "is_due"), [(-1, 0, True), (0, 1, True), (1, 4, False), (4, 6, True), (6, 7, False)]
+)
+def test_a_step_is_due_once_also_where_steps_are_passed_over(last_step, step, is_due):
+    assert Schedule(5, extra_steps=(1,)).is_due(last_step, step) == is_due
