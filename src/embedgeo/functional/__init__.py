@@ -25,7 +25,10 @@ from embedgeo.functional.spectrum import (
     top_eigenvalue,
 )
 from embedgeo.functional.tokens import (
+    REGRESSION_COUNT_RANGE,
     TokenTable,
+    coefficient_of_variation,
+    least_squares,
     token_table,
     type_regressions,
     type_values,
@@ -34,6 +37,7 @@ from embedgeo.functional.tokens import (
 )
 
 __all__ = [
+    "REGRESSION_COUNT_RANGE",
     "Affine",
     "Moments",
     "PrincipalAxes",
@@ -43,8 +47,10 @@ __all__ = [
     "VarianceMoments",
     "anisotropy",
     "anisotropy_null",
+    "coefficient_of_variation",
     "estimated_dimension",
     "extend_sample",
+    "least_squares",
     "merge",
     "merge_duplicates",
     "merge_samples",

@@ -39,6 +39,10 @@ _SUMMED_ROWS = 1024
 """Rows centred at a time, so that what a float32 sum over them loses is small beside their spread."""
 
 
+REGRESSION_COUNT_RANGE = (10, 100_000)
+"""Least and greatest number of occurrences of the token types that are regressed over, as in the paper's figures."""
+
+
 @dataclass(frozen=True)
 class TokenTable(Generic[AnyMoments]):
     """Moments of the embeddings of each token type.
@@ -211,9 +215,9 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``M_freq_slope``
         and ``V_freq_slope`` of log10(1 + value) on log10(n). NaN where fewer than two distinct abscissae are left.
     """
-    slope, r2 = _least_squares(values["M"], values["V"])
+    slope, r2 = least_squares(values["M"], values["V"])
     log_n = values["n"].log10()
-    slopes = {f"{key}_freq_slope": _least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
+    slopes = {f"{key}_freq_slope": least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
     return {"V_on_M_slope": slope, "V_on_M_r2": r2, **slopes}
 
 
@@ -222,8 +226,8 @@ def coefficient_of_variation(x: Tensor) -> Tensor:
     return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
 
 
-def _least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the line through (x, y)."""
+def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and R² of the least-squares line of ``y`` on ``x``, shape (n,); NaN where ``x`` does not vary."""
     if x.numel() == 0:
         return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
     n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()

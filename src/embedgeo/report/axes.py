@@ -1,4 +1,4 @@
-"""Axes of steps, layers and values, with colours for depth and time; the null as dashes."""
+"""Axes of steps, layers and values, with colours for depth and time; the baseline as dashes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from embedgeo.results.wording import short as shortened
 Array = NDArray[np.float64]
 
 ACCENT = "#c1440e"
-NULL: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
+BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.88, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.88, 256)))
@@ -120,10 +120,11 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
     return low, high, ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
 
 
-def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFrame | None = None) -> None:
-    """The metric on the y axis, logarithmic where it ranges over orders of magnitude, with the null as dashes.
+def value_axis(ax: Axes, term: Term, values: Array, baseline: pd.Series | pd.DataFrame | None = None) -> None:
+    """The metric on the y axis, logarithmic where it spans orders of magnitude, with the baseline as dashes.
 
-    A null most of which is so far off that what is measured would be squeezed to show it is only named in the legend.
+    A baseline of which most lies so far away that showing it would squeeze the measured values is only named in the
+    legend.
     """
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -131,18 +132,18 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFra
     ax.set_ylabel(term.name + (" (log scale)" if is_log else ""))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
-    known = np.array([]) if null is None else null.to_numpy().ravel()
+    known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
     known = known[np.isfinite(known)]
-    if null is not None and known.size:
+    if baseline is not None and known.size:
         middle = np.median(known)
         if room[0] <= middle <= room[1]:
             near = known[(known >= room[0]) & (known <= room[1])]
             low, high = min(low, near.min()), max(high, near.max())
-            for i, column in enumerate(null.to_numpy().reshape(len(null), -1).T):
-                ax.plot(null.index, column, label="" if i else "random", **NULL)
+            for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
+                ax.plot(baseline.index, column, label="" if i else "random", **BASELINE)
         else:
             ends = dict.fromkeys(shortened(value) for value in (known.min(), known.max()))
-            ax.plot([], label=f"random: {' to '.join(ends)} {'↑' if middle > high else '↓'}", **NULL)
+            ax.plot([], label=f"random: {' to '.join(ends)} {'↑' if middle > high else '↓'}", **BASELINE)
     if is_log:
         margin = (high / low) ** 0.05
         ax.set_yscale("log")

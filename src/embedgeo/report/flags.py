@@ -1,33 +1,32 @@
-"""What is suspicious in a run, in plain words."""
+"""Suspicious findings in a run, in plain words."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
-from embedgeo.report.baseline import widths
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import term
 from embedgeo.results.outliers import loss_outliers
 from embedgeo.results.wording import listed
 
 FEW_POINTS = 1000
-"""Distinct rows below which TwoNN shows trends only."""
+"""Distinct rows below which TwoNN shows only trends."""
 
 FEW_ROWS = 10
 """Rows for each dimension below which a covariance spectrum is largely that of noise."""
 
 BIAS = 0.02
-"""Difference of the plug-in share V_W / V from the unbiased one that is pointed out."""
+"""Difference between the plug-in and the unbiased share V_W / V that is pointed out."""
 
 
 class Flag(NamedTuple):
-    """Something that a reader has to know.
+    """A finding that readers have to know.
 
     Attributes:
-        title: what it is.
+        title: its kind.
         text: what was found, and what follows from it.
-        details: each case.
+        details: a line for each case.
     """
 
     title: str
@@ -65,7 +64,8 @@ def _duplicates(run: Run) -> Flag | None:
     if copies.empty:
         return None
     details = [
-        f"{', '.join(group['revision'])}: weights of {of}" for of, group in copies.groupby("original", sort=False)
+        f"{', '.join(group['revision'])}: weights of {original}"
+        for original, group in copies.groupby("original", sort=False)
     ]
     text = (
         f"{len(copies)} of {len(about)} checkpoints have the weights of another one: what is drawn at their steps was "
@@ -90,9 +90,9 @@ def _nonfinite(run: Run) -> Flag | None:
         return None
     rows = run.table("n_nonfinite")
     details = [
-        f"{layer}: {_count(int(found.max()), 'row')} at most, at {_steps(list(found.index))}"
+        f"{layer}: {_count(int(n.max()), 'row')} at most, at {_steps(list(n.index))}"
         for layer in run.layers
-        if len(found := rows[layer][rows[layer] > 0])
+        if len(n := rows[layer][rows[layer] > 0])
     ]
     text = "Rows with a NaN or an infinity were left out at these layers: a fault in the run."
     return Flag("Non-finite rows", text, details) if details else None
@@ -111,9 +111,8 @@ def _few_points(run: Run) -> Flag | None:
 def _few_rows(run: Run) -> Flag | None:
     if "anisotropy" not in run.values:
         return None
-    details = _where_below(
-        run, run.values.get("n", pd.Series(dtype=float)) / widths(run.values), FEW_ROWS, "rows for each dimension"
-    )
+    rows = run.values.get("n", pd.Series(dtype=float)) / run.widths
+    details = _where_below(run, rows, FEW_ROWS, "rows for each dimension")
     text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
         "lowers the participation ratio; compare with the dashed line."

@@ -1,0 +1,88 @@
+"""Files that are there whole or not at all, however a process ends, and folders that a command may empty."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_TEMPORARY = ".tmp-"
+_ONE_DAY = 86_400
+
+
+@contextmanager
+def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
+    """Yield a temporary file beside ``path`` that replaces it on exit; with ``keep``, only if ``path`` is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if not keep:
+            temporary.replace(path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # the system names no file where a disk is full
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(*folders: Path) -> None:
+    """Remove temporary files of killed processes: of this machine at once, of other machines after a day."""
+    for path in (path for folder in folders for path in folder.glob(f"{_TEMPORARY}*")):
+        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
+        is_ours = not host and rest.partition("-")[0].isdigit()
+        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
+        with suppress(FileNotFoundError):
+            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
+                path.unlink()
+
+
+def make_empty(marker: Path, text: str, command: str, *, is_earlier: bool, remove: Sequence[str]) -> None:
+    """Make the output folder of a command, or remove from it what an earlier run of the command wrote.
+
+    Args:
+        marker: the file in the folder by which a later run recognizes it.
+        text: what to write into that file, before anything else is written.
+        command: what the folder is the result of, for error messages.
+        is_earlier: whether the folder holds an earlier result; only such a folder may hold anything.
+        remove: names of the files and folders to remove.
+
+    Raises:
+        FileExistsError: the folder holds something else.
+        OSError: the folder cannot be written.
+    """
+    out = marker.parent
+    if out.is_dir() and any(out.iterdir()) and not is_earlier:
+        raise FileExistsError(
+            f"--out must be a new or empty folder, or an earlier {command}; {out} holds something else."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in (out / name for name in remove):
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+        marker.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"--out must be a folder that can be written; {out} is not ({error}).") from error
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
