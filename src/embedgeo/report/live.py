@@ -67,8 +67,6 @@ class TensorBoardPictures:
 
 
 def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str, Picture]]:
-    from PIL.Image import Quantize
-
     from embedgeo.report import figures, shares
     from embedgeo.report.drawing import png, style
     from embedgeo.report.runs import make_run
@@ -81,9 +79,9 @@ def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str,
     with style():
         for kind, draw in (("heatmap", figures.heatmap), ("profile", figures.profile)):
             for metric in metrics:
-                yield f"{prefix}.{kind}/{metric}", png(draw(run, metric).figure, Quantize.FASTOCTREE)
+                yield f"{prefix}.{kind}/{metric}", png(draw(run, metric).figure)
         if shares.has_shares(run):
-            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure, Quantize.FASTOCTREE)
+            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure)
 
 
 def _thinned(steps: Iterable[int]) -> set[int]:
