@@ -5,7 +5,7 @@ closed form where there is one; the rest is simulated once for each number of ro
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -109,34 +109,32 @@ def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Ser
         rows = dim == width
         grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
         draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
-        values = pd.DataFrame(
-            [pd.DataFrame([_at_size(counts, M * size, V * size) for M, V in draws]).mean() for size in np.exp(grid)]
-        )
-        for key in values:
+        at_sizes = [
+            pd.DataFrame([type_statistics((types * size).assign(n=counts)) for types in draws]).mean()
+            for size in np.exp(grid)
+        ]
+        for key, values in pd.DataFrame(at_sizes).items():
             column = expected.setdefault(str(key), pd.Series(np.nan, index=Q.index))
-            column[rows] = np.interp(scale[rows], grid, values[key])
+            column[rows] = np.interp(scale[rows], grid, values)
     return expected
 
 
-def _draw(counts: Array, dim: int, seed: int) -> tuple[Array, Array]:
-    """M and V of the token types at Q = 1."""
+def _draw(counts: Array, dim: int, seed: int) -> pd.DataFrame:
+    """Q, M and V of the token types at Q = 1."""
     random = np.random.default_rng(seed)
     M = random.chisquare(dim, len(counts)) / counts / dim
-    return M, 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+    V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+    return pd.DataFrame({"Q": M + V, "M": M, "V": V})
 
 
-def _at_size(counts: Array, M: Array, V: Array) -> dict[str, float]:
-    return type_statistics({"n": counts, "Q": M + V, "M": M, "V": V})
-
-
-def type_statistics(types: Mapping[str, Array]) -> dict[str, float]:
+def type_statistics(types: pd.DataFrame) -> dict[str, float]:
     """``Q_t_cv`` and the regressions over token types, as `embedgeo.TokenMoments` computes them by default.
 
     Args:
-        types: ``n``, ``Q``, ``M`` and ``V`` of each token type.
+        types: columns ``n``, ``Q``, ``M`` and ``V``, a row for each token type.
     """
+    tensors = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
     least, most = REGRESSION_COUNT_RANGE
-    regressed = (types["n"] >= least) & (types["n"] <= most)
-    regressions = type_regressions({key: torch.tensor(types[key][regressed]) for key in ("n", "Q", "M", "V")})
-    values = {"Q_t_cv": coefficient_of_variation(torch.tensor(types["Q"])), **regressions}
-    return {key: float(value) for key, value in values.items()}
+    regressed = (tensors["n"] >= least) & (tensors["n"] <= most)
+    regressions = type_regressions({key: values[regressed] for key, values in tensors.items()})
+    return {"Q_t_cv": float(coefficient_of_variation(tensors["Q"])), **{k: float(v) for k, v in regressions.items()}}

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
 
 from embedgeo.report.axes import (
     ACCENT,
@@ -162,13 +163,10 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     for run in runs:
         means = run.means(run.table(metric))
         curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
-    numbers, named = pd.DataFrame(curves), term(metric)
-    figure, (ax,) = new_figure(f"{named.name} against step", f"{named.unit}; mean over blocks")
-    value_axis(ax, named, numbers.to_numpy())
+    numbers = pd.DataFrame(curves)
+    figure, ax, text = _draw_runs(curves, metric, "against step", "mean over blocks")
     step_axis(ax, sorted(numbers.index))
-    _draw_runs(ax, curves)
-    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
+    alt = f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
 
@@ -180,24 +178,25 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
         for part, depths in relative_depths(run.depth).items():
             label = f"{run.label}, {part[:-1]}" if part else run.label
             curves[label] = pd.Series(last[[*depths]].to_numpy(), [*depths.values()])
-    named = term(metric)
-    figure, (ax,) = new_figure(f"{named.name} over relative depth", f"{named.unit}; last step")
-    value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
+    figure, ax, text = _draw_runs(curves, metric, "over relative depth", "last step")
     ax.set_xlabel("relative depth (1: output of the last block)")
     ax.set_xlim(-0.02, 1.02)
-    _draw_runs(ax, curves)
     numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
-    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
+    alt = f"{term(metric).name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
     return FigureData(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
 
 
-def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:
+def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
+    """A figure with a line for each curve, its axes, and the curves in words."""
+    named = term(metric)
+    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}")
+    value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
     styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
     for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
         every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
         ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, label=label)
     ax.legend(loc="best", fontsize=8)
+    return figure, ax, " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
 
 
 def _course(values: pd.Series) -> str:
@@ -205,11 +204,10 @@ def _course(values: pd.Series) -> str:
     finite = values.dropna()
     if finite.empty:
         return "undefined."
-    at = {name: _place(place) for name, place in (("lowest", finite.idxmin()), ("highest", finite.idxmax()))}
-    ends = ", ".join(f"{number(finite.iloc[i])} at {_place(finite.index[i])}" for i in (0, -1))
-    return (
-        f"{ends}; lowest {number(finite.min())} at {at['lowest']}, highest {number(finite.max())} at {at['highest']}."
+    first, last, lowest, highest = (
+        f"{number(finite.iloc[i])} at {_place(finite.index[int(i)])}" for i in (0, -1, finite.argmin(), finite.argmax())
     )
+    return f"{first}, {last}; lowest {lowest}, highest {highest}."
 
 
 def _place(place: object) -> str:

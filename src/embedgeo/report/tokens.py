@@ -180,7 +180,7 @@ def projection(run: Run) -> FigureData:
 
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
     regressed = float(table["n"].between(*REGRESSION_COUNT_RANGE).sum())
-    values = type_statistics({key: table[key].to_numpy(dtype=float) for key in ("n", "Q", "M", "V")})
+    values = type_statistics(table)
     return {**{key: values[key] for key in _STATISTICS}, "token_types_regressed": regressed}
 
 

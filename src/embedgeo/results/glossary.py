@@ -172,9 +172,7 @@ TERMS = {
             "Near −1: what a token's mean gains, its variance loses, at constant Q.",
         ),
         V_on_M_r2=Term(
-            "R² of V on M",
-            "R², least squares over token types",
-            "How well a token's mean norm predicts its variance.",
+            "R² of V on M", "R², least squares over token types", "How well a token's mean norm predicts its variance."
         ),
         Q_freq_slope=Term(
             "slope of Q on frequency", "log10(1 + Q) on log10 n, over token types", "Does size depend on frequency?"
@@ -207,10 +205,7 @@ TERMS = {
             "token types", "distinct tokens seen", "Vocabulary ids among the rows.", ranges=True, is_drawn=False
         ),
         n_nonfinite=Term(
-            "non-finite rows",
-            "rows left out",
-            "Rows with a NaN or an infinity: a fault in the run.",
-            is_drawn=False,
+            "non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False
         ),
     ),
     "loss": Term("loss", "mean loss on the text, nats per token", "How well the model predicts the measured text."),
