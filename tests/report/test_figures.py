@@ -144,7 +144,7 @@ def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> Non
 def test_steps_have_round_ticks(steps: list[int], ticks: list[int]) -> None:
     axis = StepAxis(steps)
     assert axis.ticks() == ticks
-    places = axis.place(steps)
+    places = axis.position(steps)
     assert (places[0], places[-1]) == (0, len(steps) > 1)
     assert all(b > a for a, b in pairwise(places))
 

@@ -233,6 +233,8 @@ def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tm
     numbers = pd.read_csv(tmp_path / "out" / "figures" / "M-dynamics.csv", index_col="step")
     assert list(numbers) == ["embed", "block.00", "block.01", "mean over blocks", "random"]
     assert numbers["embed"].to_dict() == {0: 1.0, 10: 2.0, 20: 3.0, 30: 4.0}
+    (run,) = read_runs([tmp_path])
+    assert run.widths.isna().all()  # event files do not hold them
 
 
 def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def profile(run: Run, metric: str) -> FigureData:
 
 
 def heatmap(run: Run, metric: str) -> FigureData:
-    """A metric as colour over steps and layers; the colours span the blocks, the bar has a tip for what is beyond."""
+    """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
     figure, (ax,) = new_figure(f"{named.name} by step and layer", named.unit, sidebar=True)
     step_axis(ax, run.steps)
@@ -139,7 +139,7 @@ def after_processing(run: Run) -> FigureData:
 
 
 def processed_metrics(run: Run) -> list[str]:
-    """Metrics of the rows after processing."""
+    """Names of the metrics that describe the rows after processing."""
     return [metric for metric in run.metrics if is_processed(metric)]
 
 
@@ -158,7 +158,7 @@ def loss(run: Run, outliers: Sequence[int]) -> FigureData:
 
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
-    """The mean over blocks of several runs against the step."""
+    """Means over blocks of several runs against the step."""
     curves: dict[str, pd.Series] = {}
     for run in runs:
         means = run.means(run.table(metric))
@@ -200,7 +200,7 @@ def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) 
 
 
 def _course(values: pd.Series) -> str:
-    """First, lowest, highest and last of a curve."""
+    """The first, last, lowest and highest value of a curve, in words."""
     finite = values.dropna()
     if finite.empty:
         return "undefined."
