@@ -38,8 +38,8 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove temporary files of killed processes: of this machine at once, of other machines after a day."""
-    for path in (path for folder in folders for path in folder.glob(f"{_TEMPORARY}*")):
+    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
+    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         is_ours = not host and rest.partition("-")[0].isdigit()
         is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
