@@ -13,7 +13,7 @@ from huggingface_hub import constants, scan_cache_dir
 
 from embedgeo.checkpoints.files import Contents
 from embedgeo.checkpoints.hub import cache_lock, lock_file, repository_folder, snapshot_folder
-from embedgeo.results.files import replacing
+from embedgeo.results.atomic import replacing
 
 _HASH = re.compile(r"[0-9a-f]{40,64}")
 

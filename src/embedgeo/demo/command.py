@@ -23,7 +23,7 @@ from embedgeo.demo.training import (
     training_batches,
 )
 from embedgeo.report import write_report
-from embedgeo.results.files import make_empty
+from embedgeo.results.output import make_empty
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.quiet import quiet
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer

@@ -1,0 +1,57 @@
+"""Files that are there whole or not at all, however a process ends."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_TEMPORARY = ".tmp-"
+_ONE_DAY = 86_400
+
+
+@contextmanager
+def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if not keep:
+            temporary.replace(path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk, the system names none
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(*folders: Path) -> None:
+    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
+    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
+        host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
+        is_ours = not host and rest.partition("-")[0].isdigit()
+        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
+        with suppress(FileNotFoundError):
+            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
+                path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
