@@ -183,6 +183,8 @@ def test_the_steps_drawn_are_bounded_and_span_all_steps():
     assert max(b / a for a, b in pairwise(drawn) if a >= 2000) < 1.2
     assert _thinned(steps[:512]) == set(steps[:512])
     assert _thinned([7]) == {7}
+    gaps = np.diff(sorted(_thinned(range(0, 100_000, 100))))
+    assert set(gaps) == {100, 200}  # steps that are evenly spaced stay so
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0])

@@ -15,8 +15,8 @@ Picture = tuple[bytes, int, int]
 
 _DRAWN = {*HEADLINES, "M", "V", "V_W_unbiased", "V_B_unbiased"}
 _MOST_STEPS = 512
-_REST = 50
-"""How many times as long as drawing took it is not repeated: it takes at most some 2 % of the time."""
+_PAUSE = 50
+"""Pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time."""
 
 
 class TensorBoardPictures:
@@ -25,7 +25,7 @@ class TensorBoardPictures:
     The images are the report's figures: for each metric to look at first, a heatmap (layer against step) and a profile
     (value against layer, a line for each step); and the shares of M, V_W and V_B in the embeddings' size at each layer.
     They are drawn at the first, second, fourth, eighth … measurement and at the last, and at every other measurement
-    unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced on a logarithmic axis.
+    unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced along the axis.
     A text that explains each metric is written once.
 
     Args:
@@ -37,10 +37,10 @@ class TensorBoardPictures:
         self.prefix = prefix
         self._start = self._num_drawn = start
         self._num_measurements = 0
-        self._rests_until = 0.0
+        self._paused_until = 0.0
 
     def write(self, writers: Sequence[Any], history: Sequence[StepRecord], *, last: bool = False) -> None:
-        """Draw the history, where it is time to.
+        """Draw the history, unless drawing is paused.
 
         Args:
             writers: TensorBoard's ``SummaryWriter`` objects.
@@ -57,13 +57,13 @@ class TensorBoardPictures:
         self._num_measurements += not last
         is_power_of_two = self._num_measurements & (self._num_measurements - 1) == 0
         started = monotonic()
-        if last or is_power_of_two or started >= self._rests_until:
+        if last or is_power_of_two or started >= self._paused_until:
             for tag, picture in _pictures(history[self._start :], self.prefix):
                 for writer in writers:
                     _add_image(writer, tag, *picture, step)
             self._num_drawn = len(history)
             finished = monotonic()
-            self._rests_until = finished + _REST * (finished - started)
+            self._paused_until = finished + _PAUSE * (finished - started)
 
 
 def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str, Picture]]:
@@ -85,11 +85,14 @@ def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str,
 
 
 def _thinned(steps: Iterable[int]) -> set[int]:
-    """At most 512 of the steps, those nearest to an even spacing in log(1 + step), the first and the last included."""
-    every = np.sort(np.fromiter(steps, dtype=np.int64))
-    wanted = np.expm1(np.linspace(np.log1p(every[0]), np.log1p(every[-1]), _MOST_STEPS)).round()
-    chosen = every[np.searchsorted(every, wanted).clip(max=len(every) - 1)]
-    return set(every.tolist() if len(every) <= _MOST_STEPS else chosen.tolist())
+    """At most 512 of the steps, evenly spaced along the axis on which they are drawn, with the first and the last."""
+    from embedgeo.report.axes import StepAxis
+
+    every = sorted(steps)
+    if len(every) <= _MOST_STEPS:
+        return set(every)
+    chosen = np.searchsorted(StepAxis(every).position(every), np.linspace(0, 1, _MOST_STEPS))
+    return {every[i] for i in chosen.clip(max=len(every) - 1)}
 
 
 def _explanation(metrics: Iterable[str]) -> Iterator[str]:
