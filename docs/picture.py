@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo.report.live import Pages
+from embedgeo.report.live import TensorBoardPictures
 from embedgeo.results.events import custom_scalars_layout
 
 METRICS = ("V_W_over_V_unbiased", "anisotropy", "M_over_Q", "intrinsic_dimension")
@@ -37,7 +37,7 @@ def copy_run(history: Path, folder: Path) -> None:
         for step, layer, metric, value in records[["step", "layer", "metric", "value"]].itertuples(index=False):
             if metric != "intrinsic_dimension" or layer != "embed":  # far above the others
                 writer.add_scalar(f"geometry.{metric}/{layer}", value, step)
-        Pages().write([writer], records.to_dict("records"))
+        TensorBoardPictures().write([writer], records.to_dict("records"))
 
 
 def take_pictures(logdir: Path, out: Path, profile: Path) -> None:

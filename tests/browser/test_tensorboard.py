@@ -12,7 +12,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from embedgeo import GeometryMonitor
-from embedgeo.results.events import AT_A_GLANCE
+from embedgeo.results.glossary import HEADLINES
 from tests.training.runs import fit
 
 MEASURED = [0, 2, 4, 6, 8]
@@ -94,7 +94,7 @@ def test_the_custom_scalars_page_draws_a_line_a_layer(server, charts, browser):
             inside(card.shadowRoot).filter(e => e.matches("path.line") && points(e) > 2).length]);
         return shown.length === arguments[0] && shown.every(([_, lines]) => lines === arguments[1]) && shown;
         """,
-        len(AT_A_GLANCE),
+        len(HEADLINES),
         2 * len(LAYERS),  # smoothed, and pale as they are
     )
     for (title, _), (text, _) in zip(charts, drawn, strict=False):
@@ -110,6 +110,6 @@ def test_the_images_page_loads_the_images_it_shows(server, browser):
         const sizes = images.map(image => [image.naturalWidth, image.naturalHeight]);
         return sizes.length >= arguments[0] && sizes.every(([width]) => width) && sizes;
         """,
-        2 * len(AT_A_GLANCE),  # heatmaps and profiles: further groups are closed
+        2 * len(HEADLINES),  # heatmaps and profiles: further groups are closed
     )
     assert all(width >= 720 and height >= 300 for width, height in sizes)

@@ -85,6 +85,7 @@ def make_sweep(
     changes: Mapping[tuple[int, str, str], float] | None = None,
     tokens: bool = False,
     sides: Sequence[str] = ("",),
+    series: Mapping[int, str] | None = None,
 ) -> Path:
     """Write a sweep folder.
 
@@ -100,12 +101,12 @@ def make_sweep(
         changes: values by step, layer and metric, instead of the smooth ones.
         tokens: also write tables of token types for the first and last step.
         sides: prefixes of the layers: ``("encoder.", "decoder.")`` for a model of two sides.
+        series: by step, where there are several.
     """
     random = np.random.default_rng(0)
     store = SweepFolder(folder)
     store.open({"model": ["lab/tiny"]}, {})
     layers = [f"{side}{layer}" for side in sides for layer in layer_names(num_blocks)]
-    series = {}
     for step in steps:
         original = (duplicates or {}).get(step)
         records = []
@@ -120,14 +121,10 @@ def make_sweep(
             "revision": f"step{step}",
             "step": step,
             "commit": "",
-            "series": "step",
+            "series": (series or {}).get(step, "step"),
             "weights_sha256": f"{step if original is None else original:064d}",
             "duplicate_of": None if original is None else f"step{original}",
         }
-        store.write(f"step{step}", to_frame(records, **about))
-        series[f"step{step}"] = "step"
-        if tokens and step in (steps[0], steps[-1]):
-            path = folder / "tokens" / f"step{step}.parquet"
-            path.parent.mkdir(exist_ok=True)
-            token_table(layers, dim).to_parquet(path, index=False)
+        tables = {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
+        store.write(f"step{step}", to_frame(records, **about), tables)
     return folder

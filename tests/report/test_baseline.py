@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from embedgeo import Anisotropy, IntrinsicDimension, TokenMoments
-from embedgeo.functional import anisotropy_null
-from embedgeo.report.baseline import null_values, widths
+from embedgeo.report.baseline import baseline_values
 
 N, DIM, SCALE = 3000, 24, 3.0
 
@@ -13,6 +12,10 @@ N, DIM, SCALE = 3000, 24, 3.0
 @pytest.fixture(scope="module")
 def counts() -> np.ndarray:
     return np.bincount(zipf_ids(N), minlength=200)
+
+
+def widths(values: pd.DataFrame) -> pd.Series:
+    return pd.Series(float(DIM), values.index)
 
 
 def zipf_ids(n: int) -> np.ndarray:
@@ -36,8 +39,8 @@ def measured() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def null(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
-    return null_values(measured, counts[counts > 0].astype(float)).mean()
+def baseline(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
+    return baseline_values(measured, widths(measured), counts[counts > 0].astype(float)).mean()
 
 
 @pytest.mark.parametrize(
@@ -52,38 +55,42 @@ def null(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
         ("V_freq_slope", 0.15),
     ],
 )
-def test_is_what_gaussian_rows_show(metric: str, tolerance: float, measured: pd.DataFrame, null: pd.Series) -> None:
-    assert null[metric] == pytest.approx(measured[metric].mean(), rel=tolerance)
+def test_is_what_gaussian_rows_show(metric: str, tolerance: float, measured: pd.DataFrame, baseline: pd.Series) -> None:
+    assert baseline[metric] == pytest.approx(measured[metric].mean(), rel=tolerance)
 
 
 @pytest.mark.parametrize("metric", ["mean_cosine", "V_B_unbiased", "duplicate_fraction", "Q_freq_slope"])
-def test_is_zero_where_there_is_nothing_to_see(metric: str, measured: pd.DataFrame, null: pd.Series) -> None:
+def test_is_zero_where_there_is_nothing_to_see(metric: str, measured: pd.DataFrame, baseline: pd.Series) -> None:
     error = measured[metric].std() / np.sqrt(len(measured)) if measured[metric].std() else 0.0
-    assert abs(null[metric] - measured[metric].mean()) <= 4 * error + 0.01
+    assert abs(baseline[metric] - measured[metric].mean()) <= 4 * error + 0.01
 
 
 def test_is_the_same_beside_embeddings_of_other_sizes(measured: pd.DataFrame, counts: np.ndarray) -> None:
     seen = counts[counts > 0].astype(float)
     rows = measured.iloc[[0] * 5].assign(Q=[0.05, 3.0, 40.0, 700.0, 1400.0]).reset_index(drop=True)
-    together = null_values(rows, seen)
+    together = baseline_values(rows, widths(rows), seen)
     for i in rows.index:
-        alone = null_values(rows.loc[[i]], seen)
+        alone = baseline_values(rows.loc[[i]], widths(rows.loc[[i]]), seen)
         for metric in ("M_freq_slope", "V_freq_slope", "V_on_M_slope", "Q_t_cv"):
             assert together[metric][i] == pytest.approx(alone[metric][i], rel=0.005, abs=1e-4)
 
 
 def test_is_unknown_without_what_it_needs() -> None:
-    null = null_values(pd.DataFrame({"M": [1.0], "norm_cv": [0.1], "mine": [3.0]}))
-    assert null.isna().all(axis=None)
+    values = pd.DataFrame({"M": [1.0], "norm_cv": [0.1], "mine": [3.0]})
+    assert baseline_values(values, widths(values)).isna().all(axis=None)
 
 
-@pytest.mark.parametrize("n", [2.0, 50.0, 65_536.0])
-@pytest.mark.parametrize("dim", [1, 2, 128, 5120])
-def test_the_width_is_found_from_the_recorded_null_also_in_float32(n: float, dim: int) -> None:
-    recorded = anisotropy_null(torch.tensor(n, dtype=torch.float64), dim)
-    found = widths(pd.DataFrame({"n": [n] * 2, "anisotropy_null": [recorded.item(), recorded.float().item()]}))
-    for width in found:
-        again = anisotropy_null(torch.tensor(n, dtype=torch.float64), int(width)).item()
-        assert again == pytest.approx(recorded.item(), rel=1e-6)
-    if n > 100:
-        assert found.tolist() == [dim, dim]
+def test_without_the_width_only_what_depends_on_it_is_unknown() -> None:
+    row = {"n": 1000.0, "Q": 50.0, "M": 2.0, "anisotropy": 0.5, "anisotropy_null": 0.03, "norm_mean": 7.0}
+    values = pd.DataFrame([{**row, "participation_ratio": 9.0, "intrinsic_dimension": 4.0, "effective_rank": 8.0}])
+    baseline = baseline_values(values, pd.Series([np.nan])).iloc[0]
+    assert baseline[["M", "anisotropy"]].tolist() == [0.05, 0.03]
+    unknown = ["norm_mean", "participation_ratio", "intrinsic_dimension", "effective_rank"]
+    assert baseline[unknown].isna().all()
+    assert baseline_values(values, widths(values))[unknown].notna().all(axis=None)
+
+
+def test_is_that_of_the_width_at_each_row() -> None:
+    values = pd.DataFrame({"n": [500.0, 500.0], "participation_ratio": [3.0, 3.0]})
+    found = baseline_values(values, pd.Series([8.0, 64.0]))["participation_ratio"]
+    assert found.tolist() == [(d * 499 + 2) / (499 + d + 1) for d in (8, 64)]

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import torch
 from embedgeo import TokenMoments
 from embedgeo.report import figures, shares, tokens
 from embedgeo.report.axes import StepAxis
-from embedgeo.report.baseline import null_values
 from embedgeo.report.drawing import FigureData, style
-from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import Run
 from embedgeo.results.glossary import TERMS
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
@@ -46,14 +47,11 @@ def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def drawn(run: Run) -> list[FigureData]:
-    null = null_values(run.values)
-    tables = tokens.tables(run)
-    last = max(tables)
     metrics = ("V", "V_W_over_V_unbiased", "intrinsic_dimension", "M_over_Q")
     metrics += tuple(metric for metric in LONGEST if metric in run.values)
     return [
-        *(figures.dynamics(run, null, metric) for metric in metrics),
-        *(figures.profile(run, null, metric) for metric in metrics),
+        *(figures.dynamics(run, metric) for metric in metrics),
+        *(figures.profile(run, metric) for metric in metrics),
         *(figures.heatmap(run, metric) for metric in metrics),
         shares.shares_by_layer(run),
         shares.shares_by_step(run),
@@ -62,10 +60,10 @@ def drawn(run: Run) -> list[FigureData]:
         figures.compare_dynamics([run, run], "V"),
         figures.compare_profiles([run, run], "V"),
         figures.compare_profiles([run], "M_over_Q"),
-        tokens.mean_against_variance(run, last, tables[last]),
-        tokens.statistics(run, tables, null),
-        tokens.against_frequency(run, last, tables[last]),
-        tokens.histograms(run, last, tables[last]),
+        tokens.mean_against_variance(run),
+        tokens.statistics(run),
+        tokens.against_frequency(run),
+        tokens.histograms(run),
     ]
 
 
@@ -105,6 +103,14 @@ def test_zeros_are_low_on_a_logarithmic_heatmap_not_undefined(tmp_path: Path) ->
     assert shown[:4].tolist() == [0, 0, 0, 0]
 
 
+def test_a_heatmap_of_a_single_step_has_a_column(tmp_path: Path) -> None:
+    (run,) = read_runs([make_sweep(tmp_path, steps=(7,), metrics=("n", "M"))])
+    with style():
+        ax = figures.heatmap(run, "M").figure.axes[0]
+    assert ax.get_xlim() == (6.5, 7.5)
+    assert ax.collections[0].get_array().shape == (5, 1)
+
+
 def test_a_heatmap_whose_blocks_agree_spans_the_other_layers(tmp_path: Path) -> None:
     other = {(step, "embed", "n_points"): 900.0 for step in (0, 1, 8, 64, 512, 4000)}
     (run,) = read_runs([make_sweep(tmp_path, metrics=("n", "n_points"), changes=other)])
@@ -113,12 +119,12 @@ def test_a_heatmap_whose_blocks_agree_spans_the_other_layers(tmp_path: Path) -> 
     assert mesh.get_clim() == (900, 4096)
 
 
-def test_a_null_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> None:
+def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> None:
     for far, drawn_points in ((1e9, 0), (0.3, 154)):
-        null = pd.DataFrame({"M_over_Q": far}, large.values.index)
-        null.loc[0, "M_over_Q"] = 0.3
+        baseline = pd.DataFrame({"M_over_Q": far}, large.values.index)
+        baseline.loc[0, "M_over_Q"] = 0.3
         with style():
-            (ax, *_) = figures.dynamics(large, null, "M_over_Q").figure.axes
+            (ax, *_) = figures.dynamics(replace(large, baseline=baseline), "M_over_Q").figure.axes
         (line,) = (line for line in ax.lines if str(line.get_label()).startswith("random"))
         assert len(line.get_xdata()) == drawn_points
         assert line.get_label() == ("random" if drawn_points else "random: 0.3 to 1B ↑")
@@ -138,7 +144,7 @@ def test_a_null_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> None:
 def test_steps_have_round_ticks(steps: list[int], ticks: list[int]) -> None:
     axis = StepAxis(steps)
     assert axis.ticks() == ticks
-    places = axis.place(steps)
+    places = axis.position(steps)
     assert (places[0], places[-1]) == (0, len(steps) > 1)
     assert all(b > a for a, b in pairwise(places))
 
@@ -167,8 +173,8 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
         pd.concat(layers).to_parquet(path)
     (run,) = read_runs([folder])
     with style():
-        found = tokens.statistics(run, tokens.tables(run), null_values(run.values)).numbers.loc[1, "embed"]
-        slopes = tokens.against_frequency(run, 1, tokens.tables(run)[1]).text
+        found = tokens.statistics(run).numbers.loc[1, "embed"]
+        slopes = tokens.against_frequency(run).text
     for key in ("Q_t_cv", "V_on_M_slope", "V_on_M_r2"):
         assert found[key] == pytest.approx(values[key].item(), rel=1e-9)
     for key in "QMV":
@@ -197,10 +203,9 @@ def test_without_token_ids_the_shares_are_those_of_offset_and_variance(tmp_path:
 
 
 def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -> None:
-    null = null_values(two_sided.values)
     with style():
-        dynamics = figures.dynamics(two_sided, null, "M").numbers
-        profile = figures.profile(two_sided, null, "M")
+        dynamics = figures.dynamics(two_sided, "M").numbers
+        profile = figures.profile(two_sided, "M")
         compared = figures.compare_profiles([two_sided], "M").numbers["M"]
         heatmap = figures.heatmap(two_sided, "M")
     values = two_sided.values["M"].unstack("layer")
@@ -210,7 +215,7 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
         curve = compared[f"{two_sided.label}, {side}"]
         np.testing.assert_allclose(curve.index, np.arange(13) / 12)
         np.testing.assert_allclose(curve, values.loc[4000, [f"{side}.embed", *blocks]])
-    line = profile.figure.axes[0].lines[-2].get_ydata()  # of the last step; then the null's
+    line = profile.figure.axes[0].lines[-2].get_ydata()  # of the last step; then the baseline's
     assert np.flatnonzero(np.isnan(line)).tolist() == [14]
     expected = [f"{side}.{name}" for side in ("encoder", "decoder") for name in layer_names(12)]
     assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected

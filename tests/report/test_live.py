@@ -10,12 +10,10 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor
-from embedgeo.report import figures
+from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
-from embedgeo.report.live import Pages
-from embedgeo.report.pixels import heatmap
-from embedgeo.results.events import AT_A_GLANCE
-from embedgeo.results.glossary import TERMS
+from embedgeo.report.live import TensorBoardPictures, _thinned
+from embedgeo.results.glossary import HEADLINES, TERMS
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -32,10 +30,29 @@ def image_steps(folder):
 
 def records(step, value=1.0, layers=LAYERS, metrics=("mean_cosine", "M", "V")):
     return [
-        {"step": step, "layer": layer, "layer_index": i, "metric": metric, "value": value}
+        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value}
         for i, layer in enumerate(layers)
         for metric in metrics
     ]
+
+
+class Clock:
+    """Replaces the clock: drawing takes a second."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        drawn = live._pictures
+        monkeypatch.setattr(live, "_pictures", lambda *args: self.draw(drawn, *args))
+        monkeypatch.setattr(live, "monotonic", lambda: self.now)
+
+    def draw(self, drawn, *args):
+        yield from drawn(*args)
+        self.now += 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
 
 
 class Writer:
@@ -55,16 +72,16 @@ class Writer:
         return [step for tag, step, _ in self.images if tag.startswith(f"geometry.{kind}/")]
 
 
-def test_tensorboard_gets_images_and_a_text(tmp_path):
+def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
     monitor = GeometryMonitor(every_n_steps=1, on_error="raise")
     fit(tmp_path, monitor, max_steps=6, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
     steps = image_steps(tmp_path / "tb")
     assert steps.keys() == {
-        *(f"geometry.{kind}/{metric}" for metric in AT_A_GLANCE for kind in ("heatmap", "profile")),
+        *(f"geometry.{kind}/{metric}" for metric in HEADLINES for kind in ("heatmap", "profile")),
         "geometry.shares/M, V_W, V_B",
     }
     for tag, at in steps.items():
-        assert at == ([0, 1, 2, 3, 4, 5] if "heatmap" in tag else [0, 1, 3, 5]), tag
+        assert at == [0, 1, 3, 5], tag
     found = events(tmp_path / "tb")
     for tag in steps:
         image = Image.open(io.BytesIO(found.Images(tag)[-1].encoded_image_string))
@@ -97,7 +114,7 @@ def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path
         if last == late:
             raise ValueError("no room to draw")
 
-    monkeypatch.setattr(Pages, "write", broken)
+    monkeypatch.setattr(TensorBoardPictures, "write", broken)
     plain, _ = fit(tmp_path, max_steps=4)
     monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)])
     with pytest.warns(UserWarning, match="GeometryMonitor is off .* ValueError: no room to draw"):
@@ -108,7 +125,7 @@ def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path
 
 def test_only_rank_zero_draws(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(Pages, "write", lambda self, *args, **kwargs: written.append(args))
+    monkeypatch.setattr(TensorBoardPictures, "write", lambda self, *args, **kwargs: written.append(args))
     monkeypatch.setattr(L.Trainer, "is_global_zero", property(lambda self: False))
     monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
     fit(tmp_path, monitor, module=TinyLM(), max_steps=4, logger=TensorBoardLogger(tmp_path))
@@ -116,97 +133,73 @@ def test_only_rank_zero_draws(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 1, 3, 7, 15, 19])])
-def test_profiles_and_shares_are_drawn_at_powers_of_two_and_at_the_end(count, drawn):
-    pages, writer, history = Pages(), Writer(), []
+def test_pictures_are_drawn_at_powers_of_two_and_at_the_end(clock, count, drawn):
+    pictures, writer, history = TensorBoardPictures(), Writer(), []
     for step in range(count):
         history += records(step, value=step + 1.0)
-        pages.write([writer], history)
-    pages.write([writer], history, last=True)
-    assert writer.at("heatmap") == list(range(count))
-    assert writer.at("profile") == writer.at("shares") == drawn
+        pictures.write([writer], history)
+    pictures.write([writer], history, last=True)
+    assert writer.at("heatmap") == writer.at("profile") == writer.at("shares") == drawn
     assert len(writer.texts) == 1
 
 
-def test_the_history_before_a_resume_is_drawn_too():
-    pages, writer = Pages(), Writer()
+@pytest.mark.parametrize(("pause", "drawn"), [(60, range(20)), (30, [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19])])
+def test_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(clock, pause, drawn):
+    pictures, writer, history = TensorBoardPictures(), Writer(), []
+    for step in range(20):
+        history += records(step)
+        pictures.write([writer], history)
+        clock.now += pause
+    assert writer.at("heatmap") == list(drawn)
+
+
+def test_the_history_before_a_resume_is_drawn_too(monkeypatch, clock):
+    steps = []
+    monkeypatch.setattr(figures, "profile", lambda run, metric: steps.append(run.steps) or profile(run, metric))
+    pictures, writer = TensorBoardPictures(), Writer()
     history = [*records(0), *records(10), *records(20)]
-    pages.write([writer], history)
-    pages.write([], [*history, *records(25)])
-    pages.write([writer], [*history, *records(25), *records(30)])
-    assert sorted(pages._values.index.unique("step")) == [0, 10, 20, 30]
+    pictures.write([writer], history)
+    pictures.write([], [*history, *records(25)])
+    pictures.write([writer], [*history, *records(25), *records(30)])
+    assert steps == [[0, 10, 20], [0, 10, 20, 25, 30]]
     assert writer.at("heatmap") == [20, 30]
 
 
 def test_without_measurements_nothing_is_drawn():
-    pages, writer = Pages(), Writer()
-    pages.write([writer], [])
-    pages.write([writer], [], last=True)
+    pictures, writer = TensorBoardPictures(), Writer()
+    pictures.write([writer], [])
+    pictures.write([writer], [], last=True)
     assert not writer.images
     assert not writer.texts
 
 
-def test_what_is_kept_is_bounded_and_spans_all_steps():
-    pages, writer = Pages(), Writer()
+def test_the_steps_drawn_are_bounded_and_span_all_steps():
     steps = [*range(0, 100), *range(100, 300_000, 250)]
-    history = [record for step in steps for record in records(step, layers=["block.00"], metrics=["mean_cosine"])]
-    for part in (history[:50], history[:1300], history):
-        pages.write([writer], part)
-    kept = sorted(pages._values.index.unique("step"))
-    assert len(kept) == 512
-    assert kept[:5] == [0, 1, 2, 3, 4]
-    assert kept[-1] == steps[-1]
-    assert max(b / a for a, b in pairwise(kept) if a >= 2000) < 1.2
-
-
-def cells(png, layers, columns):
-    """Colours at the middle of each cell of a heatmap, shape (layers, columns, 3), the last layer first."""
-    image = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-    wide, row = 720 - 142 - 146, min(44, 480 // layers)
-    x = 142 + ((np.asarray(columns) + 0.5) / len(columns) * wide).astype(int)
-    y = 74 + np.arange(layers) * row + row // 2
-    return image[y][:, x]
-
-
-def test_a_heatmap_shows_low_high_and_undefined_values_where_they_are():
-    values = np.array([[0.0, 1.0], [0.0, np.nan], [1.0, 0.0]])
-    png, width, height = heatmap(TERMS["mean_cosine"], [0, 100, 200], ["embed", "block.00"], values)
-    assert Image.open(io.BytesIO(png)).size == (width, height)
-    low, high, grey = [0, 34, 78], [254, 232, 56], [209, 209, 209]
-    found = cells(png, 2, [0, 1, 2])
-    np.testing.assert_allclose(found, [[high, grey, low], [low, low, high]], atol=1)
-
-
-def test_a_heatmap_of_values_over_orders_of_magnitude_has_logarithmic_colours():
-    values = np.array([[1.0], [10.0], [100.0]])
-    middle = cells(heatmap(TERMS["Q"], [0, 1, 2], ["embed"], values)[0], 1, [0, 1, 2])[0, 1]
-    linear = cells(heatmap(TERMS["mean_cosine"], [0, 1, 2], ["embed"], values)[0], 1, [0, 1, 2])[0, 1]
-    np.testing.assert_allclose(middle, [124, 123, 120], atol=3)  # the middle of the map
-    assert linear[0] < 40
-
-
-def test_the_colours_of_a_heatmap_span_the_blocks_and_say_what_lies_beyond(monkeypatch):
-    written = []
-    monkeypatch.setattr("PIL.ImageDraw.ImageDraw.text", lambda self, at, words, **_: written.append(words))
-    layers = ["encoder.embed", "encoder.block.00", "decoder.block.00"]
-    values = np.array([[900.0, 2.0, 2.0], [900.0, 3.0, 2.5]])
-    png, *_ = heatmap(TERMS["intrinsic_dimension"], [0, 1], layers, values)
-    low, middle, high = [0, 34, 78], [124, 123, 120], [254, 232, 56]
-    np.testing.assert_allclose(cells(png, 3, [0, 1]), [[low, middle], [low, high], [high, high]], atol=3)
-    assert {"enc embed", "enc 0", "dec 0", "≥3", "2"} <= set(written)
+    drawn = sorted(_thinned(steps))
+    assert 256 <= len(drawn) <= 512
+    assert set(drawn) <= set(steps)
+    assert drawn[:5] == [0, 1, 2, 3, 4]
+    assert drawn[-1] == steps[-1]
+    assert max(b / a for a, b in pairwise(drawn) if a >= 2000) < 1.2
+    assert _thinned(steps[:512]) == set(steps[:512])
+    assert _thinned([7]) == {7}
+    gaps = np.diff(sorted(_thinned(range(0, 100_000, 100))))
+    assert set(gaps) == {100, 200}  # steps that are evenly spaced stay so
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0])
-def test_a_heatmap_of_equal_values_can_be_drawn(value):
-    png, *_ = heatmap(TERMS["mean_cosine"], [5], ["x" * 40], np.full((1, 1), value))
-    assert (cells(png, 1, [0]) < 255).any()  # not white, as the page is
+def test_equal_values_at_a_single_step_can_be_drawn(value):
+    writer = Writer()
+    TensorBoardPictures().write([writer], records(5, value, layers=["x" * 40]))
+    assert writer.at("heatmap") == writer.at("profile") == [5]
 
 
 def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "profile", lambda run, null, metric: drawn.append(run) or profile(run, null, metric))
-    pages, writer = Pages(), Writer()
+    monkeypatch.setattr(figures, "profile", lambda run, metric: drawn.append(run) or profile(run, metric))
+    pictures, writer = TensorBoardPictures(), Writer()
     history = [*records(0, 2.0), *records(10, 3.0), *records(10, np.inf, LAYERS[:1])]
-    pages.write([writer], [*history, *records(20, 4.0, ["late"])], last=True)
+    pictures.write([writer], [*history, *records(20, 4.0, [*LAYERS, "late"])[-3:]], last=True)
     run = drawn[0]
     assert run.steps == [0, 10, 20]
     assert run.layers == [*LAYERS, "late"]
@@ -215,18 +208,19 @@ def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     assert set(run.metrics) == {"mean_cosine", "M", "V"}
 
 
-def test_means_over_layers_have_a_heatmap_but_no_depth():
-    pages, writer = Pages(), Writer()
-    pages.write([writer], records(0, layers=["mean(last4)"]), last=True)
-    assert [tag for tag, *_ in writer.images] == ["geometry.heatmap/mean_cosine"]
-
-
-def test_metrics_of_the_users_own_are_explained_once_and_not_drawn():
-    pages, writer, history = Pages(), Writer(), []
-    for step in range(3):
-        history += records(step, metrics=["mine"])
-        pages.write([writer], history)
+def test_means_over_layers_have_no_depth_to_be_drawn_over():
+    writer = Writer()
+    TensorBoardPictures().write([writer], records(0, layers=["mean(last4)"]), last=True)
     assert not writer.images
     assert len(writer.texts) == 1
-    pages.write([writer], [*history, *records(3)], last=True)
+
+
+def test_metrics_of_the_users_own_are_explained_once_and_not_drawn(clock):
+    pictures, writer, history = TensorBoardPictures(), Writer(), []
+    for step in range(3):
+        history += records(step, metrics=["mine"])
+        pictures.write([writer], history)
+    assert not writer.images
+    assert len(writer.texts) == 1
+    pictures.write([writer], [*history, *records(3)], last=True)
     assert writer.at("heatmap") == [3]

@@ -14,6 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo.cli import main
 from embedgeo.report import write_report
 from embedgeo.report.page import BUDGET
+from embedgeo.report.reading import read_runs
+from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import make_sweep
 
 SOME = (
@@ -192,16 +194,32 @@ def test_several_runs_are_compared_over_relative_depth(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "figures" / "same-1-M_over_Q-dynamics.png").exists()
 
 
-def test_the_series_of_one_sweep_are_runs(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "a", metrics=("n", "M"))
-    for step, series in ((0, "seed0"), (1, "seed0"), (8, "seed1"), (64, "seed1"), (512, "seed1"), (4000, "seed1")):
-        path = folder / "tensorboard" / series / f"events.out.tfevents.{step:012d}.step{step}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+def test_the_series_of_one_sweep_are_runs_also_without_its_tensorboard_folder(tmp_path: Path) -> None:
+    series = {step: "seed0" if step < 8 else "seed/1" for step in (0, 1, 8, 64, 512, 4000)}
+    folder = make_sweep(tmp_path / "a", metrics=("n", "M"), series=series)
+    SweepFolder(folder).rebuild()
+    assert {path.name for path in (folder / "tensorboard").iterdir()} == {"seed0", "seed%2F1"}
+    write_report([folder])
+    before = contents(folder / "report")
+    shutil.rmtree(folder / "tensorboard")
     page = Page(write_report([folder]))
+    assert contents(folder / "report") == before
     numbers = pd.read_csv(folder / "report" / "figures" / "M-compared-dynamics.csv", index_col=0)
-    assert numbers.notna().sum().to_dict() == {"a: seed0": 2, "a: seed1": 4}
-    assert "a: seed1" in page.text
+    assert numbers.notna().sum().to_dict() == {"a: seed0": 2, "a: seed%2F1": 4}
+    assert "a: seed%2F1" in page.text
+
+
+def test_widths_are_those_of_the_records(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1), 1, dim=48, metrics=("n", "norm_cv"))
+    records = pd.read_parquet(folder / "checkpoints" / "step1.parquet")
+    other = records["width"].where(records["layer"] != "embed", 96)
+    SweepFolder(folder).write("step1", records.assign(width=other))
+    (run,) = read_runs([folder])
+    assert run.widths.unstack("layer")["embed"].tolist() == [48, 96]
+    assert run.widths.unstack("layer")["block.00"].tolist() == [48, 48]
+    embed, block = (run.baseline["norm_cv"].unstack("layer")[layer] for layer in ("embed", "block.00"))
+    assert embed[1] < embed[0] == block[0] == block[1]
+    assert "48 to 96" in Page(write_report([folder])).text
 
 
 def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tmp_path: Path) -> None:
@@ -215,11 +233,13 @@ def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tm
     numbers = pd.read_csv(tmp_path / "out" / "figures" / "M-dynamics.csv", index_col="step")
     assert list(numbers) == ["embed", "block.00", "block.01", "mean over blocks", "random"]
     assert numbers["embed"].to_dict() == {0: 1.0, 10: 2.0, 20: 3.0, 30: 4.0}
+    (run,) = read_runs([tmp_path])
+    assert run.widths.isna().all()  # event files do not hold them
 
 
 def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
-    rows = [(step, f"layer.{i}", i, "my_metric", float(step - i)) for step in (0, 5) for i in range(3)]
-    columns = ["step", "layer", "layer_index", "metric", "value"]
+    rows = [(step, f"layer.{i}", i, 8, "my_metric", float(step - i)) for step in (0, 5) for i in range(3)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     page = Page(write_report([tmp_path]))
     assert "my_metric" in page.text
@@ -268,6 +288,9 @@ def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
     (corrupt / "checkpoints" / "step1.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "columns").mkdir()
     pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "columns" / "history.parquet")
+    older = make_sweep(tmp_path / "older", steps=(0, 1), metrics=("n", "M"))
+    for path in (older / "checkpoints").iterdir():
+        pd.read_parquet(path).drop(columns=["width", "series"]).to_parquet(path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
@@ -278,14 +301,15 @@ def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
         "no measurements": [str(tmp_path / "empty")],
         "measurements of these kinds": [str(good), str(tmp_path / "other")],
         "step1.parquet must be a Parquet file": [str(corrupt)],
-        "layer_index, metric, value missing": [str(tmp_path / "columns")],
+        "layer_index, width, metric, value missing": [str(tmp_path / "columns")],
+        "series, width missing. Was it written by another version of embedgeo? Then measure again": [str(older)],
         "holds something else": [str(good), "--out", str(tmp_path / "other")],
         "can be written": [str(good), "--out", str(tmp_path / "file" / "out")],
         "required": [],
     }
 
 
-@pytest.mark.parametrize("case", range(9))
+@pytest.mark.parametrize("case", range(10))
 def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, arguments = list(bad_folders(tmp_path).items())[case]
     before = sorted(tmp_path.rglob("*"))

@@ -272,8 +272,8 @@ def test_what_another_sweep_uses_stops_nothing_and_is_evicted_when_that_is_done(
         other.lease("step0", REPOSITORY, run["step0"])
     rebuild, before = SweepFolder.rebuild, []
 
-    def when_all_is_done(self, series):
-        rebuild(self, series)
+    def when_all_is_done(self):
+        rebuild(self)
         if len(self.done()) == 4 and not before:
             before.append({path.name for path in cached()})
             for other in others:

@@ -23,6 +23,7 @@ from embedgeo.demo.training import (
     training_batches,
 )
 from embedgeo.report import write_report
+from embedgeo.results.output import make_empty
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.quiet import quiet
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -40,10 +41,10 @@ def run_demo(settings: DemoSettings) -> None:
         raise ValueError(
             f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
         )
-    _make_empty(out)
-    (out / SETTINGS_FILE).write_text(
-        "".join(f"{k}: {v}\n" for k, v in asdict(settings).items() if k != "out"), encoding="utf-8"
-    )
+    marker = out / SETTINGS_FILE
+    written = "".join(f"{k}: {v}\n" for k, v in asdict(settings).items() if k != "out")
+    earlier = ("history.parquet", "checkpoints", "tensorboard", "sweep")
+    make_empty(marker, written, "demo", is_earlier=marker.exists(), remove=earlier)
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
     tokenizer = train_tokenizer(text, settings.vocab_size)
@@ -100,17 +101,6 @@ def run_demo(settings: DemoSettings) -> None:
     console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
     write_report([out / "sweep"])
     show(console, out, records)
-
-
-def _make_empty(out: Path) -> None:
-    """Make the folder; of an earlier demo in it, remove what this one will write."""
-    if out.is_dir() and any(out.iterdir()) and not (out / SETTINGS_FILE).exists():
-        raise FileExistsError(f"--out must be a new or empty folder, or an earlier demo; {out} holds something else.")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "history.parquet").unlink(missing_ok=True)
-    for name in ("checkpoints", "tensorboard", "sweep"):
-        if (out / name).exists():
-            shutil.rmtree(out / name)
 
 
 def _require_space(out: Path, checkpoint_bytes: int) -> None:

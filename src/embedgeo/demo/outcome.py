@@ -9,9 +9,11 @@ from rich.table import Table
 
 from embedgeo.demo.training import SaveCheckpoints
 from embedgeo.results.folder import SCHEMA
+from embedgeo.results.glossary import HEADLINES
 from embedgeo.results.schema import StepRecord
 
-SUMMARY = {"V_W_over_V_unbiased": "low", "M_over_Q": "peak", "anisotropy": "peak", "intrinsic_dimension": "peak"}
+SUMMARY = HEADLINES[:4]
+"""Metrics of the table: as many as fit in a line."""
 
 
 def to_records(history: list[StepRecord], checkpoints: SaveCheckpoints) -> pd.DataFrame:
@@ -66,6 +68,6 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
 
 def _cell(records: pd.DataFrame, layer: str, metric: str) -> str:
     values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")["value"]
-    kind = SUMMARY[metric]
+    kind = "low" if metric == "V_W_over_V_unbiased" else "peak"
     at = int(values.argmin() if kind == "low" else values.argmax())
     return f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"

@@ -1,4 +1,4 @@
-"""Axes of steps, layers and values, with colours for depth and time; the null as dashes."""
+"""Axes of steps, layers and values; colours for depth and time; the Gaussian baseline as a dashed line."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from embedgeo.results.wording import short as shortened
 Array = NDArray[np.float64]
 
 ACCENT = "#c1440e"
-NULL: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
+BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.88, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.88, 256)))
@@ -28,12 +28,12 @@ TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.lins
 
 
 def short(number: float, _: object = None) -> str:
-    """A tick, which is rounded already."""
+    """The label of a tick; ticks are round numbers already."""
     return shortened(number, 6)
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most so many positions out of 0 … count - 1, evenly spaced, the first and the last one among them.
+    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last included.
 
     >>> thinned(5, 9), thinned(34, 6)
     ([0, 1, 2, 3, 4], [0, 7, 13, 20, 26, 33])
@@ -42,7 +42,7 @@ def thinned(count: int, most: int) -> list[int]:
 
 
 class StepAxis:
-    """Steps on an axis, of log(1 + step) if the first ones are much closer together than most are.
+    """An axis of steps, logarithmic in 1 + step if the first steps are much closer together than most.
 
     Args:
         steps: ascending.
@@ -57,27 +57,27 @@ class StepAxis:
         self.first, self.last = steps[0], steps[-1]
         self.label = "optimizer step" + (" (log scale)" if self.is_log else "")
 
-    def place(self, steps: Sequence[int]) -> Array:
-        """Where steps are, 0 for the first and 1 for the last of those given at first."""
+    def position(self, steps: Sequence[int]) -> Array:
+        """Positions of steps along the axis: 0 for its first step, 1 for its last."""
         scaled = (np.log1p if self.is_log else np.asarray)([self.first, self.last, *steps])
         return (scaled[2:] - scaled[0]) / (scaled[1] - scaled[0] or 1)
 
     def ticks(self, digits: Sequence[int] = (1,)) -> list[int]:
-        """Steps to name, within what was given; on a logarithmic axis those with such a first digit, and others 0."""
+        """Round steps to name; on a logarithmic axis, steps of one of the digits followed by zeros."""
         if self.is_log:
-            places = [0, *(digit * 10**k for k in range(12) for digit in digits)]
+            candidates = [0, *(digit * 10**k for k in range(12) for digit in digits)]
         else:
             units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
             unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
-            places = list(range(0, self.last + 1, unit))
-        found = [step for step in places if self.first <= step <= self.last]
-        if self.is_log and len(digits) == 1 and len(found) < 2:
+            candidates = list(range(0, self.last + 1, unit))
+        ticks = [step for step in candidates if self.first <= step <= self.last]
+        if self.is_log and len(digits) == 1 and len(ticks) < 2:
             return self.ticks((1, 2, 5))
-        return found or list(dict.fromkeys((self.first, self.last)))
+        return ticks or list(dict.fromkeys((self.first, self.last)))
 
 
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
-    """Steps on the x axis."""
+    """Put steps on the x axis."""
     axis = StepAxis(steps)
     ax.set_xlabel(axis.label)
     if axis.is_log:
@@ -90,7 +90,7 @@ def step_axis(ax: Axes, steps: Sequence[int]) -> None:
 
 
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
-    """Layers on an axis, few enough of them named that the names do not overlap."""
+    """Put layers on an axis, and name so few of them that the names do not overlap."""
     labels = [layer_label(layer) for layer in layers]
     named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(map(len, labels)))))
     axis = ax.yaxis if vertical else ax.xaxis
@@ -102,16 +102,17 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
 
 
 def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
-    """The least and the largest value that the colours of a heatmap span, those of the blocks if these differ.
+    """The range of values that the colours of a heatmap span: that of the blocks, if their values differ.
 
     Args:
-        layers: their names.
+        layers: names.
         values: shape (steps, layers).
 
     Returns:
-        Both, and where values lie beyond: ``"neither"``, ``"min"``, ``"max"`` or ``"both"``.
+        The least and the largest value, and at which end other values lie beyond: ``"neither"``, ``"min"``, ``"max"``
+        or ``"both"``.
     """
-    blocks = {block for found in blocks_by_side(layers).values() for block in found}
+    blocks = {block for blocks in blocks_by_side(layers).values() for block in blocks}
     finite, inside = values[np.isfinite(values)], values[:, [layer in blocks for layer in layers]]
     inside = inside[np.isfinite(inside)]
     if not inside.size or inside.min() == inside.max():
@@ -120,10 +121,11 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
     return low, high, ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
 
 
-def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFrame | None = None) -> None:
-    """The metric on the y axis, logarithmic where it ranges over orders of magnitude, with the null as dashes.
+def value_axis(ax: Axes, term: Term, values: Array, baseline: pd.Series | pd.DataFrame | None = None) -> None:
+    """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
 
-    A null most of which is so far off that what is measured would be squeezed to show it is only named in the legend.
+    A baseline of which most lies so far away that showing it would squeeze the measured values is only named in the
+    legend.
     """
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -131,18 +133,18 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFra
     ax.set_ylabel(term.name + (" (log scale)" if is_log else ""))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
-    known = np.array([]) if null is None else null.to_numpy().ravel()
+    known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
     known = known[np.isfinite(known)]
-    if null is not None and known.size:
+    if baseline is not None and known.size:
         middle = np.median(known)
         if room[0] <= middle <= room[1]:
             near = known[(known >= room[0]) & (known <= room[1])]
             low, high = min(low, near.min()), max(high, near.max())
-            for i, column in enumerate(null.to_numpy().reshape(len(null), -1).T):
-                ax.plot(null.index, column, label="" if i else "random", **NULL)
+            for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
+                ax.plot(baseline.index, column, label="" if i else "random", **BASELINE)
         else:
             ends = dict.fromkeys(shortened(value) for value in (known.min(), known.max()))
-            ax.plot([], label=f"random: {' to '.join(ends)} {'↑' if middle > high else '↓'}", **NULL)
+            ax.plot([], label=f"random: {' to '.join(ends)} {'↑' if middle > high else '↓'}", **BASELINE)
     if is_log:
         margin = (high / low) ** 0.05
         ax.set_yscale("log")
@@ -156,14 +158,14 @@ def value_axis(ax: Axes, term: Term, values: Array, null: pd.Series | pd.DataFra
 
 
 def log_ticks(ax: Axes, low: float, high: float) -> None:
-    """Ticks on a logarithmic y axis: also at 2 and 5 where it spans less than three decades."""
+    """Set the ticks of a logarithmic y axis: also at 2 and 5 where it spans less than three decades."""
     ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
     ax.yaxis.set_major_formatter(short)
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-") -> None:
-    """Many lines over the same abscissae, shape (lines, len(x)); gaps where they are not finite."""
+    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not finite."""
     segments = [np.column_stack((x, row)) for row in rows]
     drawn = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
     ax.add_collection(drawn, autolim=False)
@@ -172,7 +174,7 @@ def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str]
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
-    """Colours of the layers, and the bar that explains them."""
+    """Add a colour bar for layers; the colours of the layers."""
     norm = Normalize(0, max(1, len(layers) - 1))
     bar = value_bar(ax, ScalarMappable(norm, DEPTH), "")
     layer_axis(bar.ax, layers, vertical=True, most=12)
@@ -180,15 +182,15 @@ def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
-    """Colours of the steps, and the bar that explains them."""
+    """Add a colour bar for steps; the colours of the steps."""
     axis = StepAxis(steps)
     bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
-    bar.set_ticks(axis.place(axis.ticks()), labels=[short(step) for step in axis.ticks()])
-    return TIME(axis.place(steps))
+    bar.set_ticks(axis.position(axis.ticks()), labels=[short(step) for step in axis.ticks()])
+    return TIME(axis.position(steps))
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
-    """A colour bar to the right of an axes."""
+    """Add a colour bar to the right of an axes."""
     box = ax.get_position()
     figure: Any = ax.figure
     width = figure.get_size_inches()[0]

@@ -1,4 +1,4 @@
-"""The null: what isotropic Gaussian embeddings of the same number, width, size and token counts would show.
+"""The Gaussian baseline: values of isotropic Gaussian embeddings of the same number, width, size and token counts.
 
 Rows are drawn from N(0, Q/d · I), without regard to their tokens. Expected values (medians of largest ones) are in
 closed form where there is one; the rest is simulated once for each number of rows and width, from a fixed seed.
@@ -14,59 +14,26 @@ import torch
 from numpy.typing import NDArray
 from scipy import linalg, special, stats
 
-from embedgeo.functional import anisotropy_null, twonn_dimension, type_regressions
+from embedgeo.functional import REGRESSION_COUNT_RANGE, coefficient_of_variation, twonn_dimension, type_regressions
 from embedgeo.functional.spectrum import full_spectrum_values
 
 Array = NDArray[np.float64]
 
-REGRESSED = (10, 100_000)
-"""Occurrences of the token types that are regressed over, as `embedgeo.TokenMoments` does by default."""
-
-_MOST_COLUMNS = 1 << 16
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
 _DRAWS = 16
 
 
-def widths(values: pd.DataFrame) -> pd.Series:
-    """The width d at each row, found from the number of rows and the expected anisotropy that was recorded for it.
-
-    NaN where these are not among the metrics.
-
-    >>> null = anisotropy_null(torch.tensor(1000.0, dtype=torch.float64), 768).item()
-    >>> widths(pd.DataFrame({"n": [1000.0, 1.0], "anisotropy_null": [null, np.nan]})).tolist()
-    [768.0, nan]
-    """
-    if not {"n", "anisotropy_null"} <= set(values):
-        return pd.Series(np.nan, index=values.index)
-    pairs = values[["n", "anisotropy_null"]].itertuples(index=False, name=None)
-    return pd.Series([_width(n, null) for n, null in pairs], index=values.index)
-
-
-@cache
-def _width(n: float, null: float) -> float:
-    if not (n >= 2 and 0 < null <= 1):
-        return math.nan
-
-    def expected(dim: int) -> float:
-        return float(anisotropy_null(torch.tensor(n, dtype=torch.float64), dim))
-
-    low, high = 1, _MOST_COLUMNS
-    while high - low > 1:  # it falls with the width
-        middle = (low + high) // 2
-        low, high = (middle, high) if expected(middle) > null else (low, middle)
-    return float(min((low, high), key=lambda dim: abs(expected(dim) - null)))
-
-
-def null_values(values: pd.DataFrame, counts: Array | None = None) -> pd.DataFrame:
-    """What the null shows for each metric, at the same steps and layers; NaN where that is unknown.
+def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | None = None) -> pd.DataFrame:
+    """The expected value of each metric for Gaussian embeddings, at the same steps and layers; NaN where unknown.
 
     Args:
         values: metrics (columns) at each step and layer (rows).
-        counts: occurrences of each token type, for what is regressed over token types.
+        widths: d at each row of ``values``; NaN where unknown.
+        counts: occurrences of each token type, for the regressions over token types.
     """
-    dim = widths(values)
     nothing = pd.Series(np.nan, index=values.index)
     n, Q, types = (values.get(key, nothing) for key in ("n", "Q", "token_types"))
+    dim = widths.where(n >= 2)
     free = n - 1
     root = np.sqrt(2 / dim) * np.exp(special.gammaln((dim + 1) / 2) - special.gammaln(dim / 2))  # E‖x‖ / √Q
     gaussian = values.get("anisotropy_null", nothing)
@@ -112,7 +79,7 @@ def _spectral(key: str, n: int, dim: int) -> float:
 
 @cache
 def _spectrum(n: int, dim: int) -> dict[str, float]:
-    """Numbers of the spectrum of a Gaussian sample, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
+    """Metrics of the spectrum of a Gaussian sample, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
     small, large = min(n - 1, dim), max(n - 1, dim)
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
@@ -124,7 +91,7 @@ def _spectrum(n: int, dim: int) -> dict[str, float]:
 
 
 def _twonn(n: int, dim: int) -> float:
-    """TwoNN of Gaussian rows; their number is rounded to a power of two, and is that of one batch at most."""
+    """TwoNN of Gaussian rows, their number rounded to a power of two and at most 4096, the size of a batch."""
     return _twonn_of_power(min(round(math.log2(n)), 12), dim)
 
 
@@ -135,31 +102,39 @@ def _twonn_of_power(power: int, dim: int) -> float:
 
 
 def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Series]:
-    """What is regressed over token types: drawn a few times for each width at Q = 1, then scaled; the mean."""
+    """Means of the statistics over token types: drawn a few times for each width at Q = 1, then scaled."""
     scale = np.log(Q.where(Q > 0))
-    found: dict[str, pd.Series] = {}
+    expected: dict[str, pd.Series] = {}
     for width in dim.dropna().unique():
         rows = dim == width
         grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
         draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
-        values = pd.DataFrame(
-            [pd.DataFrame([_of_types(counts, M * size, V * size) for M, V in draws]).mean() for size in np.exp(grid)]
-        )
-        for key in values:
-            found[str(key)] = found.get(str(key), pd.Series(np.nan, index=Q.index)).where(~rows, 0)
-            found[str(key)][rows] = np.interp(scale[rows], grid, values[key])
-    return found
+        at_sizes = [
+            pd.DataFrame([type_statistics((types * size).assign(n=counts)) for types in draws]).mean()
+            for size in np.exp(grid)
+        ]
+        for key, values in pd.DataFrame(at_sizes).items():
+            column = expected.setdefault(str(key), pd.Series(np.nan, index=Q.index))
+            column[rows] = np.interp(scale[rows], grid, values)
+    return expected
 
 
-def _draw(counts: Array, dim: int, seed: int) -> tuple[Array, Array]:
-    """M and V of the token types at Q = 1."""
+def _draw(counts: Array, dim: int, seed: int) -> pd.DataFrame:
+    """Q, M and V of the token types at Q = 1."""
     random = np.random.default_rng(seed)
     M = random.chisquare(dim, len(counts)) / counts / dim
-    return M, 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+    V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+    return pd.DataFrame({"Q": M + V, "M": M, "V": V})
 
 
-def _of_types(counts: Array, M: Array, V: Array) -> dict[str, float]:
-    within = (counts >= REGRESSED[0]) & (counts <= REGRESSED[1])
-    types = {"n": counts, "Q": M + V, "M": M, "V": V}
-    regressions = type_regressions({key: torch.from_numpy(value[within]) for key, value in types.items()})
-    return {"Q_t_cv": float(np.std(M + V) / np.mean(M + V)), **{key: float(v) for key, v in regressions.items()}}
+def type_statistics(types: pd.DataFrame) -> dict[str, float]:
+    """``Q_t_cv`` and the regressions over token types, as `embedgeo.TokenMoments` computes them by default.
+
+    Args:
+        types: columns ``n``, ``Q``, ``M`` and ``V``, a row for each token type.
+    """
+    tensors = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
+    least, most = REGRESSION_COUNT_RANGE
+    regressed = (tensors["n"] >= least) & (tensors["n"] <= most)
+    regressions = type_regressions({key: values[regressed] for key, values in tensors.items()})
+    return {"Q_t_cv": float(coefficient_of_variation(tensors["Q"])), **{k: float(v) for k, v in regressions.items()}}

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
 
 from embedgeo.report.axes import (
     ACCENT,
@@ -34,56 +35,54 @@ from embedgeo.results.wording import number
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
-def dynamics(run: Run, null: pd.DataFrame, metric: str) -> FigureData:
-    """A metric against the step: a line a layer, the mean over blocks, and the null's."""
-    table = run.table(metric)
-    means, random = run.means(table), run.means(run.table(metric, null))
-    of = term(metric)
-    figure, (ax,) = new_figure(f"{of.name} against step", of.unit, sidebar=True)
+def dynamics(run: Run, metric: str) -> FigureData:
+    """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
+    table, named = run.table(metric), term(metric)
+    means, random = run.means(table), run.means(run.table(metric, run.baseline))
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=True)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
     for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
-    value_axis(ax, of, table.to_numpy(), random)
+    value_axis(ax, named, table.to_numpy(), random)
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
     numbers = table.join(means).join(random.set_axis(randoms, axis=1))
-    alt = f"{of.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {_course(means[name])}{_null_text(random[name])}" for name in run.blocks)
+    alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
+    text = " ".join(f"{name.capitalize()}: {_course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
 
 
-def profile(run: Run, null: pd.DataFrame, metric: str) -> FigureData:
-    """A metric against the layer: a line a step, and the null's at the last step."""
-    table, reference = (run.table(metric, of).reindex(columns=run.axis) for of in (run.values, null))
-    of = term(metric)
-    figure, (ax,) = new_figure(f"{of.name} through the layers", of.unit, sidebar=True)
+def profile(run: Run, metric: str) -> FigureData:
+    """A metric against the layer: a line for each step, and the baseline at the last step."""
+    table, random = (run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.baseline))
+    named = term(metric)
+    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=True)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
     ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
-    value_axis(ax, of, table.to_numpy(), pd.Series(reference.iloc[-1].to_numpy(), x))
+    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x))
     legend(figure, ax)
-    numbers = table.T.assign(random=reference.iloc[-1]).drop("", errors="ignore")
-    alt = f"{of.name} against layer, a line for each of {len(run.steps)} steps."
+    numbers = table.T.assign(random=random.iloc[-1]).drop("", errors="ignore")
+    alt = f"{named.name} against layer, a line for each of {len(run.steps)} steps."
     return FigureData(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
 
 
 def heatmap(run: Run, metric: str) -> FigureData:
-    """A metric as colour over steps and layers; the colours span the blocks, the bar has a tip for what is beyond."""
-    table = run.table(metric).reindex(columns=run.axis)
-    of = term(metric)
-    figure, (ax,) = new_figure(f"{of.name} by step and layer", of.unit, sidebar=True)
+    """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
+    table, named = run.table(metric).reindex(columns=run.axis), term(metric)
+    figure, (ax,) = new_figure(f"{named.name} by step and layer", named.unit, sidebar=True)
     step_axis(ax, run.steps)
     layer_axis(ax, run.axis, vertical=True, most=12)
     values = np.ma.masked_invalid(table.to_numpy().T)
     low, high, extend = colour_range(run.axis, table.to_numpy())
-    is_log = of.is_logarithmic(np.array([low, high]))
+    is_log = named.is_logarithmic(np.array([low, high]))
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
     ax.set_facecolor("#d0d0d0")
     ax.grid(visible=False)
@@ -93,7 +92,7 @@ def heatmap(run: Run, metric: str) -> FigureData:
     for gap in np.flatnonzero([not layer for layer in run.axis]):
         ax.axhspan(gap - 0.5, gap + 0.5, color="white")
     ax.set_xlim(edges[0], edges[-1])
-    bar = value_bar(ax, ScalarMappable(norm, "cividis"), of.name + (" (log scale)" if is_log else ""), extend)
+    bar = value_bar(ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend)
     if is_log:
         log_ticks(bar.ax, low, high)
     bar.ax.yaxis.set_major_formatter(short)
@@ -103,15 +102,15 @@ def heatmap(run: Run, metric: str) -> FigureData:
         text = f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: {number(values[layer, step])}."
     text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
     numbers = table.T.drop("", errors="ignore")
-    return FigureData(f"{metric}-heatmap", figure, numbers, f"{of.name} as colour over steps and layers.", text)
+    return FigureData(f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text)
 
 
 def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
     transform = ax.xaxis.get_transform()
     at = transform.transform(np.array(steps, dtype=float))
-    middle = (at[1:] + at[:-1]) / 2
-    return transform.inverted().transform(np.concatenate((at[:1], middle, at[-1:])))
+    margin = 0.5 if len(at) == 1 else 0  # a single cell has to have a width
+    return transform.inverted().transform(np.concatenate((at[:1] - margin, (at[1:] + at[:-1]) / 2, at[-1:] + margin)))
 
 
 def after_processing(run: Run) -> FigureData:
@@ -132,47 +131,42 @@ def after_processing(run: Run) -> FigureData:
     numbers = pd.DataFrame(shown).drop("", errors="ignore")
     means = run.means(numbers.T)
     text = "; ".join(
-        f"{term(str(key)).name} {' and '.join(number(value) for value in of)}"
-        for key, of in zip(means.index, means.to_numpy(), strict=True)
+        f"{term(str(key)).name} {' and '.join(map(number, values))}"
+        for key, values in zip(means.index, means.to_numpy(), strict=True)
     )
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
     return FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
 
 def processed_metrics(run: Run) -> list[str]:
-    """Metrics of the rows after processing."""
+    """Names of the metrics that describe the rows after processing."""
     return [metric for metric in run.metrics if is_processed(metric)]
 
 
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:
-    """The loss on the measured text, with those out of line with their neighbours."""
-    values = run.model["loss"].dropna()
-    of = term("loss")
-    figure, (ax,) = new_figure(f"{of.name} against step", of.unit)
-    value_axis(ax, of, values.to_numpy())
+    """The loss on the measured text; losses out of line with their neighbours are marked."""
+    values, named = run.model["loss"].dropna(), term("loss")
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit)
+    value_axis(ax, named, values.to_numpy())
     step_axis(ax, run.steps)
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
-    far = values[values.index.isin(outliers)]
-    ax.plot(far, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
-    if len(far):
+    outlying = values[values.index.isin(outliers)]
+    ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
+    if len(outlying):
         ax.legend(loc="best")
     return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
 
 
 def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
-    """The mean over blocks of several runs against the step."""
+    """Means over blocks of several runs against the step."""
     curves: dict[str, pd.Series] = {}
     for run in runs:
         means = run.means(run.table(metric))
         curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
     numbers = pd.DataFrame(curves)
-    of = term(metric)
-    figure, (ax,) = new_figure(f"{of.name} against step", f"{of.unit}; mean over blocks")
-    value_axis(ax, of, numbers.to_numpy())
+    figure, ax, text = _draw_runs(curves, metric, "against step", "mean over blocks")
     step_axis(ax, sorted(numbers.index))
-    _draw_runs(ax, curves)
-    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    alt = f"{of.name} against optimizer step, a line for each of {len(runs)} runs."
+    alt = f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
 
@@ -181,39 +175,39 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     curves: dict[str, pd.Series] = {}
     for run in runs:
         last = run.table(metric).iloc[-1]
-        for of_side, depths in relative_depths(run.depth).items():
-            label = f"{run.label}, {of_side[:-1]}" if of_side else run.label
+        for part, depths in relative_depths(run.depth).items():
+            label = f"{run.label}, {part[:-1]}" if part else run.label
             curves[label] = pd.Series(last[[*depths]].to_numpy(), [*depths.values()])
-    of = term(metric)
-    figure, (ax,) = new_figure(f"{of.name} over relative depth", f"{of.unit}; last step")
-    value_axis(ax, of, np.concatenate([curve.to_numpy() for curve in curves.values()]))
+    figure, ax, text = _draw_runs(curves, metric, "over relative depth", "last step")
     ax.set_xlabel("relative depth (1: output of the last block)")
     ax.set_xlim(-0.02, 1.02)
-    _draw_runs(ax, curves)
     numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
-    text = " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    alt = f"{of.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
+    alt = f"{term(metric).name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
     return FigureData(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
 
 
-def _draw_runs(ax: Axes, curves: dict[str, pd.Series]) -> None:
+def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
+    """A figure with a line for each curve, its axes, and the curves in words."""
+    named = term(metric)
+    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}")
+    value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
     styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
     for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
-        every = 1 if len(curve) <= 40 else 0.06  # of the picture
+        every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
         ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, label=label)
     ax.legend(loc="best", fontsize=8)
+    return figure, ax, " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
 
 
 def _course(values: pd.Series) -> str:
-    """First, lowest, highest and last of a curve."""
+    """The first, last, lowest and highest value of a curve, in words."""
     finite = values.dropna()
     if finite.empty:
         return "undefined."
-    at = {name: _place(place) for name, place in (("lowest", finite.idxmin()), ("highest", finite.idxmax()))}
-    ends = ", ".join(f"{number(finite.iloc[i])} at {_place(finite.index[i])}" for i in (0, -1))
-    return (
-        f"{ends}; lowest {number(finite.min())} at {at['lowest']}, highest {number(finite.max())} at {at['highest']}."
+    first, last, lowest, highest = (
+        f"{number(finite.iloc[i])} at {_place(finite.index[int(i)])}" for i in (0, -1, finite.argmin(), finite.argmax())
     )
+    return f"{first}, {last}; lowest {lowest}, highest {highest}."
 
 
 def _place(place: object) -> str:
@@ -222,6 +216,6 @@ def _place(place: object) -> str:
     return place if isinstance(place, str) else f"step {place:,}"
 
 
-def _null_text(null: pd.Series) -> str:
-    known = null.dropna()
+def _baseline_text(random: pd.Series) -> str:
+    known = random.dropna()
     return f" Random embeddings: {number(known.iloc[-1])} at the last step." if len(known) else ""

@@ -1,120 +1,102 @@
 """Pictures and explanations for TensorBoard, beside the scalars, while a model trains."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from embedgeo.results.events import AT_A_GLANCE
-from embedgeo.results.glossary import in_order, term
+from embedgeo.results.glossary import HEADLINES, in_order, term
 from embedgeo.results.schema import StepRecord
 
-if TYPE_CHECKING:
-    from embedgeo.report.runs import Run
-
-_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
 
-_KEPT = (*AT_A_GLANCE, *_SHARES)
+_DRAWN = {*HEADLINES, "M", "V", "V_W_unbiased", "V_B_unbiased"}
 _MOST_STEPS = 512
+_PAUSE = 50
+"""Pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time."""
 
 
-class Pages:
+class TensorBoardPictures:
     """The monitor's images and text in TensorBoard.
 
-    Written are, for each metric to look at first, a heatmap (layer against step) at every measurement, and the report's
-    profile (value against layer, a line a step); the shares of M, V_W and V_B in the embeddings' size at each layer;
-    and, once, what each number means. The report's figures take matplotlib some 80 ms each, a heatmap of pixels less
-    than 10: they are written at the first, second, fourth, eighth … measurement and the last, which keeps the slider
-    below each image within the ten positions that TensorBoard shows, too. No more than 512 steps are kept to be drawn:
-    then those that lie closest together, relative to their size, are thinned out.
+    The images are the report's figures: for each metric to look at first, a heatmap (layer against step) and a profile
+    (value against layer, a line for each step); and the shares of M, V_W and V_B in the embeddings' size at each layer.
+    They are drawn at the first, second, fourth, eighth … measurement and at the last, and at every other measurement
+    unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced along the axis.
+    A text that explains each metric is written once.
 
     Args:
         prefix: of the tags.
-        start: how many records the history holds already, of other runs.
+        start: how many records of other runs the history holds already.
     """
 
     def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
-        self._layers: dict[str, None] = {}
-        self._values = pd.DataFrame()  # a column a metric; the index is (step, layer)
-        self._num_read, self._count = start, 0
+        self._start = self._num_drawn = start
+        self._num_measurements = 0
+        self._paused_until = 0.0
 
     def write(self, writers: Sequence[Any], history: Sequence[StepRecord], *, last: bool = False) -> None:
-        """Draw what has come to the history since the last call.
+        """Draw the history, unless drawing is paused.
 
         Args:
             writers: TensorBoard's ``SummaryWriter`` objects.
-            history: the monitor's.
-            last: there will be no more: draw what has not been drawn of it yet.
+            history: the monitor's, with the records of one more measurement than at the last call.
+            last: whether there will be no more measurements: draw what has not been drawn yet.
         """
-        from embedgeo.report.runs import Run
-
-        fresh, self._num_read = history[self._num_read :], len(history)
-        if not writers:
+        if not writers or len(history) == self._num_drawn:
             return
-        if fresh:
-            if not self._count:
-                text = "\n".join(_explanation({record["metric"] for record in fresh}))
-                for writer in writers:
-                    writer.add_text(f"{self.prefix}/what the numbers mean", text, fresh[-1]["step"])
-            self._add(fresh)
-        is_due = self._count & (self._count - 1) == 0
-        if not self._values.empty and (fresh or last):
-            run = Run("", list(self._layers), self._values, model=pd.DataFrame(), checkpoints=pd.DataFrame())
-            pictures = dict(_heatmaps(run, self.prefix)) if fresh else {}
-            if is_due != last:  # the last one is drawn already where it was due
-                pictures.update(_figures(run, self.prefix))
+        step = history[-1]["step"]
+        if not self._num_measurements:
+            text = "\n".join(_explanation({record["metric"] for record in history[self._start :]}))
             for writer in writers:
-                for tag, image in pictures.items():
-                    _add_image(writer, tag, *image, run.steps[-1])
-
-    def _add(self, fresh: Sequence[StepRecord]) -> None:
-        from embedgeo.report.runs import wide
-
-        records = pd.DataFrame(fresh)
-        self._count += records["step"].nunique()
-        records = records[records["metric"].isin(_KEPT)]
-        self._layers |= dict.fromkeys(records["layer"])
-        values = wide(records, ["step", "layer"]).replace([np.inf, -np.inf], np.nan)
-        values = pd.concat([self._values, values]) if len(self._values) else values
-        values = values.groupby(level=["step", "layer"]).last() if values.index.has_duplicates else values.sort_index()
-        kept = values.index.unique("step").to_numpy()
-        while len(kept) > _MOST_STEPS:
-            kept = np.delete(kept, 1 + ((kept[2:] - kept[:-2]) / (1 + kept[1:-1])).argmin())
-        self._values = values.loc[kept].dropna(axis="columns", how="all")
+                writer.add_text(f"{self.prefix}/what the numbers mean", text, step)
+        self._num_measurements += not last
+        is_power_of_two = self._num_measurements & (self._num_measurements - 1) == 0
+        started = monotonic()
+        if last or is_power_of_two or started >= self._paused_until:
+            for tag, picture in _pictures(history[self._start :], self.prefix):
+                for writer in writers:
+                    _add_image(writer, tag, *picture, step)
+            self._num_drawn = len(history)
+            finished = monotonic()
+            self._paused_until = finished + _PAUSE * (finished - started)
 
 
-def _heatmaps(run: "Run", prefix: str) -> Iterator[tuple[str, Picture]]:
-    from embedgeo.report.pixels import heatmap
-
-    for metric in AT_A_GLANCE:
-        if metric in run.values:
-            values = run.table(metric).to_numpy()
-            yield f"{prefix}.heatmap/{metric}", heatmap(term(metric), run.steps, run.layers, values)
-
-
-def _figures(run: "Run", prefix: str) -> Iterator[tuple[str, Picture]]:
-    from PIL.Image import Quantize
-
+def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str, Picture]]:
     from embedgeo.report import figures, shares
     from embedgeo.report.drawing import png, style
+    from embedgeo.report.runs import make_run
 
-    if not run.depth:
+    steps = _thinned({record["step"] for record in history})
+    records = pd.DataFrame([r for r in history if r["metric"] in _DRAWN and r["step"] in steps])
+    if records.empty or not (run := make_run("", records.replace([np.inf, -np.inf], np.nan))).depth:
         return
+    metrics = [metric for metric in HEADLINES if metric in run.values and run.values[metric].notna().any()]
     with style():
-        for metric in AT_A_GLANCE:
-            if metric in run.values:
-                figure = figures.profile(run, run.values * np.nan, metric).figure
-                yield f"{prefix}.profile/{metric}", png(figure, Quantize.FASTOCTREE)
+        for kind, draw in (("heatmap", figures.heatmap), ("profile", figures.profile)):
+            for metric in metrics:
+                yield f"{prefix}.{kind}/{metric}", png(draw(run, metric).figure)
         if shares.has_shares(run):
-            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure, Quantize.FASTOCTREE)
+            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure)
 
 
-def _explanation(metrics: set[str]) -> Iterator[str]:
-    """A text in Markdown."""
+def _thinned(steps: Iterable[int]) -> set[int]:
+    """At most 512 of the steps, evenly spaced along the axis on which they are drawn, with the first and the last."""
+    from embedgeo.report.axes import StepAxis
+
+    every = sorted(steps)
+    if len(every) <= _MOST_STEPS:
+        return set(every)
+    chosen = np.searchsorted(StepAxis(every).position(every), np.linspace(0, 1, _MOST_STEPS))
+    return {every[i] for i in chosen.clip(max=len(every) - 1)}
+
+
+def _explanation(metrics: Iterable[str]) -> Iterator[str]:
+    """A table of the metrics in Markdown, line by line."""
     yield "| number | is | unit or estimator | how to read it |"
     yield "|---|---|---|---|"
     for metric in in_order(metrics):
@@ -124,8 +106,8 @@ def _explanation(metrics: set[str]) -> Iterator[str]:
     yield ""
     yield (
         "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, `mean` is the mean over "
-        "blocks. The step is the number of optimizer steps that the weights have taken. Values that are undefined (too "
-        "few rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
+        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined values (too few "
+        "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
     )
 
 

@@ -4,14 +4,13 @@ import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
 
-from embedgeo.report.baseline import widths
 from embedgeo.report.drawing import FigureData, save
-from embedgeo.report.flags import Flag
+from embedgeo.report.flags import flags
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.wording import number
@@ -21,30 +20,34 @@ BUDGET = 4_500_000
 
 
 class PageFigure(NamedTuple):
-    """A figure on the page."""
+    """A figure on the page: its PNG in base64, empty where the budget is spent, its size in CSS pixels, its texts."""
 
     name: str
-    data: str
+    picture: str
     width: int
     height: int
     alt: str
     text: str
 
 
-class Part(NamedTuple):
-    """Some figures under a heading, in groups: of a run each, or of all."""
+Group = tuple[str, list[PageFigure]]
+"""The figures of one run, or of all runs together, under a label."""
+
+
+class Panel(NamedTuple):
+    """Groups of figures under one heading."""
 
     title: str
     metric: str
     text: str
-    groups: list[tuple[str, list[PageFigure]]]
+    groups: list[Group]
 
 
 class Section(NamedTuple):
-    """What the table of contents names."""
+    """An entry of the table of contents."""
 
     title: str
-    parts: list[Part]
+    panels: list[Panel]
 
     @property
     def id(self) -> str:
@@ -53,71 +56,61 @@ class Section(NamedTuple):
 
 
 class FigureWriter:
-    """Saves figures, and takes them onto the page while there is room.
+    """Saves figures, and puts them onto the page until the budget is spent.
 
     Args:
-        folder: where the files go.
+        folder: where the files go; must not be there yet.
     """
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self.folder = folder
         self._left = BUDGET
         self._names: set[str] = set()
 
-    def add(self, drawn: FigureData, label: str = "") -> PageFigure:
-        """Save a figure under its name and that of its run."""
-        parts = (re.sub(r"[^\w.-]+", "-", part).strip("-") for part in (label, drawn.name))
-        name = wanted = "-".join(part for part in parts if part)
+    def add(self, data: FigureData, label: str = "") -> PageFigure:
+        """Save a figure under its name and the label of its run."""
+        words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
+        name = wanted = "-".join(word for word in words if word)
         while name.lower() in self._names:
             name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
-        data = base64.b64encode(save(drawn._replace(name=name), self.folder)).decode()
-        if len(data) > self._left:
-            data = ""
-        self._left -= len(data)
-        width, height = (round(96 * inches) for inches in drawn.figure.get_size_inches())
-        return PageFigure(name, data, width, height, f"{drawn.alt} {drawn.text}", drawn.text)
+        picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
+        if len(picture) > self._left:
+            picture = ""
+        self._left -= len(picture)
+        width, height = (round(96 * inches) for inches in data.figure.get_size_inches())
+        return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
 
 
-def write_page(
-    path: Path,
-    runs: Sequence[Run],
-    nulls: Sequence[pd.DataFrame],
-    flags: Sequence[list[Flag]],
-    sections: Sequence[Section],
-) -> None:
+def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> None:
     """Write ``index.html``."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    labels = [run.label for run in runs]
-    metrics = in_order([metric for run in runs for metric in run.metrics])
     page = environment.get_template("page.html.jinja").render(
-        title=f"Geometry of the embeddings: {', '.join(labels)}",
+        title=f"Geometry of the embeddings: {', '.join(run.label for run in runs)}",
         about=[{"label": run.label, "cells": _about(run)} for run in runs],
-        flags=list(zip(labels, flags, strict=True)),
+        flags=[(run.label, flags(run)) for run in runs],
         overview=[
-            (f"{run.label}: {name}", _overview(run, null, blocks))
-            for run, null in zip(runs, nulls, strict=True)
-            for name, blocks in run.blocks.items()
+            (f"{run.label}: {name}", _overview(run, blocks)) for run in runs for name, blocks in run.blocks.items()
         ],
-        linked={part.metric for section in sections for part in section.parts},
-        sections=[section for section in sections if section.parts],
-        glossary=[term(metric) for metric in metrics],
+        linked={panel.metric for section in sections for panel in section.panels},
+        sections=[section for section in sections if section.panels],
+        glossary=[term(metric) for metric in in_order(metric for run in runs for metric in run.metrics)],
     )
     path.write_text(page, encoding="utf-8")
 
 
 def _about(run: Run) -> list[str]:
     steps = run.steps
-    dim = widths(run.values).dropna()
     rows = run.values["n"].dropna() if "n" in run.values else pd.Series(dtype=float)
     return [
         f"{len(steps):,}",
         f"{steps[0]:,} to {steps[-1]:,}",
         f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}",
         _span(rows),
-        _span(dim),
+        _span(run.widths.dropna()),
     ]
 
 
@@ -128,16 +121,17 @@ def _span(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _overview(run: Run, null: pd.DataFrame, blocks: Sequence[str]) -> list[list[Any]]:
+def _overview(run: Run, blocks: Sequence[str]) -> list[list[str]]:
+    """For each metric its key, name, and means over blocks: first, lowest, highest, last, and that of the baseline."""
     rows = []
     for metric in in_order(set(run.metrics) - {"anisotropy_null"}):
-        mean = run.table(metric)[blocks].mean(axis=1).dropna()
-        random = run.table(metric, null)[blocks].mean(axis=1).dropna()
+        tables = (run.table(metric, values) for values in (run.values, run.baseline))
+        mean, random = (table[blocks].mean(axis=1).dropna() for table in tables)
         if len(mean):
-            places = mean.argmin(), mean.argmax()
-            between = [f"{number(mean.iloc[at])} ({mean.index[int(at)]:,})" for at in places]
-            between = between if mean.nunique() > 1 else ["–", "–"]
-            ends = [number(mean.iloc[at]) for at in (0, -1)]
-            last = number(random.iloc[-1]) if len(random) else "–"
-            rows.append([metric, term(metric).name, ends[0], *between, ends[1], last])
+            places = (int(mean.argmin()), int(mean.argmax()))
+            extremes = [f"{number(mean.iloc[i])} ({mean.index[i]:,})" for i in places]
+            between = extremes if mean.nunique() > 1 else ["–", "–"]
+            first, last = (number(mean.iloc[i]) for i in (0, -1))
+            expected = number(random.iloc[-1]) if len(random) else "–"
+            rows.append([metric, term(metric).name, first, *between, last, expected])
     return rows

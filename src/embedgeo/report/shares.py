@@ -1,4 +1,4 @@
-"""Figures of what the mean squared norm is made of: common offset, variance within tokens and between them."""
+"""Figures of the composition of the mean squared norm: common offset, variance within tokens and between them."""
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ _KNOWN = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V")
 
 
 def has_shares(run: Run) -> bool:
-    """Whether it is known what the mean squared norm is made of."""
+    """Whether the composition of the mean squared norm was measured."""
     return bool(_parts(run))
 
 
@@ -41,7 +41,7 @@ def shares_by_layer(run: Run) -> FigureData:
 
 
 def shares_by_step(run: Run) -> FigureData:
-    """The shares at each step, on average over blocks."""
+    """The shares at each step, averaged over blocks."""
     unit, shares = _shares(run)
     means = _means(run, shares)
     figure, (ax,) = new_figure("What Q is made of, mean over blocks", unit)
@@ -60,7 +60,7 @@ def _parts(run: Run) -> list[str]:
 
 
 def _shares(run: Run) -> tuple[str, pd.DataFrame]:
-    """Of what they are, by which estimate, and the shares at each step and layer."""
+    """A subtitle that names the estimates, and the shares at each step and layer."""
     parts = run.values[_parts(run)].clip(lower=0)
     kind = ", unbiased estimates" if "V_W_unbiased" in parts else ", plug-in estimates" if "V_W" in parts else ""
     total = parts.sum(axis=1, skipna=False)

@@ -1,1 +1,1 @@
-"""What becomes of a number: its name and unit, the record it is in, and where that is written and read."""
+"""What becomes of a number: its name and unit, its record, and where records are written and read."""

@@ -1,30 +1,19 @@
-"""What is measured, as records and as TensorBoard sees it."""
+"""Results in TensorBoard's event files: tags, charts, writing and reading."""
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedgeo.results.glossary import in_order, term
+from embedgeo.results.glossary import GROUPS, in_order, term
 from embedgeo.results.layer_names import blocks_by_side
-from embedgeo.results.schema import Record
+from embedgeo.results.schema import Record, StepRecord
 
-AT_A_GLANCE = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
-"""The metrics to look at first."""
+EVENTS = "events.out.tfevents."
+"""What the name of an event file starts with."""
 
-_GROUPS = {
-    "at a glance": AT_A_GLANCE,
-    "size and variance": ("Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"),
-    "norms": ("norm_mean", "norm_cv", "norm_max"),
-    "shape": (
-        *("anisotropy_standardized", "anisotropy_null", "participation_ratio", "top_dim_share", "effective_rank"),
-        *("isoscore", "top5_share", "anisotropy_without_top5", "anisotropy_batch_mean", "anisotropy_batch_std"),
-    ),
-    "token types": ("Q_t_cv", "V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"),
-    "rows counted": ("n", "n_nonfinite", "token_types", "n_points", "duplicate_fraction", "intrinsic_dimension_std"),
-}
-_MORE = "more"
+_TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 
 
 def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
@@ -39,29 +28,28 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     records = list(records)
     sides = {block: side for side, blocks in blocks_by_side(r["layer"] for r in records).items() for block in blocks}
     scalars: dict[str, float] = {}
-    of_blocks: dict[str, list[float]] = {}
+    block_values: dict[str, list[float]] = {}
     for record in records:
         layer, value, tag = record["layer"], record["value"], f"{prefix}.{record['metric']}"
         scalars[f"{tag}/{layer}"] = value
         if layer in sides:
-            of_blocks.setdefault(f"{tag}/{sides[layer]}mean", []).append(value)
-    return scalars | {tag: sum(values) / len(values) for tag, values in of_blocks.items()}
+            block_values.setdefault(f"{tag}/{sides[layer]}mean", []).append(value)
+    return scalars | {tag: sum(values) / len(values) for tag, values in block_values.items()}
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom-scalars page: groups of charts, one chart a metric, holding all layers.
+    """TensorBoard's custom-scalars page: groups of charts, one chart per metric with a line for each layer.
 
     >>> layout = custom_scalars_layout(["V", "anisotropy", "M_over_Q"])
     >>> {group: list(charts) for group, charts in layout.items()}
     {'geometry: at a glance': ['M / Q (M_over_Q)', 'anisotropy'], 'geometry: size and variance': ['V']}
     """
-    of = {metric: group for group, members in _GROUPS.items() for metric in members}
-    layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in (*_GROUPS, _MORE)}
-    for metric in in_order(list(metrics)):
+    layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
+    for metric in in_order(metrics):
         name = term(metric).name
         title = name if name.replace(" ", "_") == metric else f"{name} ({metric})"
         chart = ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]]
-        layout[f"{prefix}: {of.get(metric, _MORE)}"][title] = chart
+        layout[f"{prefix}: {term(metric).group}"][title] = chart
     return {group: charts for group, charts in layout.items() if charts}
 
 
@@ -70,14 +58,14 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
 
     Args:
         path: the file.
-        step: that of all records.
-        records: what was measured.
+        step: the step of all records.
+        records: of one checkpoint.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
-    charts = custom_scalars_layout(dict.fromkeys(record["metric"] for record in records))
+    charts = custom_scalars_layout(record["metric"] for record in records)
     summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in tagged_scalars(records).items())]
     now = time.time()
     with path.open("wb") as file:
@@ -86,3 +74,27 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
         for summary in summaries:
             writer.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
         writer.flush()
+
+
+def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
+    """Read the records in the event files of one TensorBoard run; of a step that was repeated, the last value.
+
+    Yields:
+        A prefix of the tags, and the records that were written under it. Their width is 0: event files do not hold it.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    records: dict[str, list[StepRecord]] = {}
+    layers: dict[str, dict[str, int]] = {}
+    for tag in events.Tags()["scalars"]:
+        match = _TAG.fullmatch(tag)
+        if match and match["layer"] != "mean":
+            prefix, metric, layer = match.groups()
+            index = layers.setdefault(prefix, {}).setdefault(layer, len(layers[prefix]))
+            records.setdefault(prefix, []).extend(
+                StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value)
+                for step, value in {event.step: event.value for event in events.Scalars(tag)}.items()
+            )
+    yield from sorted(records.items())

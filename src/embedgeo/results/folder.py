@@ -1,8 +1,8 @@
-"""The folder of a sweep: a Parquet file a checkpoint, and what is rebuilt from them."""
+"""The folder of a sweep: its layout, one Parquet file per checkpoint, and what is rebuilt from these files."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedgeo.results.atomic import remove_leftovers, replacing
-from embedgeo.results.events import write_events
+from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.schema import Record
 
 SCHEMA = pa.schema(
@@ -42,26 +42,30 @@ TABLES = {
 }
 """Columns of the tables of token types, by their folder."""
 
-_EVENTS = "events.out.tfevents."
+_PARQUET = "[!.]*.parquet"
 
 
 class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
-    ``checkpoints/<name>.parquet`` are the records of a checkpoint: the file's existence means that it is done.
-    ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for, are its tables of token types: all
-    of them in numbers, the most frequent ones in the plane. They are there before.
-    ``metrics.csv`` and ``tensorboard/`` hold the same values and follow from those files alone. Every file is written
-    under a temporary name, then renamed. Several processes may write into one folder, each its own checkpoints.
+    - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
+    - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
+      them with their moments, the most frequent ones in the plane. They are written before the records.
+    - ``metrics.csv`` and ``tensorboard/``: the same values, rebuilt from the records alone.
+    - ``failed/<name>.txt``: why a checkpoint failed.
+    - ``manifest.json``: the settings of the sweep.
+
+    Every file is written under a temporary name, then renamed. Several processes may write into one folder, each its
+    own checkpoints.
 
     Args:
-        path: the folder; made by `open`.
+        path: the folder; `open` makes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self.failures = self.path / "failed"
+        self.failed = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
 
     def open(self, asked: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -69,17 +73,17 @@ class SweepFolder:
 
         Args:
             asked: the settings that the results depend on.
-            about: what else ``manifest.json`` says; that of the first time is kept.
+            about: further entries of ``manifest.json``; those of the first run are kept.
 
         Raises:
-            ValueError: the folder was made with other settings, or is none of a sweep.
+            ValueError: the folder was made with other settings, or is not the folder of a sweep.
             OSError: it cannot be written.
         """
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            written = (*self.tensorboard.glob("*/"), *(self.path / folder for folder in TABLES))
-            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failures, *written)
+            written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in TABLES))
+            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             manifest = {"asked": dict(asked), **about}
             with replacing(self.path / "manifest.json", keep=True) as temporary:
                 temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
@@ -91,7 +95,7 @@ class SweepFolder:
         """Check that the folder is new, or was made with these settings; writes nothing.
 
         Raises:
-            ValueError: it was made with others, or holds something else.
+            ValueError: it was made with other settings, or holds something else.
         """
         manifest = self.manifest()
         if not manifest:
@@ -108,7 +112,7 @@ class SweepFolder:
             raise ValueError(f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another out.")
 
     def manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; empty where there is none yet."""
+        """The content of ``manifest.json``; empty where there is none yet."""
         path = self.path / "manifest.json"
         if not path.exists():
             return {}
@@ -121,86 +125,112 @@ class SweepFolder:
 
     def done(self) -> set[str]:
         """Names of the checkpoints that are done."""
-        return {path.stem for path in self.checkpoints.glob("[!.]*.parquet")}
+        return {path.stem for path in self.checkpoints.glob(_PARQUET)}
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
-        return _read(self.checkpoints / f"{name}.parquet")
+        return read_parquet(self.checkpoints / f"{name}.parquet", SCHEMA.names)
+
+    def read_runs(self) -> dict[str, dict[str, pd.DataFrame]]:
+        """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
+
+        A run has the name of its series, fit for a folder; a single series is the run ``""``.
+        """
+        found = {name: self.read(name) for name in self.done()}
+        series = {name: str(records["series"].iloc[0]) for name, records in found.items()}
+        is_one_run = len(set(series.values())) == 1
+        runs: dict[str, dict[str, pd.DataFrame]] = {}
+        for name in sorted(found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)):
+            run = "" if is_one_run else quote(series[name], safe=" =+,@") or "other"
+            runs.setdefault(run, {})[name] = found[name]
+        return runs
+
+    def tables(self, kind: str) -> dict[str, Path]:
+        """Files of the tables of token types of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
+        return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
 
     def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
-        """The tables of token types of a checkpoint that is done and was swept with them, by folder."""
-        return {folder: _read(self.path / folder / f"{name}.parquet") for folder in TABLES}
+        """All tables of token types of a checkpoint that is done and was swept with them, by kind."""
+        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in TABLES}
+
+    def reasons(self) -> dict[str, str]:
+        """Why checkpoints failed, by name."""
+        return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
 
     def write(
         self, name: str, records: pd.DataFrame, tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
     ) -> None:
-        """Write the records of a checkpoint, which is done then, and before them its tables of token types."""
-        for folder, table in tables.items():
-            _write(self.path / folder / f"{name}.parquet", table, TABLES[folder])
+        """Write the tables of token types of a checkpoint, then its records, which makes it done."""
+        for kind, table in tables.items():
+            _write(self.path / kind / f"{name}.parquet", table, TABLES[kind])
         _write(self.checkpoints / f"{name}.parquet", records, SCHEMA)
-        self._failure(name).unlink(missing_ok=True)
+        self._reason(name).unlink(missing_ok=True)
 
     def fail(self, name: str, reason: str) -> None:
-        """Write down why a checkpoint failed, for the reader; the next run tries it again."""
-        with suppress(OSError):  # as where the disk is full: the summary says it, too
-            self.failures.mkdir(exist_ok=True)
-            with replacing(self._failure(name)) as temporary:
-                temporary.write_text(reason + "\n")
+        """Write down why a checkpoint failed, for people to read; the next run tries it again."""
+        with suppress(OSError), replacing(self._reason(name)) as temporary:  # the summary names the reason, too
+            temporary.write_text(reason + "\n")
 
-    def rebuild(self, series: Mapping[str, str]) -> None:
-        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files.
-
-        Args:
-            series: which series each checkpoint belongs to; several become several TensorBoard runs.
-        """
+    def rebuild(self) -> None:
+        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files."""
         with suppress(OSError):
-            self.failures.rmdir()  # once it is empty
-        seen: list[Path] = []
-        while (now := sorted(self.checkpoints.glob("[!.]*.parquet"))) != seen:  # others may finish meanwhile
-            seen = now
-            tables = {path.stem: self.read(path.stem) for path in seen}
+            self.failed.rmdir()  # once it is empty
+        seen: set[str] = set()
+        while (now := self.done()) != seen:  # other processes may finish checkpoints meanwhile
+            seen, runs = now, self.read_runs()
             with replacing(self.path / "metrics.csv") as temporary:
-                _ordered(tables, series).to_csv(temporary, index=False)
-            self._write_scalars(tables, series)
+                frames = [records for run in runs.values() for records in run.values()]
+                pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)
+            self._write_events(runs)
 
-    def _write_scalars(self, tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> None:
-        """An event file a checkpoint: done and written stay in step however often a sweep is killed."""
-        is_one_run = len(set(series.values())) < 2
+    def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
+        """Write one event file per checkpoint: so what is done is also written, however often a sweep is killed."""
         wanted: dict[str, Path] = {}
-        for name, records in tables.items():
-            run = "" if is_one_run else quote(series.get(name, "other"), safe=" =+,@") or "other"
-            step = int(records["step"].iloc[0])
-            path = self.tensorboard / run / f"{_EVENTS}{step:012d}.{name}"
-            wanted[name] = path
-            changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
-            if not path.exists() or path.stat().st_mtime_ns < changed:
-                with replacing(path) as temporary:
-                    write_events(temporary, step, to_records(records))
-        for path in self.tensorboard.rglob(f"{_EVENTS}*"):
-            name = path.name.removeprefix(_EVENTS).partition(".")[2]
+        for run, checkpoints in runs.items():
+            for name, records in checkpoints.items():
+                step = int(records["step"].iloc[0])
+                path = wanted[name] = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
+                changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
+                if not path.exists() or path.stat().st_mtime_ns < changed:
+                    with replacing(path) as temporary:
+                        write_events(temporary, step, to_records(records))
+        for path in self.tensorboard.rglob(f"{EVENTS}*"):
+            name = path.name.removeprefix(EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
                 path.unlink(missing_ok=True)
 
-    def _failure(self, name: str) -> Path:
-        return self.failures / f"{name}.txt"
+    def _reason(self, name: str) -> Path:
+        return self.failed / f"{name}.txt"
 
 
-def _read(path: Path) -> pd.DataFrame:
-    return pq.read_table(path, partitioning=None).to_pandas()
+def read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a Parquet file that has at least these columns.
+
+    Raises:
+        ValueError: it cannot be read, or lacks columns.
+    """
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} must be a Parquet file; it cannot be read ({error}). Remove it.") from error
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        raise ValueError(
+            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
+            "another version of embedgeo? Then measure again, into another folder."
+        )
+    return table.to_pandas()
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table of token types; its folder says of which kind it is."""
+    return read_parquet(path, TABLES[path.parent.name].names)
 
 
 def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
-
-
-def _ordered(tables: Mapping[str, pd.DataFrame], series: Mapping[str, str]) -> pd.DataFrame:
-    """All records, by series, step and name; in a checkpoint as they are."""
-    if not tables:
-        return SCHEMA.empty_table().to_pandas()
-    names = sorted(tables, key=lambda name: (series.get(name, ""), tables[name]["step"].iloc[0], name))
-    return pd.concat([tables[name] for name in names], ignore_index=True)
 
 
 def to_records(frame: pd.DataFrame) -> list[Record]:
@@ -210,5 +240,5 @@ def to_records(frame: pd.DataFrame) -> list[Record]:
 
 
 def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
-    """Records as a table, with the columns that are the same for all of a checkpoint."""
+    """Records as a table, with the columns that all records of a checkpoint share."""
     return pd.DataFrame(list(records)).assign(**checkpoint)[SCHEMA.names]

@@ -1,4 +1,4 @@
-"""What the names of layers say: which are blocks, on which side of the model they lie, and how deep."""
+"""Names of layers: which layers are blocks, on which side of the model they lie, and how deep."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ _LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|final_norm|mean\
 
 
 def side(layer: str) -> str:
-    """``"encoder."`` or ``"decoder."`` in front of a layer of an encoder-decoder model, else nothing.
+    """``"encoder."`` or ``"decoder."`` where the name of a layer starts with it, else the empty string.
 
     >>> side("decoder.block.03"), side("block.03"), side("encoder.layer.03.attention")
     ('decoder.', '', '')
@@ -17,23 +17,23 @@ def side(layer: str) -> str:
 
 
 def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
-    """The blocks among the layers, by the prefix of their side; nothing where there are none.
+    """The blocks among the layers, by the prefix of their side; empty where no layer is a block.
 
     >>> blocks_by_side(["encoder.embed", "encoder.block.00", "decoder.block.00", "decoder.final_norm"])
     {'encoder.': ['encoder.block.00'], 'decoder.': ['decoder.block.00']}
     """
-    found: dict[str, list[str]] = {}
+    blocks: dict[str, list[str]] = {}
     for layer in layers:
         match = _LAYER.fullmatch(layer)
         if match and match[3]:
-            found.setdefault(match[1], []).append(layer)
-    return found
+            blocks.setdefault(match[1], []).append(layer)
+    return blocks
 
 
 def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
-    """How deep layers lie, by side: 0 is what enters the first block, 1 the output of the last one.
+    """Relative depths of layers, by side: 0 is the input of the first block, 1 the output of the last one.
 
-    What lies nowhere along the blocks, such as ``final_norm``, is left out. Without blocks, all layers are taken to be
+    Layers off the row of blocks, such as ``final_norm``, are left out. Where no layer is a block, all layers count as
     equally far apart.
 
     >>> relative_depths(["embed", "block.00", "block.01", "final_norm"])
@@ -41,16 +41,16 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
     >>> relative_depths(["a", "b", "c"])
     {'': {'a': 0.0, 'b': 0.5, 'c': 1.0}}
     """
-    found: dict[str, dict[str, float]] = {}
+    depths: dict[str, dict[str, float]] = {}
     for prefix, blocks in blocks_by_side(layers).items():
-        places = {block: 1 + int(block.rpartition(".")[2]) for block in blocks}
+        numbers = {block: 1 + int(block.rpartition(".")[2]) for block in blocks}
         first = {embed: 0.0} if (embed := f"{prefix}embed") in layers else {}
-        found[prefix] = first | {block: place / max(places.values()) for block, place in places.items()}
-    return found or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
+        depths[prefix] = first | {block: number / max(numbers.values()) for block, number in numbers.items()}
+    return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
 
 
 def layer_label(layer: str) -> str:
-    """A layer on an axis: the number of a block, or a short name.
+    """The label of a layer on an axis: the number of a block, or a short name.
 
     >>> [layer_label(layer) for layer in ("block.07", "final_norm", "decoder.block.11", "gpt_neox.attention.dense")]
     ['7', 'norm', 'dec 11', '…tion.dense']
@@ -63,7 +63,7 @@ def layer_label(layer: str) -> str:
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
-    """At most so many positions to name on an axis of layers: the first, the last, and blocks of round numbers.
+    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers.
 
     >>> layers = ["embed", *(f"block.{i:02d}" for i in range(32)), "final_norm"]
     >>> [layer_label(layers[i]) for i in layer_ticks(layers, 9)]

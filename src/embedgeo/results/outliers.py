@@ -1,39 +1,39 @@
-"""Losses that lie out of line with their neighbours'."""
+"""Losses that are out of line with their neighbours."""
 
 import math
 from collections.abc import Sequence
 from statistics import median
 
 _LEAST_JUMP = 0.5
-"""Nats by which a loss has to leave the range of its neighbours to be pointed out."""
+"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
-    """Checkpoints whose loss lies outside the range of their neighbours' by far more than others' do.
+    """Checkpoints whose loss lies much farther outside the range of its two neighbours than other losses do.
 
     Args:
         losses: name and loss of the checkpoints of one series, by step.
 
     Returns:
-        Their names. A loss that is not finite is one; the first checkpoint has no neighbour before it, and is not.
+        Their names. A loss that is not finite is an outlier. The first checkpoint, which has one neighbour, is not.
 
     >>> loss_outliers([("step1", 9.0), ("step2", 5.0), ("step3", 12.7), ("step4", 3.0)])
     ['step3']
     """
     finite = [(name, loss) for name, loss in losses if math.isfinite(loss)]
-    far = {name for name, loss in losses if not math.isfinite(loss)}
-    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like some
+    outliers = {name for name, loss in losses if not math.isfinite(loss)}
+    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like outliers, too
         jumps = _jumps([loss for _, loss in finite])
         farthest = max(range(len(finite)), key=jumps.__getitem__)
         elsewhere = [0.0, *jumps[: max(0, farthest - 1)], *jumps[farthest + 2 :]]
         if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(elsewhere)):
             break
-        far.add(finite.pop(farthest)[0])
-    return [name for name, _ in losses if name in far]
+        outliers.add(finite.pop(farthest)[0])
+    return [name for name, _ in losses if name in outliers]
 
 
 def _jumps(losses: Sequence[float]) -> list[float]:
-    """How far each lies out of the range of the two beside it; the last may fall as it likes, the first is free."""
+    """How far each loss lies outside the range of its two neighbours; the first may be anything, the last may fall."""
     jumps = [0.0]
     for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
         highest = before if after is None else max(before, after)

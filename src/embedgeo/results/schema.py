@@ -1,9 +1,9 @@
-"""The flat form of results: a record is one number, with where it was measured."""
+"""The flat form of results: a record is one number and where it was measured."""
 
 from typing import TypedDict
 
 MODEL = "model"
-"""Layer name of what is measured of the whole model, such as its loss; its layer index is -1 and its width 0."""
+"""Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
 
 
 class Record(TypedDict):
@@ -11,7 +11,7 @@ class Record(TypedDict):
 
     Attributes:
         layer: name of the layer.
-        layer_index: its place in forward order, from 0.
+        layer_index: its position in forward order, from 0.
         width: d, the width of its hidden state.
         metric: key of the metric.
         value: NaN where it is undefined.

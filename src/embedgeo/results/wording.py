@@ -1,4 +1,4 @@
-"""Numbers, names and errors as people read them: on axes, in tables, in messages."""
+"""Numbers, names and errors as text: on axes, in tables, in messages."""
 
 from collections.abc import Sequence
 

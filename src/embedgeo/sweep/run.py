@@ -56,7 +56,6 @@ class Sweep:
         self.pending = list(pending)
         self.text = text
         self.plan = {planned.name: planned for planned in plan}
-        self.series = {planned.name: planned.checkpoint.position.series for planned in plan}
         self.out = out
         self.failures: dict[str, str] = {}
         self._fetching = Fetching(out.path / ".downloads" / str(trainer.node_rank), evict)
@@ -72,7 +71,7 @@ class Sweep:
                 self._finish(planned, i, progress.console)
                 progress.update(TaskID(0), advance=1)
             if self.trainer.is_global_zero:
-                self.out.rebuild(self.series)
+                self.out.rebuild()
         for problem in self._fetching.problems:
             print(f"not evicted from the cache: {problem}")
         return self.failures
@@ -192,7 +191,7 @@ class Sweep:
         started = time.monotonic()
         if self.trainer.is_global_zero and started - last > 50 * cost:
             with suppress(OSError):  # as on a full disk: the rebuilding at the end tells
-                self.out.rebuild(self.series)
+                self.out.rebuild()
             self._rebuilt = started, time.monotonic() - started
 
     @contextmanager

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from embedgeo.results.glossary import HEADLINES
 from embedgeo.results.outliers import loss_outliers
 from embedgeo.results.schema import MODEL
 from embedgeo.sweep.plan import Planned
 
-_HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension")
+_HEADLINES = HEADLINES[:4]  # as many as fit in a line
 
 
 def headline(records: pd.DataFrame) -> str:

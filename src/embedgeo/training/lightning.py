@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.report.live import Pages
+from embedgeo.report.live import TensorBoardPictures
 from embedgeo.results.events import custom_scalars_layout, tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
@@ -86,7 +86,7 @@ class GeometryMonitor(Monitor, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._chart_metrics: list[str] = []
-        self._pages = Pages(self.prefix, len(self.history))
+        self._pictures = TensorBoardPictures(self.prefix, len(self.history))
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -114,7 +114,7 @@ class GeometryMonitor(Monitor, Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
         with self._guarded():
-            self._write_pages(trainer, last=True)
+            self._write_pictures(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -152,13 +152,13 @@ class GeometryMonitor(Monitor, Callback):
             if is_first and isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_custom_scalars(_charts(trainer))
             logger.log_metrics(scalars, step=step)
-        self._write_pages(trainer)
+        self._write_pictures(trainer)
 
-    def _write_pages(self, trainer: Trainer, *, last: bool = False) -> None:
+    def _write_pictures(self, trainer: Trainer, *, last: bool = False) -> None:
         """Write images and text to TensorBoard, on rank zero."""
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if trainer.is_global_zero and not self._failed:
-            self._pages.write([logger.experiment for logger in loggers], self.history, last=last)
+            self._pictures.write([logger.experiment for logger in loggers], self.history, last=last)
 
 
 def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:

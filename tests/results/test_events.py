@@ -1,0 +1,70 @@
+"""TensorBoard's tags and charts."""
+
+from pathlib import Path
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from embedgeo.results.events import custom_scalars_layout, read_events, tagged_scalars, write_events
+from embedgeo.results.glossary import HEADLINES, TERMS, term
+from embedgeo.results.schema import Record
+
+GROUPS = {
+    "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine"],
+    "size and variance": ["Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"],
+    "norms": ["norm_mean", "norm_cv", "norm_max"],
+    "shape": [
+        *("anisotropy_standardized", "participation_ratio", "effective_rank", "isoscore", "top5_share"),
+        *("anisotropy_without_top5", "anisotropy_null", "top_dim_share"),
+        *("anisotropy_batch_mean", "anisotropy_batch_std"),
+    ],
+    "token types": ["Q_t_cv", "V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"],
+    "rows counted": [
+        *("intrinsic_dimension_std", "duplicate_fraction", "n_points", "n", "token_types", "n_nonfinite"),
+    ],
+    "more": ["loss", "tokens_seen", "anisotropy_whitened", "mine"],
+}
+
+
+def test_the_custom_scalars_page_has_these_groups_and_charts_in_this_order() -> None:
+    layout = custom_scalars_layout(["mine", "anisotropy_whitened", *reversed(TERMS)], "run")
+    assert list(layout) == [f"run: {group}" for group in GROUPS]
+    for group, metrics in GROUPS.items():
+        charts = layout[f"run: {group}"].values()
+        assert list(charts) == [["Multiline", [rf"^run\.{metric}\/"]] for metric in metrics], group
+
+
+def test_the_headline_metrics_are_those_at_a_glance() -> None:
+    assert list(HEADLINES) == GROUPS["at a glance"]
+
+
+@pytest.mark.parametrize("metric", [metric for metrics in GROUPS.values() for metric in metrics])
+def test_the_title_of_a_chart_names_its_metric(metric: str) -> None:
+    ((title, _),) = custom_scalars_layout([metric]).popitem()[1].items()
+    assert title.startswith(term(metric).name)
+    assert metric in title.replace(" ", "_")
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    records = [
+        Record(layer=layer, layer_index=i, width=4, metric=metric, value=float(i + len(metric)))
+        for metric in ("M", "V")
+        for i, layer in enumerate(("embed", "block.00", "block.01"))
+    ]
+    write_events(tmp_path / "events.out.tfevents.7", 7, records)
+    ((prefix, found),) = read_events(tmp_path)
+    assert prefix == "geometry"
+    assert found == [{**record, "step": 7, "width": 0} for record in records]
+
+
+def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for tag in ("loss", "a.b/c/mean", "one.V/embed", "one.V/mean", "two.V/x/y"):
+            writer.add_scalar(tag, 1.0, 0)
+    found = dict(read_events(tmp_path))
+    assert {prefix: [r["layer"] for r in records] for prefix, records in found.items()} == {
+        "a": ["c/mean"],
+        "one": ["embed"],
+        "two": ["x/y"],
+    }
+    assert tagged_scalars(found["one"], "one") == {"one.V/embed": 1.0}

@@ -1,0 +1,95 @@
+"""The folder of a sweep, and what is rebuilt from its Parquet files."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from embedgeo.results.folder import SweepFolder, read_table
+from embedgeo.results.output import make_empty
+from tests.report.synthetic import make_sweep
+
+STEPS = (0, 1, 8)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_series_is_one_tensorboard_run(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    folder.rebuild()
+    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
+    assert [*folder.read_runs()] == [""]
+    assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
+
+
+def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path: Path) -> None:
+    series = {0: "b", 1: "b", 8: "a/ä"}
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, series=series))
+    late = folder.checkpoints / "step8.parquet"
+    shutil.move(late, tmp_path / "late.parquet")
+    folder.rebuild()
+    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)}
+    shutil.move(tmp_path / "late.parquet", late)
+    folder.rebuild()
+    assert files(folder.tensorboard) == {
+        *(f"b/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)),
+        "a%2F%C3%A4/events.out.tfevents.000000000008.step8",
+    }
+    assert {run: [*checkpoints] for run, checkpoints in folder.read_runs().items()} == {
+        "a%2F%C3%A4": ["step8"],
+        "b": ["step0", "step1"],
+    }
+    assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
+
+
+def test_events_of_a_checkpoint_that_is_gone_are_removed(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    folder.rebuild()
+    (folder.checkpoints / "step1.parquet").unlink()
+    folder.rebuild()
+    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)}
+
+
+def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
+    assert sorted(folder.tables("tokens")) == ["step0", "step8"]
+    assert folder.tables("projections") == {}
+    assert [*read_table(folder.tables("tokens")["step8"])][:4] == ["layer", "layer_index", "token_id", "n"]
+
+
+def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    for name in ("step1", "step16"):
+        folder.fail(name, "OSError: no")
+    assert folder.reasons() == {"step1": "OSError: no", "step16": "OSError: no"}
+    folder.write("step1", folder.read("step1"))
+    assert folder.reasons() == {"step16": "OSError: no"}
+
+
+@pytest.mark.parametrize("column", ["width", "series", "value"])
+def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, column: str) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    path = folder.checkpoints / "step1.parquet"
+    pd.read_parquet(path).drop(columns=column).to_parquet(path)
+    with pytest.raises(ValueError, match=rf"step1\.parquet must have .*; {column} missing\. .* into another folder"):
+        folder.read("step1")
+
+
+def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    for is_earlier in (False, True):
+        make_empty(out / "mark", "new", "thing", is_earlier=is_earlier, remove=["old", "file"])
+        assert (out / "mark").read_text() == "new"
+        assert files(out) == {"mark", *(["mine"] if is_earlier else [])}
+        for name in ("old/x/y", "file", "mine"):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).touch()
+    before = files(out)
+    with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
+        make_empty(out / "mark", "new", "thing", is_earlier=False, remove=["old"])
+    assert files(out) == before
+    with pytest.raises(OSError, match="must be a folder that can be written"):
+        make_empty(out / "mine" / "mark", "new", "thing", is_earlier=False, remove=["old"])
