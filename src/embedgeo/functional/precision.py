@@ -1,5 +1,6 @@
 """Arithmetic that does not depend on autocast or on the process's matmul-precision setting."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -32,6 +33,12 @@ def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in float64."""
     held = (tensor.to(state_device(tensor.device)) for tensor in sums)
     return type(sums)(*(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held))
+
+
+def in_range(squares: Tensor) -> bool:
+    """Whether the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
+    finfo = torch.finfo(squares.dtype)
+    return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
 
 def row_norms(rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
 _GRAM_BLOCK = 128
@@ -78,8 +78,8 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     center = rows.mean(0)
     rows = rows - center
     rounding = rows.mean(0).to(wide)
-    gram, finfo = _gram(rows), torch.finfo(dtype)
-    if dtype != wide and not finfo.tiny / finfo.eps < float(gram.diagonal().max()) < math.inf:
+    gram = _gram(rows)
+    if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x)
     n = rounding.new_tensor(float(len(x)))
     return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))

@@ -1,4 +1,4 @@
-"""Metrics over rows of embeddings: `torchmetrics.Metric` subclasses that keep mergeable states."""
+"""Metrics over rows of embeddings: `torchmetrics.Metric` subclasses whose states merge."""
 
 from torchmetrics import Metric
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 def default_metrics(dim: int, seed: int = 0) -> list[Metric]:
-    """What the monitor measures at each layer unless told otherwise; ``seed`` is that of the sampled rows."""
+    """The default metrics of a layer of width ``dim``; ``seed`` determines which rows are sampled."""
     return [TokenMoments(dim), Anisotropy(dim), IntrinsicDimension(dim, seed=seed)]
 
 
 def streaming_metrics(dim: int, seed: int = 0) -> list[Metric]:
-    """The same without a table of token types, so that memory does not grow with the vocabulary."""
+    """Like `default_metrics`, but without a table of token types: memory does not grow with the vocabulary."""
     return [EmbeddingMoments(dim), Anisotropy(dim), IntrinsicDimension(dim, seed=seed)]
