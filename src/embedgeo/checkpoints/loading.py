@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -23,9 +23,11 @@ from transformers import (
 from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
 
-_COUNTS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
+_LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000
-_MOST_EXPERTS = 10_000
+"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
+_MOST_TENSORS = 50_000
+"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
 
 
 @dataclass
@@ -47,20 +49,20 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """The configuration of a model.
 
     Raises:
-        ValueError: counts of layers beyond any real model, code of its own or from the Hub, or a model of another kind
-            than measured here.
+        ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
     """
-    raw = json.loads((folder / "config.json").read_text())
-    for key, value in _leaves(raw):
-        if isinstance(value, str) and "/" in value and key.endswith("_implementation") and not trust_remote_code:
-            raise ValueError(
-                f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
-            )
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        most = _MOST_EXPERTS if "expert" in key else _MOST_LAYERS if _COUNTS.search(key) else None
-        if most is not None and most < value < float("inf"):
-            raise ValueError(f"config.json: {key} must be at most {most}; got {value}.")
+
+    def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key.endswith("_implementation") and "/" in str(value) and not trust_remote_code:
+                raise ValueError(
+                    f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
+                )
+            if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
+                raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
+        return dict(pairs)
+
+    json.loads((folder / "config.json").read_text(), object_pairs_hook=require_harmless)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(
@@ -68,17 +70,6 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             "embedgeo.observe."
         )
     return config
-
-
-def _leaves(config: object, key: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(config, dict):
-        for name, value in config.items():
-            yield from _leaves(value, key if key.endswith("_implementation") else name)
-    elif isinstance(config, list):
-        for value in config[:_MOST_LAYERS]:
-            yield from _leaves(value, "")
-    else:
-        yield key, config
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -89,9 +80,25 @@ def is_encoder(config: PreTrainedConfig) -> bool:
 
 
 def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a configuration, without memory for its weights."""
-    with torch.device("meta"):
-        return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    """The model of a configuration, without memory for its weights.
+
+    Raises:
+        ValueError: it has more parameters than any real model.
+    """
+    num_tensors = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal num_tensors
+        num_tensors += 1
+        if num_tensors > _MOST_TENSORS:
+            raise ValueError(f"config.json must describe at most {_MOST_TENSORS} parameters; it describes more.")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    finally:
+        hook.remove()
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
