@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
+from embedgeo.results.wording import reason
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WAITS = (1.0, 2.0, 4.0, 8.0)
@@ -74,7 +75,8 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
     Raises:
         OSError: the files cannot be downloaded, or are not what the Hub lists.
     """
-    download = partial(snapshot_download, repository, revision=commit, allow_patterns=contents.names)
+    names = [file.name for file in contents.files]
+    download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)
     with suppress(OSError):  # not in the user's cache, or not readable there
         folder = Path(download(local_files_only=True))
         if not _first_wrong(folder, contents):
@@ -90,7 +92,7 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
 
 def _first_wrong(folder: Path, contents: Contents) -> str:
     """What is wrong with the first file that is not as listed; empty if all are."""
-    for file in (*contents.weights, *contents.others):
+    for file in contents.files:
         if not (folder / file.name).is_file():
             return f"{file.name} must be among the files of the commit; it is not."
         if not file.digest.startswith("git:"):
@@ -115,13 +117,11 @@ def retried(attempt: Callable[[], T]) -> T:
     for wait in (*_WAITS, None):
         try:
             return attempt()
-        except (OSError, ValueError) as error:
-            if wait is None or not _may_pass(error):
-                raise
         except Exception as error:
             if wait is None or not _may_pass(error):
-                why = f"{type(error).__name__}: {error}"
-                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {why}") from error
+                if isinstance(error, OSError | ValueError):
+                    raise
+                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}") from error
         time.sleep(wait)
     raise AssertionError
 

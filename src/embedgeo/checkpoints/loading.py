@@ -1,4 +1,4 @@
-"""Models and tokenizers out of checkpoint folders, without running anything that a checkpoint brings along."""
+"""Load models and tokenizers, without running code that comes with a checkpoint."""
 
 import json
 import re
@@ -36,7 +36,7 @@ class LoadedModel:
 
     Attributes:
         model: a Hugging Face model, or a LightningModule.
-        is_encoder: predicts masked tokens rather than next ones.
+        is_encoder: whether it predicts masked tokens rather than the next one.
         has_head: whether the checkpoint holds the weights that predict tokens.
     """
 
@@ -73,7 +73,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model predicts masked tokens rather than next ones."""
+    """Whether the model predicts masked tokens rather than the next one."""
     masked = type(config) in AutoModelForMaskedLM._model_mapping
     causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
     return masked and not causal and not getattr(config, "is_decoder", False)
@@ -109,17 +109,17 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 
 
 def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a Hugging Face checkpoint: weights only, and no code of its own unless trusted.
+    """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
     Raises:
-        ValueError: the configuration does not fit the weights.
+        ValueError: the configuration does not match the weights.
     """
     require_whole_index(folder, contents.weights)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
-    if described > 4 * num_bytes:  # weights take half a byte each at the least; some are tied, or of a missing head
+    if described > 4 * num_bytes:  # a weight takes half a byte or more; some are tied, or of a head that is not there
         raise ValueError(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files hold {num_bytes} bytes."
         )
@@ -158,11 +158,11 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
     Args:
         path: the ``.ckpt`` file.
-        model_class: where its LightningModule is, as in ``package.module.Class``.
+        model_class: its LightningModule, as ``package.module.Class``.
         dtype: of the weights.
 
     Raises:
-        ValueError: ``model_class`` is none.
+        ValueError: ``model_class`` is not one.
     """
     kind = import_class(model_class)
     module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -174,7 +174,7 @@ def import_class(model_class: str) -> Any:
     """The LightningModule of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such class.
     """
     module_name, _, name = model_class.rpartition(".")
     try:
@@ -189,10 +189,10 @@ def import_class(model_class: str) -> Any:
 
 
 def lightning_step(path: Path) -> int:
-    """Optimizer steps that a Lightning checkpoint has taken, read from the file.
+    """Optimizer steps taken, as stored in a Lightning checkpoint.
 
     Raises:
-        ValueError: it says none.
+        ValueError: they cannot be read from the file.
     """
     try:
         return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
@@ -204,6 +204,5 @@ def lightning_step(path: Path) -> int:
 
 
 def num_token_types(model: nn.Module) -> int | None:
-    """Rows of the input embedding; None where there is no such table."""
-    table = input_embedding(model)
-    return None if table is None else getattr(table, "num_embeddings", None)
+    """Rows of the input embedding; None if the model has no embedding table."""
+    return getattr(input_embedding(model), "num_embeddings", None)

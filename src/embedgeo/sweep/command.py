@@ -15,7 +15,7 @@ from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import summarize
-from embedgeo.text import hash_documents, read_documents
+from embedgeo.text import hash_documents, hash_ids, read_documents
 
 
 def run_sweep(settings: SweepSettings) -> int:
@@ -76,22 +76,19 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
 
 
 def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
-    done = folder.done()
-
-    def known_hash(name: str) -> str | None:
-        return str(folder.read(name)["weights_sha256"].iloc[0]) if name in done else None
-
-    return make_plan(settings.models, settings.revisions, settings.steps, known_hash)
+    known = {name: str(folder.read(name)["weights_sha256"].iloc[0]) for name in folder.done()}
+    return make_plan(settings.models, settings.revisions, settings.steps, known)
 
 
 def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:
-    """Make the folder, or go on with one whose results are on the same tokens.
+    """Make the sweep folder, or continue one whose results are on the same tokens.
 
     Raises:
-        ValueError: the tokenizer gives other tokens now.
+        ValueError: the tokenizer now produces other tokens.
     """
+    sha256 = hash_ids(text.token_ids)
     before = folder.manifest().get("text", {}).get("tokens_sha256")
-    if len(text.token_ids) and before not in (None, text.sha256):
+    if len(text.token_ids) and before not in (None, sha256):
         raise ValueError(
             f"a sweep folder holds results on one sequence of tokens; the tokenizer no longer gives those of "
             f"{folder.path}. Give another out."
@@ -100,7 +97,7 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
         "versions": _versions(),
         "text": {
             "sha256": asked["text_sha256"],
-            "tokens_sha256": text.sha256,
+            "tokens_sha256": sha256,
             "num_sequences": len(text.token_ids),
             "num_tokens": text.token_ids.numel(),
         },

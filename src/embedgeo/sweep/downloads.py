@@ -3,7 +3,6 @@
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from embedgeo.checkpoints import hub
@@ -31,10 +30,8 @@ class Downloads:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_stopped = error is not None and not isinstance(error, Exception)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
         self._worker.shutdown(wait=not is_stopped, cancel_futures=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
 from embedgeo.results.wording import reason
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.text import hash_ids, tokenize_sequences
+from embedgeo.text import tokenize_sequences
 
 _MASKED_SHARE = 0.15
 
@@ -36,11 +36,6 @@ class ProbeText:
     masked: Tensor | None = None
     mask_token_id: int | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the token ids."""
-        return hash_ids(self.token_ids)
 
     def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> list[tuple[Tensor, Tensor | None]]:
         """The batches of one rank, as token ids and masked tokens: every ``world_size``-th of all batches.
@@ -190,7 +185,7 @@ def _of_tokenizer(names: Iterable[str]) -> list[str]:
 def _file_names(planned: Planned) -> list[str]:
     path = planned.checkpoint.path
     if path is None:
-        return [] if planned.contents is None else planned.contents.names
+        return [] if planned.contents is None else [file.name for file in planned.contents.files]
     return [file.name for file in path.glob("*")]
 
 

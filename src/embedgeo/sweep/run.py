@@ -1,15 +1,16 @@
 """The loop over checkpoints: fetch, load, measure, write, remove; the next is fetched while one is measured."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from embedgeo.checkpoints import loading
 from embedgeo.results.folder import SweepFolder, to_frame, to_records
@@ -24,6 +25,7 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import headline
 
 
+@dataclass
 class Sweep:
     """One process of a sweep: all ranks measure, rank 0 writes, local rank 0 downloads for its node.
 
@@ -36,33 +38,29 @@ class Sweep:
         out: the sweep folder.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        settings: SweepSettings,
-        plan: Sequence[Planned],
-        pending: Sequence[Planned],
-        text: ProbeText,
-        out: SweepFolder,
-    ) -> None:
-        self.fabric = fabric
-        self.settings = settings
-        self.pending = list(pending)
-        self.text = text
-        self.plan = {planned.name: planned for planned in plan}
-        self.series = {planned.name: planned.checkpoint.position.series for planned in plan}
-        self.out = out
+    fabric: Fabric
+    settings: SweepSettings
+    plan: Sequence[Planned]
+    pending: Sequence[Planned]
+    text: ProbeText
+    out: SweepFolder
+
+    def __post_init__(self) -> None:
+        self.series = {planned.name: planned.checkpoint.position.series for planned in self.plan}
         self.failures: dict[str, str] = {}
-        self._downloads = Downloads(out.path, evict=settings.evict)
+        self._downloads = Downloads(self.out.path, evict=self.settings.evict)
         self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
 
     def run(self) -> dict[str, str]:
         """Measure all pending checkpoints; returns the reasons of those that failed, by name."""
-        with self._progress() as progress, self._downloads:
+        console = Console(quiet=not self.fabric.is_global_zero)
+        bar = Progress(console=console, disable=not self.pending, transient=True)
+        task = bar.add_task("", total=len(self.pending))
+        with bar, self._downloads:
             for i, planned in enumerate(self.pending):
-                progress.update(TaskID(0), description=f"{planned.name}  {i + 1}/{len(self.pending)}")
-                self._finish(planned, self.pending[i + 1 :], progress.console)
-                progress.update(TaskID(0), advance=1)
+                bar.update(task, description=f"{planned.name}  {i + 1}/{len(self.pending)}")
+                self._finish(planned, self.pending[i + 1 :], console)
+                bar.update(task, advance=1)
             if self.fabric.is_global_zero:
                 self.out.rebuild(self.series)
         return self.failures
@@ -93,7 +91,8 @@ class Sweep:
         original = planned.duplicate_of
         if self.fabric.is_global_zero and original in self.out.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
-                if self.plan[original].checkpoint.config_digest() == planned.contents.config_digest:
+                first = next(other.checkpoint for other in self.plan if other.name == original)
+                if first.config_digest() == planned.contents.config_digest:
                     records = self.out.read(original)
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
                     copied = [*to_records(records[records["metric"] != "tokens_seen"]), *_tokens_seen(planned)], tables
@@ -146,13 +145,6 @@ class Sweep:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
                 self.out.rebuild(self.series)
             self._rebuilt = started, time.monotonic() - started
-
-    @contextmanager
-    def _progress(self) -> Iterator[Progress]:
-        console = Console(quiet=not self.fabric.is_global_zero)
-        with Progress(console=console, disable=not self.pending, transient=True) as progress:
-            progress.add_task("", total=len(self.pending))
-            yield progress
 
 
 def _tokens_seen(planned: Planned) -> list[Record]:
