@@ -16,8 +16,9 @@ from huggingface_hub import constants, file_download
 from safetensors.torch import save as save_safetensors
 from transformers import modeling_utils
 
+from embedgeo.checkpoints import loading
 from embedgeo.cli import main
-from embedgeo.sweep.measure import Measurement
+from embedgeo.sweep import measure
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, checkpoint_files, model
@@ -116,6 +117,10 @@ def without_a_weight():
         ({"config.json": None}, "must have a config.json"),
         ({"config.json": b"{"}, "JSON"),
         ({"config.json": changed_config(num_hidden_layers=10**9)}, "num_hidden_layers must be at most"),
+        (
+            {"config.json": changed_config(text_config={"num_hidden_layers": 10**12})},
+            "num_hidden_layers must be at most",
+        ),
         ({"config.json": changed_config(hidden_size=10**7)}, "must fit the weights"),
         ({"config.json": changed_config(vocab_size=10**12)}, "must fit the weights"),
         ({"config.json": changed_config(hidden_size=10**30)}, ""),
@@ -130,6 +135,15 @@ def test_a_broken_checkpoint_fails_alone(hub, options, changes, reason):
     assert done(options) == ["step0", "step2"]
     assert reason in reasons(options)["step1"]
     assert sweep(REPOSITORY, **options) == 3
+
+
+def test_a_model_without_end_is_refused_while_it_is_made(hub, options, monkeypatch):
+    monkeypatch.setattr(loading, "_MOST_TENSORS", 1000)
+    config = {"model_type": "albert", "inner_group_num": 10**12, "hidden_size": 8, "num_attention_heads": 2}
+    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    hub.add(REPOSITORY, "step1", broken(**{"config.json": json.dumps(config).encode()}))
+    assert sweep(REPOSITORY, **options) == 3
+    assert "must describe at most 1000 parameters" in reasons(options)["step1"]
 
 
 def test_a_broken_first_checkpoint_does_not_stop_the_sweep(hub, options):
@@ -176,11 +190,11 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     hub, commits, options, monkeypatch, capsys, handlers, number, during
 ):
     is_over = threading.Event()
-    measure, get = Measurement._measure, file_download.http_get
+    measure_batch, get = measure._measure_batch, file_download.http_get
 
     def stopped_measurement(*args):
         signal.raise_signal(number)
-        measure(*args)
+        measure_batch(*args)
 
     def stopped_download(url, *args, **kwargs):
         if commits[0] in url and url.endswith(WEIGHTS):
@@ -196,7 +210,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
         if during == "download":
             patched.setattr(file_download, "http_get", stopped_download)
         else:
-            patched.setattr(Measurement, "_measure", stopped_measurement)
+            patched.setattr(measure, "_measure_batch", stopped_measurement)
         patched.setattr(os, "_exit", end)
         given = [f"--{name}={value}" for name, value in options.items()]
         patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
@@ -207,7 +221,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["step0", "step1", "step2"]
-    assert not (Path(options["out"]) / ".downloads").exists()
+    assert list(Path(options["out"]).glob(".*")) == []
 
 
 def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):
@@ -244,8 +258,11 @@ def refused(match, *args, **options):
         ({"revisions": "nothing-*"}, "none among the revisions"),
         ({"tokenizer": "/does/not/exist"}, "tokenizer must come from"),
         ({"text": "/does/not/exist"}, "text must be files"),
-        ({"trainer": {"logger": True}}, "decides logger itself"),
+        ({"trainer": {"logger": True}}, "trainer must be options that say where and how to run: .*; got logger"),
         ({"trainer": {"colour": "red"}}, "trainer must be options"),
+        ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
+        ({"trainer": {"accelerator": "abacus"}}, "trainer must be options that lightning accepts"),
+        ({"trainer": {"devices": 2, "strategy": "fsdp"}}, "and the model whole in each"),
         ({"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}}, "must keep its processes"),
     ],
 )
@@ -289,7 +306,7 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
         patched.setattr("embedgeo.results.folder.write_events", full)
         assert "events.out" in refused("No space left", REPOSITORY, **options)
     assert done(options) == ["step0", "step1", "step2"]
-    assert not (Path(options["out"]) / ".downloads").exists()
+    assert list(Path(options["out"]).glob(".*")) == []
     assert sweep(REPOSITORY, **options) == 0
 
 

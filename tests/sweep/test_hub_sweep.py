@@ -1,9 +1,9 @@
-import errno
+import gc
 import json
 import os
-import shutil
-from contextlib import suppress
-from itertools import count
+import socket
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,12 @@ import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
-from huggingface_hub.utils import _shared_blobs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.checkpoints import hub as hub_source
-from embedgeo.checkpoints import list_checkpoints
-from embedgeo.checkpoints.downloads import Downloads
 from embedgeo.results.folder import SCHEMA, SweepFolder
-from embedgeo.sweep import check
+from embedgeo.sweep import check, measure
+from embedgeo.sweep.run import Sweep
 from embedgeo.text import read_documents, tokenize_sequences
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
@@ -131,201 +128,94 @@ def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(ru
     pd.testing.assert_frame_equal(first, second)
 
 
-def test_what_was_downloaded_is_evicted_and_what_was_there_stays(run, options):
+def everything(folder):
+    """What is in a folder: paths, and of files what they hold and when they were written."""
+    paths = sorted(Path(folder).rglob("*"))
+    return {path: (path.read_bytes(), path.lstat().st_mtime_ns) for path in paths if path.is_file()}, paths
+
+
+def hidden(folder):
+    return list(Path(folder).rglob(".*"))
+
+
+def test_a_sweep_that_evicts_only_reads_the_users_cache(run, hub, options):
     snapshot_download(REPOSITORY, revision=run["step2"])
     snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
-    sweep(REPOSITORY, **options)
-    cached = {
-        r.commit_hash: {f.file_name for f in r.files}
-        for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos
-        for r in repo.revisions
-    }
-    assert set(cached) == {run["step2"], run["step10"]}
-    assert "pytorch_model.bin" in cached[run["step2"]]
-    assert cached[run["step10"]] == {"config.json"}
-    assert not (Path(options["out"]) / ".downloads").exists()
-
-
-def test_nothing_is_left_in_a_cache_that_was_empty(run, options):
-    sweep(REPOSITORY, **options)
-    left = [p for p in Path(constants.HF_HUB_CACHE).rglob("*") if p.is_file() and ".locks" not in p.parts]
-    assert [p.name for p in left if p.name != "CACHEDIR.TAG"] == []
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_what_a_killed_download_has_left_is_evicted(run, options, tmp_path, name):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads = Downloads(tmp_path / "notes")
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    digest = next(file.digest for file in (*contents.weights, *contents.others) if file.name == name)
-    left = Path(constants.HF_HUB_CACHE, "models--lab--tiny", "blobs", f"{digest.removeprefix('git:')}.1a2b.incomplete")
-    left.parent.mkdir(parents=True)
-    left.write_text("half")
-    left.with_name("tmp_53dc41f1").touch()  # the client's, too
-    downloads.evict("step0")
-    assert not left.parent.exists()
-    assert not (tmp_path / "notes").exists()
-
-
-def test_killed_at_any_moment_an_eviction_leaves_nothing_to_the_next(run, tmp_path, monkeypatch):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads = Downloads(tmp_path / "notes")
-    for moment in count():
-        downloads.note("step0", REPOSITORY, run["step0"], contents)
-        hub_source.fetch(REPOSITORY, run["step0"], contents)
-        left = [*range(moment)]
-
-        def before(remove, left=left):
-            def killed(*args, **kwargs):
-                if not left:
-                    raise KeyboardInterrupt
-                left.pop()
-                return remove(*args, **kwargs)
-
-            return killed
-
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            for module, name in ((os, "unlink"), (os, "remove"), (shutil, "rmtree")):
-                patch.setattr(module, name, before(getattr(module, name)))
-            downloads.evict("step0")
-            break
-        assert downloads.noted() == ["step0"]
-        assert downloads.evict("step0")
-        assert cached() == downloads.noted() == []
-    assert moment > 2 * len(contents.names)  # each file's entry in the snapshot and its blob, and the note
-
-
-@pytest.mark.parametrize("name", ["config.json", "original/config.json"])
-def test_a_blob_that_another_commit_uses_stays(run, hub, tmp_path, name):
-    first = list_checkpoints(REPOSITORY)[0]
-    other = hub.add(REPOSITORY, "other", {name: checkpoint_files(0)["config.json"]})
-    snapshot_download(REPOSITORY, revision=other)
-    before = cached()
-    downloads = Downloads(tmp_path / "notes")
-    downloads.note("step0", REPOSITORY, first.commit, first.contents())
-    hub_source.fetch(REPOSITORY, first.commit, first.contents())
-    assert len(cached()) > len(before)
-    assert downloads.evict("step0")
-    assert cached() == before
-    assert not scan_cache_dir(constants.HF_HUB_CACHE).warnings
-
-
-@pytest.mark.parametrize("lost", ["nothing", "entries", "entries and contents"])
-def test_a_blob_that_the_client_shares_between_repositories_is_evicted(run, tmp_path, lost):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads, cache = Downloads(tmp_path / "notes"), Path(constants.HF_HUB_CACHE)
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    snapshot = hub_source.fetch(REPOSITORY, run["step0"], contents)
-    blob, shared = (snapshot / "model.safetensors").resolve(), cache / "blobs" / "ab" / ("ab" * 32)
-    xet = {"xet_hash": shared.name, "cache_dir": cache, "expected_size": blob.stat().st_size}
-    assert _shared_blobs.publish_blob_to_shared_store(blob_path=blob, **xet, replace_existing=False)
-    assert blob.is_symlink()
-    for name in contents.names if "entries" in lost else ():
-        (snapshot / name).unlink()
-    if "contents" in lost:
-        shared.unlink()
-    assert downloads.evict("step0")
-    assert not any(map(os.path.lexists, (*cached(), blob, shared)))
-
-
-def test_a_cache_that_the_client_cannot_read_keeps_the_note(run, tmp_path):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads = Downloads(tmp_path / "notes")
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    broken = hub_source.fetch(REPOSITORY, run["step0"], contents).parent / "broken"
-    broken.write_text("a file where the client expects folders")
-    with pytest.raises(OSError, match=f"must be readable.*{broken}"):
-        downloads.evict("step0")
-    assert downloads.noted() == ["step0"]
-    broken.unlink()
-    assert downloads.evict("step0")
-    assert cached() == []
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_what_another_sweep_evicts_during_a_download_is_downloaded_again(run, options, monkeypatch, when):
-    evicted = []
-
-    def interrupted(*args, **kwargs):
-        if "model.safetensors" not in kwargs["allow_patterns"] or len(evicted) == 2:
-            return snapshot_download(*args, **kwargs)
-        if when == "before":  # its folder, still empty, is removed between two steps of the client
-            evicted.append("snapshots/1a2b")
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), evicted[-1])
-        folder = snapshot_download(*args, **kwargs)  # finds a blob of which the other saw no use when it looked
-        evicted.append(Path(folder, "model.safetensors").resolve())
-        evicted[-1].unlink()
-        return folder
-
-    monkeypatch.setattr(hub_source, "snapshot_download", interrupted)
-    assert sweep(REPOSITORY, **options, steps="0") == 0
-    assert len(evicted) == 2
-
-
-def cached():
-    return [p for p in Path(constants.HF_HUB_CACHE).glob("models--*/*/*") if p.is_file() or any(p.iterdir())]
-
-
-def test_what_another_sweep_uses_stops_nothing_and_is_evicted_when_that_is_done(run, options, monkeypatch, tmp_path):
-    others = [Downloads(tmp_path / name) for name in ("a", "b")]  # as of two nodes, or of two sweeps
-    for other in others:
-        other.lease("step0", REPOSITORY, run["step0"])
-    rebuild, before = SweepFolder.rebuild, []
-
-    def when_all_is_done(self):
-        rebuild(self)
-        if len(self.done()) == 4 and not before:
-            before.append({path.name for path in cached()})
-            for other in others:
-                other.release("step0")
-
-    monkeypatch.setattr(SweepFolder, "rebuild", when_all_is_done)
+    before = everything(constants.HF_HUB_CACHE)
+    hub.requests.clear()
     assert sweep(REPOSITORY, **options) == 0
-    assert run["step0"] in before[0]
-    assert cached() == []
-    assert not (Path(options["out"]) / ".downloads").exists()
+    assert everything(constants.HF_HUB_CACHE) == before
+    assert run["step2"] not in hub.downloads(".bin")
+    assert run["step10"] in hub.downloads()
+    assert hidden(options["out"]) == []
 
 
-def test_a_lease_of_a_killed_sweep_keeps_nothing(run, tmp_path):
-    downloads, contents = Downloads(tmp_path / "notes"), list_checkpoints(REPOSITORY)[0].contents()
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    hub_source.fetch(REPOSITORY, run["step0"], contents)
-    lock = hub_source.lock_file(f"{run['step0']}-1a2b")
-    with lock:
-        assert not downloads.evict("step0")
-        assert downloads.noted() == ["step0"]
-    Path(lock.lock_file).touch()
-    assert downloads.evict("step0")
-    assert cached() == []
-    assert not Path(lock.lock_file).exists()
+def test_nothing_is_made_where_there_is_no_cache(run, options):
+    assert sweep(REPOSITORY, **options) == 0
+    assert not Path(constants.HF_HUB_CACHE).exists()
+    assert hidden(options["out"]) == []
 
 
-def test_what_another_sweep_had_there_and_evicts_is_downloaded_as_this_ones_own(run, tmp_path):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    first, killed, again = (Downloads(tmp_path / name) for name in ("first", "second", "second"))
-    first.note("step0", REPOSITORY, run["step0"], contents)
-    hub_source.fetch(REPOSITORY, run["step0"], contents)
-    killed.note("step0", REPOSITORY, run["step0"], contents)
-    first.evict("step0")
-    again.note("step0", REPOSITORY, run["step0"], contents)
-    hub_source.fetch(REPOSITORY, run["step0"], contents)
-    assert len(cached()) > 1
-    again.evict("step0")
-    assert cached() == []
+@pytest.mark.parametrize("harm", ["changed", "missing"])
+def test_what_is_wrong_in_the_users_cache_is_downloaded_and_left_as_it_is(run, hub, options, harm):
+    weights = Path(snapshot_download(REPOSITORY, revision=run["step0"]), "model.safetensors")
+    if harm == "changed":
+        weights.resolve().write_bytes(b"x" * weights.stat().st_size)
+    else:
+        weights.unlink()
+    before = everything(constants.HF_HUB_CACHE)
+    hub.requests.clear()
+    assert sweep(REPOSITORY, **options, steps="0") == 0
+    assert run["step0"] in hub.downloads()
+    assert everything(constants.HF_HUB_CACHE) == before
 
 
-def test_what_another_machine_has_noted_in_the_same_folder_is_left_to_it(run, tmp_path):
-    contents = list_checkpoints(REPOSITORY)[0].contents()
-    downloads, cache = Downloads(tmp_path / "notes"), Path(constants.HF_HUB_CACHE)
-    downloads.note("step0", REPOSITORY, run["step0"], contents)
-    hub_source.fetch(REPOSITORY, run["step0"], contents)
-    cache.rename(tmp_path / "elsewhere")  # another machine's cache is at the same path
-    downloads.evict("step0")
-    assert downloads.noted() == ["step0"]
-    shutil.rmtree(cache)
-    (tmp_path / "elsewhere").rename(cache)
-    downloads.evict("step0")
-    assert cached() == downloads.noted() == []
+@pytest.mark.parametrize(("host", "is_removed"), [(socket.gethostname(), True), ("another", False)])
+def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options, host, is_removed):
+    left = Path(options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs", "1a2b.incomplete")
+    write_files(left.parent, {left.name: b"half"})
+    assert sweep(REPOSITORY, **options) == 0
+    assert left.exists() != is_removed
+    if left.exists():
+        os.utime(left.parents[2], (0, 0))  # a day later
+    assert sweep(REPOSITORY, **options) == 0
+    assert hidden(options["out"]) == []
+
+
+def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeypatch):
+    for step in range(4):
+        hub.add(REPOSITORY, f"step{step}", checkpoint_files(step))
+    seen = []
+
+    def counted(*args):
+        seen.append(len(list(Path(options["out"]).glob(".tmp-*-downloads/*"))))
+        return load(*args)
+
+    load = Sweep._load
+    monkeypatch.setattr(Sweep, "_load", counted)
+    assert sweep(REPOSITORY, **options) == 0
+    assert len(seen) == 4
+    assert max(seen) <= 2
+
+
+def test_a_model_is_freed_before_the_next_is_loaded(run, hub, options, monkeypatch):
+    hub.add(REPOSITORY, "step3", {**checkpoint_files(3), "config.json": b"{"})
+    models = []
+
+    def loaded(*args):
+        assert all(model() is None for model in models)
+        result = load(*args)
+        models.append(weakref.ref(result.model))
+        return result
+
+    load = Sweep._load
+    monkeypatch.setattr(Sweep, "_load", loaded)
+    gc.disable()
+    try:
+        assert sweep(REPOSITORY, **options) == 3
+    finally:
+        gc.enable()
+    assert len(models) == 3
 
 
 def test_evict_false_keeps_everything(run, options):
@@ -355,21 +245,17 @@ def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, optio
 
 
 def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options, monkeypatch):
-    from embedgeo.sweep.measure import Measurement
-
     seen = []
-    end = Measurement.on_predict_epoch_end
 
-    def wait_for_the_next(self):
-        import time
-
+    def wait_for_the_next(*args):
         deadline = time.monotonic() + 60
         while run["step2"] not in hub.downloads(".bin") and time.monotonic() < deadline:
             time.sleep(0.01)
         seen.append(run["step2"] in hub.downloads(".bin"))
-        end(self)
+        return results(*args)
 
-    monkeypatch.setattr(Measurement, "on_predict_epoch_end", wait_for_the_next)
+    results = measure._results
+    monkeypatch.setattr(measure, "_results", wait_for_the_next)
     sweep(REPOSITORY, **options)
     assert seen[0]
 

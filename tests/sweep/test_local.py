@@ -1,6 +1,8 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
+import shlex
 import socket
+import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -17,6 +19,7 @@ import embedgeo
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.wording import shell_command
 from embedgeo.sweep import check
 from embedgeo.sweep.summary import loss_outliers
 from embedgeo.text import cut_sequences, tokenize_sequences
@@ -105,6 +108,18 @@ def test_duplicates_in_folders(tmp_path, options, capsys):
     assert third["duplicate_of"].iloc[0] == "step1"
     assert first["value"].equals(third["value"])
     assert first["weights_sha256"].iloc[0] == third["weights_sha256"].iloc[0]
+
+
+def test_the_command_that_is_printed_can_be_pasted(tmp_path, options, capsys, monkeypatch):
+    local_run(tmp_path / "run", steps=(1,))
+    out = tmp_path / "an out"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}) == 0
+    printed = capsys.readouterr().out.splitlines()[-1].partition("metrics.csv; ")[2]
+    assert shlex.split(printed) == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
+    write_files(tmp_path, {"embedgeo": b""})
+    (tmp_path / "embedgeo").chmod(0o755)
+    assert shell_command("embedgeo", "report", "a b") == "embedgeo report 'a b'"
 
 
 def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which are needed, what they hold, and which checkpoints hold the same."""
+"""The files of a checkpoint: which are needed, their hashes, and which checkpoints have the same weights."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _WEIGHTS = (  # in the order in which transformers looks for them
 VOCABULARIES = frozenset(
     {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"}
 )
-"""Files of which a tokenizer has at least one."""
+"""Every tokenizer has at least one of these files."""
 TOKENIZER_FILES = VOCABULARIES | {
     "added_tokens.json",
     "merges.txt",
@@ -25,7 +25,7 @@ TOKENIZER_FILES = VOCABULARIES | {
     "tokenizer_config.json",
 }
 _MOST_BYTES = 256 * 2**20
-"""The largest file, other than of weights, that is worth fetching."""
+"""Larger files, other than weights, are refused."""
 
 
 class StoredFile(NamedTuple):
@@ -34,7 +34,7 @@ class StoredFile(NamedTuple):
     Attributes:
         name: relative to the checkpoint.
         size: bytes.
-        digest: ``sha256`` in hexadecimal; where the Hub gives none, ``git:`` and git's own hash.
+        digest: sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Contents:
     """The files that are needed to load a checkpoint.
 
     Attributes:
-        weights: the weight files in one format, sorted by name, and their index where they have one.
+        weights: the weight files in one format, sorted by name, and their index if there is one.
         others: ``config.json`` and the tokenizer's files.
     """
 
@@ -56,7 +56,7 @@ class Contents:
 
     @property
     def sha256(self) -> str:
-        """The weight file's sha256; of several, that of what ``sha256sum`` prints about them."""
+        """The sha256 of the weight file; of several files, the sha256 of the output of ``sha256sum``."""
         files = weight_files(self.weights)
         if len(files) == 1:
             return files[0].digest
@@ -65,28 +65,23 @@ class Contents:
 
     @property
     def config_digest(self) -> str:
-        """Of ``config.json``: the same weights give other results under another one."""
+        """Digest of ``config.json``: the same weights give other results with another configuration."""
         return next((file.digest for file in self.others if file.name == "config.json"), "")
 
     @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in (*self.weights, *self.others))
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all files."""
-        return [file.name for file in (*self.weights, *self.others)]
+    def files(self) -> tuple[StoredFile, ...]:
+        """All files."""
+        return *self.weights, *self.others
 
 
 def needed_files(files: Iterable[StoredFile]) -> Contents:
-    """The files to load: weights in the first format there is, ``config.json``, and the tokenizer's.
+    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer.
 
-    Names are matched whole, so that no name can lead out of the checkpoint's folder.
+    Whole names are matched, so that no file is outside the checkpoint's folder.
 
     Raises:
         FileNotFoundError: no weights, or no ``config.json``.
-        ValueError: a file that is implausibly large for what it is.
+        ValueError: a file that is too large, other than weights.
     """
     files = sorted(files)
     others = tuple(file for file in files if file.name == "config.json" or file.name in TOKENIZER_FILES)
@@ -104,19 +99,19 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
 
 
 def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
-    """Those that hold weights, without the index."""
+    """The files that hold weights: all but their index."""
     return [file for file in files if not file.name.endswith(".json")]
 
 
 def hashed_file(path: Path, name: str = "") -> StoredFile:
-    """Read a local file for its size and sha256."""
+    """Size and sha256 of a local file, which is read for this."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(name or path.name, file.tell(), digest)
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
-    """The first name with the same value, for each name whose value has come before.
+    """Map each name whose value has occurred before to the first name with that value.
 
     >>> duplicates({"step0": "a", "step1": "a", "step2": "b"})
     {'step1': 'step0'}
@@ -127,7 +122,7 @@ def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
 
 
 def shared_parts(contents: Mapping[str, Contents]) -> list[tuple[str, list[str]]]:
-    """Weight files that several checkpoints share which are otherwise different: file name, names of checkpoints."""
+    """Weight files shared by checkpoints that otherwise differ: names of the file and of the checkpoints."""
     holders: dict[tuple[str, str], list[str]] = {}
     for name, held in contents.items():
         for file in weight_files(held.weights):
@@ -140,10 +135,10 @@ def shared_parts(contents: Mapping[str, Contents]) -> list[tuple[str, list[str]]
 
 
 def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
-    """Check that the index of the weights names the files that belong to the checkpoint, and only those.
+    """Check that the index of the weights names exactly the weight files of the checkpoint.
 
     Raises:
-        ValueError: it names others, as a path out of the folder would be, or leaves some out.
+        ValueError: it names other files, such as one outside the folder, or leaves some out, or is missing.
     """
     index = next((file for file in weights if file.name.endswith(".json")), None)
     if index is None:

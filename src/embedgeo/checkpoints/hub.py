@@ -1,20 +1,20 @@
-"""The Hub: list revisions and files, and fetch a commit's files."""
+"""The Hugging Face Hub: list revisions and files, and download the files of a commit."""
 
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
+from embedgeo.results.wording import reason
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WAITS = (1.0, 2.0, 4.0, 8.0)
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class WrongHashError(OSError):
-    """A file is not what the Hub's listing says it is."""
+    """A file does not have the hash that the Hub lists."""
 
 
 def list_repositories(pattern: str) -> list[str]:
@@ -41,7 +41,7 @@ def list_repositories(pattern: str) -> list[str]:
 
 
 def list_revisions(repository: str) -> dict[str, str]:
-    """Branches and tags of a repository with the commits they stand for."""
+    """Branches and tags of a repository, with the commits that they point to."""
     refs = retried(lambda: HfApi().list_repo_refs(repository))
     commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
     wrong = [name for name, commit in commits.items() if not _COMMIT.fullmatch(commit)]
@@ -51,7 +51,7 @@ def list_revisions(repository: str) -> dict[str, str]:
 
 
 def list_files(repository: str, commit: str) -> list[StoredFile]:
-    """Files of a commit: sha256 of those in large-file storage, git's hash of the others."""
+    """Files of a commit, with the sha256 of those in large-file storage and git's hash of the others."""
     entries = retried(lambda: list(HfApi().list_repo_tree(repository, revision=commit)))
     return [
         StoredFile(e.path, e.size, f"git:{e.blob_id}" if e.lfs is None else e.lfs.sha256)
@@ -60,48 +60,41 @@ def list_files(repository: str, commit: str) -> list[StoredFile]:
     ]
 
 
-def fetch(repository: str, commit: str, contents: Contents) -> Path:
-    """Download the files of a commit, and check the weights against the hashes that the Hub lists.
+def fetch(repository: str, commit: str, contents: Contents, cache: Path | None = None) -> Path:
+    """The folder with the files of a commit, whose weights have the hashes that the Hub lists.
 
-    What a further attempt may mend is tried again: lost connections, server errors, bodies cut short, wrong hashes,
-    and what another sweep on this machine has evicted meanwhile because no commit that was whole had a use for it.
+    Files that the user's cache holds already are used from there, if all of them are there and as listed. Otherwise
+    all are downloaded; lost connections, server errors, truncated bodies and wrong hashes are tried again.
 
-    Returns:
-        The folder that holds them, in the cache.
+    Args:
+        repository: on the Hub.
+        commit: of the repository.
+        contents: the files.
+        cache: a folder to download into, as a cache of its own; default: the user's cache.
+
+    Raises:
+        OSError: the files cannot be downloaded, or are not what the Hub lists.
     """
+    names = [file.name for file in contents.files]
+    download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)
+    with suppress(OSError):  # not in the user's cache, or not readable there
+        folder = Path(download(local_files_only=True))
+        if not _first_wrong(folder, contents):
+            return folder
     wrong = ""
     for force in (False, True):
-        folder = retried(partial(_download, repository, commit, contents.names, force=force))
+        folder = Path(retried(partial(download, cache_dir=cache, force_download=force)))
         wrong = _first_wrong(folder, contents)
         if not wrong:
             return folder
     raise WrongHashError(f"{wrong} It was downloaded twice.")
 
 
-def _download(repository: str, commit: str, names: Sequence[str], *, force: bool) -> Path:
-    folder = Path(snapshot_download(repository, revision=commit, allow_patterns=list(names), force_download=force))
-    with cache_lock(repository):  # whoever evicts after this sees the whole snapshot, and keeps its blobs
-        for name in names:
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{name} must be in the cache after its download; it is not.")
-    return folder
-
-
-def cache_lock(repository: str) -> FileLock:
-    """Held while files of a repository, of any commit, are taken out of the cache, or counted as there."""
-    return lock_file(repository_folder(repository).name)
-
-
-def lock_file(name: str) -> FileLock:
-    """A lock that all sweeps with this cache share."""
-    locks = Path(constants.HF_HUB_CACHE) / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    return FileLock(locks / f"embedgeo-{name}.lock", thread_local=False)
-
-
 def _first_wrong(folder: Path, contents: Contents) -> str:
-    """What is wrong with the first file that is not what the listing says; empty where all are."""
-    for file in (*contents.weights, *contents.others):
+    """What is wrong with the first file that is not as listed; empty if all are."""
+    for file in contents.files:
+        if not (folder / file.name).is_file():
+            return f"{file.name} must be among the files of the commit; it is not."
         if not file.digest.startswith("git:"):
             got = hashed_file(folder / file.name).digest
             if got != file.digest:
@@ -110,33 +103,25 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
 
 
 def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
-    """Download some small files into a cache of their own; returns the folder that holds them."""
-    return Path(
-        retried(lambda: snapshot_download(repository, revision=commit, allow_patterns=list(names), cache_dir=cache))
-    )
-
-
-def snapshot_folder(repository: str, commit: str) -> Path:
-    """Where the cache holds the files of a commit."""
-    return repository_folder(repository) / "snapshots" / commit
+    """Download some small files of a commit into a cache of their own; returns the folder that holds them."""
+    download = partial(snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache)
+    return Path(retried(download))
 
 
 def retried(attempt: Callable[[], T]) -> T:
-    """What ``attempt`` returns, after further attempts where the cause may pass.
+    """Call ``attempt`` until it succeeds, a few times, as long as the error may be a passing one.
 
     Raises:
-        OSError: it has not passed, or is none that may; ValueError where the attempt raises that.
+        OSError, ValueError: as ``attempt`` raises them; ConnectionError in place of all other errors.
     """
     for wait in (*_WAITS, None):
         try:
             return attempt()
-        except (OSError, ValueError) as error:
-            if wait is None or not _may_pass(error):
-                raise
         except Exception as error:
             if wait is None or not _may_pass(error):
-                why = f"{type(error).__name__}: {error}"
-                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {why}") from error
+                if isinstance(error, OSError | ValueError):
+                    raise
+                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}") from error
         time.sleep(wait)
     raise AssertionError
 
@@ -148,13 +133,6 @@ def _may_pass(error: BaseException | None) -> bool:
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     if "Consistency check failed" in str(error):  # a body cut short; a plain OSError
         return True
-    if type(error) in (FileNotFoundError, FileExistsError):  # another sweep evicts; the client's own are subclasses
-        return True
     # the HTTP library under huggingface_hub has changed its name between versions; its classes have not
     is_transport = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
     return is_transport or isinstance(error, ConnectionError) or _may_pass(error.__cause__)
-
-
-def repository_folder(repository: str) -> Path:
-    """Where the cache holds a repository."""
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")

@@ -1,8 +1,7 @@
-"""Models and tokenizers out of checkpoint folders, without running anything that a checkpoint brings along."""
+"""Load models and tokenizers, without running code that comes with a checkpoint."""
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -23,9 +23,11 @@ from transformers import (
 from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
 
-_COUNTS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
+_LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000
-_MOST_EXPERTS = 10_000
+"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
+_MOST_TENSORS = 50_000
+"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
 
 
 @dataclass
@@ -34,7 +36,7 @@ class LoadedModel:
 
     Attributes:
         model: a Hugging Face model, or a LightningModule.
-        is_encoder: predicts masked tokens rather than next ones.
+        is_encoder: whether it predicts masked tokens rather than the next one.
         has_head: whether the checkpoint holds the weights that predict tokens.
     """
 
@@ -47,20 +49,20 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """The configuration of a model.
 
     Raises:
-        ValueError: counts of layers beyond any real model, code of its own or from the Hub, or a model of another kind
-            than measured here.
+        ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
     """
-    raw = json.loads((folder / "config.json").read_text())
-    for key, value in _leaves(raw):
-        if isinstance(value, str) and "/" in value and key.endswith("_implementation") and not trust_remote_code:
-            raise ValueError(
-                f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
-            )
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            continue
-        most = _MOST_EXPERTS if "expert" in key else _MOST_LAYERS if _COUNTS.search(key) else None
-        if most is not None and most < value < float("inf"):
-            raise ValueError(f"config.json: {key} must be at most {most}; got {value}.")
+
+    def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key.endswith("_implementation") and "/" in str(value) and not trust_remote_code:
+                raise ValueError(
+                    f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
+                )
+            if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
+                raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
+        return dict(pairs)
+
+    json.loads((folder / "config.json").read_text(), object_pairs_hook=require_harmless)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(
@@ -70,28 +72,33 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     return config
 
 
-def _leaves(config: object, key: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(config, dict):
-        for name, value in config.items():
-            yield from _leaves(value, key if key.endswith("_implementation") else name)
-    elif isinstance(config, list):
-        for value in config[:_MOST_LAYERS]:
-            yield from _leaves(value, "")
-    else:
-        yield key, config
-
-
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model predicts masked tokens rather than next ones."""
+    """Whether the model predicts masked tokens rather than the next one."""
     masked = type(config) in AutoModelForMaskedLM._model_mapping
     causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
     return masked and not causal and not getattr(config, "is_decoder", False)
 
 
 def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a configuration, without memory for its weights."""
-    with torch.device("meta"):
-        return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    """The model of a configuration, without memory for its weights.
+
+    Raises:
+        ValueError: it has more parameters than any real model.
+    """
+    num_tensors = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal num_tensors
+        num_tensors += 1
+        if num_tensors > _MOST_TENSORS:
+            raise ValueError(f"config.json must describe at most {_MOST_TENSORS} parameters; it describes more.")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    finally:
+        hook.remove()
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
@@ -102,17 +109,17 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 
 
 def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a Hugging Face checkpoint: weights only, and no code of its own unless trusted.
+    """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
     Raises:
-        ValueError: the configuration does not fit the weights.
+        ValueError: the configuration does not match the weights.
     """
     require_whole_index(folder, contents.weights)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
-    if described > 4 * num_bytes:  # weights take half a byte each at the least; some are tied, or of a missing head
+    if described > 4 * num_bytes:  # a weight takes half a byte or more; some are tied, or of a head that is not there
         raise ValueError(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files hold {num_bytes} bytes."
         )
@@ -151,11 +158,11 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
     Args:
         path: the ``.ckpt`` file.
-        model_class: where its LightningModule is, as in ``package.module.Class``.
+        model_class: its LightningModule, as ``package.module.Class``.
         dtype: of the weights.
 
     Raises:
-        ValueError: ``model_class`` is none.
+        ValueError: ``model_class`` is not one.
     """
     kind = import_class(model_class)
     module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -167,7 +174,7 @@ def import_class(model_class: str) -> Any:
     """The LightningModule of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such class.
     """
     module_name, _, name = model_class.rpartition(".")
     try:
@@ -182,10 +189,10 @@ def import_class(model_class: str) -> Any:
 
 
 def lightning_step(path: Path) -> int:
-    """Optimizer steps that a Lightning checkpoint has taken, read from the file.
+    """Optimizer steps taken, as stored in a Lightning checkpoint.
 
     Raises:
-        ValueError: it says none.
+        ValueError: they cannot be read from the file.
     """
     try:
         return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
@@ -197,6 +204,5 @@ def lightning_step(path: Path) -> int:
 
 
 def num_token_types(model: nn.Module) -> int | None:
-    """Rows of the input embedding; None where there is no such table."""
-    table = input_embedding(model)
-    return None if table is None else getattr(table, "num_embeddings", None)
+    """Rows of the input embedding; None if the model has no embedding table."""
+    return getattr(input_embedding(model), "num_embeddings", None)

@@ -1,4 +1,4 @@
-"""Where checkpoints come from: repositories on the Hub, families of them, local folders, Lightning's files."""
+"""Where checkpoints come from: repositories on the Hub, local folders, and files of Lightning."""
 
 import re
 from collections import Counter
@@ -11,21 +11,22 @@ from urllib.parse import quote
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, needed_files
 from embedgeo.checkpoints.steps import Position, parse_position
+from embedgeo.results.wording import listed
 
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.*?\[\]-]+)?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a source lists.
+    """A checkpoint of a training run.
 
     Attributes:
-        name: distinct within the source; a file name.
-        model: repository, or local folder, as asked for.
-        revision: branch or tag; of a local source, the name of the folder or file.
+        name: unique among the checkpoints listed together, and valid as a file name.
+        model: the repository, or the local folder as it was given.
+        revision: branch or tag; for a local checkpoint, the name of its folder or file.
         position: step, tokens seen and series.
-        commit: what the revision stands for; empty for a local source.
-        path: the folder or file; None on the Hub.
+        commit: that the revision points to; empty for a local checkpoint.
+        path: the folder or file; None for a checkpoint on the Hub.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Checkpoint:
         return self.position.step
 
     def contents(self) -> Contents:
-        """The files to load, with their hashes: from the Hub's listing, or hashed here.
+        """The files to load with their hashes, which the Hub lists and which are computed for local files.
 
         Raises:
             FileNotFoundError: weights or ``config.json`` are missing.
@@ -52,19 +53,18 @@ class Checkpoint:
             return Contents((hashed_file(self.path),))
         needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in self.path.iterdir() if p.is_file())
         return Contents(
-            weights=tuple(hashed_file(self.path / file.name) for file in needed.weights),
-            others=tuple(hashed_file(self.path / file.name) for file in needed.others),
+            *(tuple(hashed_file(self.path / f.name) for f in part) for part in (needed.weights, needed.others))
         )
 
     def config_digest(self) -> str:
-        """What `Contents.config_digest` gives, without reading the weights."""
+        """`Contents.config_digest`, without reading the weights."""
         if self.path is None:
             return self.contents().config_digest
         return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
 
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[Checkpoint]:
-    """List the checkpoints of a source, by series and step.
+    """List checkpoints, sorted by series and step.
 
     Args:
         model: a repository on the Hub, a pattern or a list of repositories, or a local folder: one of checkpoints
@@ -72,15 +72,15 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[C
         revisions: take only the branches and tags that match this pattern.
 
     Raises:
-        FileNotFoundError: nothing there names a step.
-        ValueError: neither a folder nor a repository, a local folder with revisions, or a step named twice.
+        FileNotFoundError: there is no name with a step.
+        ValueError: neither a folder nor a repository, revisions of a local folder, or two checkpoints of one step.
     """
     models = [model] if isinstance(model, str) else list(model)
     found = [each for m in models for each in _list(m, revisions, is_only=len(models) == 1)]
     if not found:
         chosen = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
         raise FileNotFoundError(
-            f"model must name checkpoints with their steps, such as step1000 or checkpoint-1000; {_joined(models)} has "
+            f"model must name checkpoints with their steps, such as step1000 or checkpoint-1000; {listed(models)} has "
             f"none{chosen}."
         )
     found.sort(key=lambda c: (c.position.series, c.step, c.name))
@@ -88,13 +88,13 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[C
     if twice:
         names = [c.name for c in found if (c.position.series, c.step) == twice[0]]
         raise ValueError(
-            f"a step must be named once; {_joined(names)} all name step {twice[0][1]}. Choose by revisions=, or rename."
+            f"a step must be named once; {listed(names)} all name step {twice[0][1]}. Choose by revisions=, or rename."
         )
     return found
 
 
 def is_local(model: str) -> bool:
-    """Whether this names a folder or file rather than a repository."""
+    """Whether ``model`` is a folder or file rather than a repository."""
     return Path(model).expanduser().exists()
 
 
@@ -128,9 +128,9 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     folder = Path(model).expanduser()
     prefix = "" if is_only else f"{folder.name}--"
     candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    listed = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
-    positions = {path: position for path in listed if (position := parse_position(path.name.removesuffix(".ckpt")))}
-    positions.update(_unnamed(listed, positions))
+    paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
+    positions = {path: position for path in paths if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions.update(_unnamed(paths, positions))
     if not positions and (folder / "config.json").is_file() and (position := parse_position(folder.resolve().name)):
         positions = {folder: position}
     for path, position in positions.items():
@@ -139,13 +139,13 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         yield Checkpoint(_file_name(prefix + name), model, name, position._replace(series=prefix + series), path=path)
 
 
-def _unnamed(listed: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
-    """Lightning's files whose step is only inside, as in ``last.ckpt``; those of a step that is named are left out."""
+def _unnamed(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
+    """Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step inside them."""
     from embedgeo.checkpoints.loading import lightning_step
 
     steps = {position.step for position in named.values()}
     found: dict[Path, Position] = {}
-    for path in listed:
+    for path in paths:
         if path.is_file() and path not in named and (step := lightning_step(path)) not in steps:
             steps.add(step)
             found[path] = Position(step, None, "")
@@ -154,7 +154,3 @@ def _unnamed(listed: Sequence[Path], named: Mapping[Path, Position]) -> dict[Pat
 
 def _file_name(name: str) -> str:
     return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))  # those that begin with a dot are hidden
-
-
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names))

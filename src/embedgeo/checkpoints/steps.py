@@ -1,4 +1,4 @@
-"""What the name of a checkpoint says, and which checkpoints to take."""
+"""Steps in the names of checkpoints, and which of them to take."""
 
 import math
 import re
@@ -25,9 +25,9 @@ class Position(NamedTuple):
     """Where in its training run a checkpoint is.
 
     Attributes:
-        step: optimizer steps taken (or what the publisher counts instead, such as Amber's checkpoint number).
-        tokens: tokens seen, where the name says so.
-        series: the name with both left out: checkpoints of one training run share it.
+        step: optimizer steps taken, or the number of the checkpoint if its publisher counts these instead.
+        tokens: tokens seen, if the name contains them.
+        series: the name without both, which checkpoints of one training run have in common.
     """
 
     step: int
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 def parse_position(name: str) -> Position | None:
-    """Read step and tokens seen from the name of a revision, repository, folder or file; None where it has no step.
+    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is no step in it.
 
     >>> parse_position("stage1-step1000-tokens5B")
     Position(step=1000, tokens=5000000000, series='stage1-step')
@@ -62,14 +62,14 @@ def _amount(match: re.Match[str]) -> int:
 
 
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
-    """The steps to take of those that exist.
+    """Select steps among those that exist.
 
     Args:
         existing: steps of the checkpoints that exist.
-        steps: ``"all"``; ``"log"`` for the first, the last, and of each power of two the nearest one; or the steps.
+        steps: ``"all"``; ``"log"`` for the first, the last, and the nearest one to each power of two; or the steps.
 
     Raises:
-        ValueError: steps that are none of these, or of which there is no checkpoint.
+        ValueError: anything else, or a step without a checkpoint.
 
     >>> sorted(select_steps(range(0, 5000, 1000), "log"))
     [0, 1000, 2000, 4000]

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, however a process ends."""
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -11,11 +12,16 @@ _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
 
 
+def temporary_path(path: Path) -> Path:
+    """A hidden path beside ``path`` whose name says which process of which machine uses it."""
+    return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+
+
 @contextmanager
 def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+    temporary = temporary_path(path)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -37,13 +43,16 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove temporary files of processes that were killed: of this machine's, and of others' after a day."""
+    """Remove what killed processes left, files and folders: those of this machine, and of others after a day."""
     for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         is_ours = not host and rest.partition("-")[0].isdigit()
-        is_dead = is_ours and not _is_alive(int(rest.partition("-")[0]))
         with suppress(FileNotFoundError):
-            if is_dead or path.stat().st_mtime < time.time() - _ONE_DAY:
+            is_old = path.stat().st_mtime < time.time() - _ONE_DAY
+            is_left = not _is_alive(int(rest.partition("-")[0])) if is_ours else is_old
+            if is_left and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif is_left:
                 path.unlink()
 
 

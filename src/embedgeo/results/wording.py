@@ -1,5 +1,8 @@
 """Numbers, names and errors as text: on axes, in tables, in messages."""
 
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,3 +44,13 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     return " ".join(lines)[:400] + notes
+
+
+def shell_command(program: str, *arguments: object) -> str:
+    """A command that can be pasted into a shell: ``embedgeo`` or ``tensorboard``, and its arguments.
+
+    A program that is not on the PATH is run as a module by the Python that runs now.
+    """
+    modules = {"embedgeo": "embedgeo.cli", "tensorboard": "tensorboard.main"}
+    start = [program] if shutil.which(program) else [sys.executable, "-m", modules[program]]
+    return shlex.join([*start, *map(str, arguments)])

@@ -1,6 +1,6 @@
 """Geometry over the checkpoints of training runs: the commands ``embedgeo sweep`` and ``embedgeo check``.
 
-The command line imports this; what the commands need is imported when they run.
+The command line imports this module; the commands import what they need when they run.
 """
 
 from embedgeo.sweep.settings import SweepSettings
@@ -11,18 +11,18 @@ __all__ = ["SweepSettings", "check", "sweep"]
 def sweep(settings: SweepSettings) -> int:
     """Measure the geometry of every checkpoint of a training run on the same text.
 
-    The results go into a folder: ``checkpoints/<name>.parquet``, ``metrics.csv`` and ``tensorboard/``. Killed at any
-    moment and started again, a sweep goes on where it was.
+    The results are written to a folder: ``checkpoints/<name>.parquet``, ``metrics.csv`` and ``tensorboard/``. A sweep
+    that is interrupted, at any moment, and started again continues where it was.
 
     Args:
-        settings: what to measure, and how.
+        settings: the options of the sweep.
 
     Returns:
-        Exit status: 0 all done, 3 some checkpoints failed; the next run tries only these.
+        Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries again.
 
     Raises:
         ValueError: settings that do not fit each other, the model or the folder.
-        OSError: the folder cannot be written, or the source cannot be listed.
+        OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
     from embedgeo.sweep.command import run_sweep
 
@@ -30,15 +30,15 @@ def sweep(settings: SweepSettings) -> int:
 
 
 def check(model: str | list[str], steps: str | int | list[int] = "all", revisions: str = "*") -> int:
-    """Compare the weights of checkpoints by their hashes, which the Hub lists without a download.
+    """Compare the weights of checkpoints by the hashes that the Hub lists, without downloading them.
 
     Args:
-        model: as in ``sweep``.
-        steps: as in ``sweep``.
-        revisions: as in ``sweep``.
+        model: as for ``sweep``.
+        steps: as for ``sweep``.
+        revisions: as for ``sweep``.
 
     Returns:
-        Exit status: 0 all different, 1 some have the same weights, or share a file of them, 3 some cannot be read.
+        Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if some cannot be read.
     """
     from embedgeo.sweep.command import run_check
 

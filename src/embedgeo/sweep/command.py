@@ -1,21 +1,21 @@
-"""What ``embedgeo sweep`` and ``embedgeo check`` do."""
+"""The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import probe_loader
+from embedgeo.results.wording import shell_command
 from embedgeo.sweep.plan import Planned, describe, make_plan, parse_shard, shard_of
-from embedgeo.sweep.probe_text import ProbeText, empty_text, prepare_text
+from embedgeo.sweep.probe_text import ProbeText, prepare_text
+from embedgeo.sweep.processes import launched, make_fabric
 from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import summarize
-from embedgeo.sweep.trainer import make_trainer, rendezvous
-from embedgeo.text import hash_documents, read_documents
+from embedgeo.text import hash_documents, hash_ids, read_documents
 
 
 def run_sweep(settings: SweepSettings) -> int:
@@ -27,42 +27,30 @@ def run_sweep(settings: SweepSettings) -> int:
     folder.require_same(asked)
     with quiet():
         if settings.dry_run:
-            plan = make_plan(settings.models, settings.revisions, settings.steps, _known_hash(folder))
-            print(describe(shard_of(plan, part), folder.done()))
+            print(describe(shard_of(_plan(settings, folder), part), folder.done()))
             return 0
-        return _run(settings, asked, part, documents, folder)
-
-
-def _run(
-    settings: SweepSettings,
-    asked: Mapping[str, Any],
-    part: tuple[int, int],
-    documents: Sequence[str],
-    folder: SweepFolder,
-) -> int:
-    trainer = make_trainer(settings.trainer or {})
-    job: tuple[list[Planned], list[Planned], ProbeText] | None = None
-    if trainer.is_global_zero:
-        plan = make_plan(settings.models, settings.revisions, settings.steps, _known_hash(folder))
-        done = folder.done()
-        pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
-        text = empty_text()
-        if pending or not folder.manifest():
-            text = prepare_text(documents, plan, settings)
-            probe_loader(text.token_ids, text.masked, settings.batch_size, world_size=trainer.world_size)
-        _open(folder, asked, text)
-        job = plan, pending, text
-    rendezvous(trainer)
-    job = trainer.strategy.broadcast(job)
-    assert job is not None
-    plan, pending, text = job
-    running = Sweep(trainer, settings, plan, pending, text, folder, settings.evict)
-    failures = running.run()
-    if not trainer.is_global_zero:
+        fabric = make_fabric(settings.trainer or {})
+        job: tuple[list[Planned], list[Planned], ProbeText] | None = None
+        if fabric.is_global_zero:
+            plan = _plan(settings, folder)
+            done = folder.done()
+            pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
+            text = ProbeText()
+            if pending or not folder.manifest():
+                text = prepare_text(documents, plan, settings)
+                text.batches(settings.batch_size, world_size=fabric.world_size)
+            _open(folder, asked, text)
+            job = plan, pending, text
+        with launched(fabric):
+            job = fabric.broadcast(job)
+            assert job is not None
+            plan, pending, text = job
+            failures = Sweep(fabric, settings, plan, pending, text, folder).run()
+    if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     records = {planned.name: folder.read(planned.name) for planned in plan if planned.name in folder.done()}
     print(summarize(records, plan, failures))
-    print(f"{folder.path}: metrics.csv; tensorboard --logdir {folder.tensorboard}")
+    print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
     return 3 if failures else 0
 
 
@@ -87,14 +75,20 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     return 1 if groups or parts else 3 if failed else 0
 
 
+def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
+    known = {name: str(folder.read(name)["weights_sha256"].iloc[0]) for name in folder.done()}
+    return make_plan(settings.models, settings.revisions, settings.steps, known)
+
+
 def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:
-    """Make the folder or go on with it; the tokenizer must still give what it gave.
+    """Make the sweep folder, or continue one whose results are on the same tokens.
 
     Raises:
-        ValueError: it gives other tokens.
+        ValueError: the tokenizer now produces other tokens.
     """
+    sha256 = hash_ids(text.token_ids)
     before = folder.manifest().get("text", {}).get("tokens_sha256")
-    if len(text.token_ids) and before not in (None, text.sha256):
+    if len(text.token_ids) and before not in (None, sha256):
         raise ValueError(
             f"a sweep folder holds results on one sequence of tokens; the tokenizer no longer gives those of "
             f"{folder.path}. Give another out."
@@ -103,7 +97,7 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
         "versions": _versions(),
         "text": {
             "sha256": asked["text_sha256"],
-            "tokens_sha256": text.sha256,
+            "tokens_sha256": sha256,
             "num_sequences": len(text.token_ids),
             "num_tokens": text.token_ids.numel(),
         },
@@ -111,16 +105,7 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
     folder.open(asked, about)
 
 
-def _known_hash(folder: SweepFolder) -> Any:
-    done = folder.done()
-
-    def known(name: str) -> str | None:
-        return str(folder.read(name)["weights_sha256"].iloc[0]) if name in done else None
-
-    return known
-
-
 def _versions() -> dict[str, str]:
-    """Of what the numbers come from."""
+    """Versions of Python and of the packages that the numbers depend on."""
     packages = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -1,4 +1,4 @@
-"""The loss of a model on the probe text, without the logits of a batch: they are many times the size of all else."""
+"""The loss of a model on the probe text, without holding the logits of a batch, which take the most memory."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -13,21 +13,21 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel
 
 _POSITIONS = 128
-"""At a time."""
+"""Logits are computed at so many positions at a time."""
 
 
 class TokenLoss:
-    """Runs a model over batches, and adds up its loss of the next token or, of an encoder, of masked tokens.
+    """Runs a model over batches, and sums its loss at next tokens or, for an encoder, at masked tokens.
 
     Args:
         loaded: the model.
-        measured: modules that are being measured: they are left to work on everything.
-        mask_token_id: what stands for a masked token, for an encoder's loss; None to leave that out.
+        measured: modules that are measured, and so must run on all positions.
+        mask_token_id: the token that replaces masked tokens; None leaves out the loss of an encoder.
     """
 
     def __init__(self, loaded: LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
         self.total = torch.zeros(2, dtype=torch.float64)
-        """Sum and count."""
+        """Sum of the losses, and their number."""
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
         self._is_encoder = loaded.is_encoder
@@ -36,17 +36,17 @@ class TokenLoss:
         self._head: nn.Module | None = None
 
     def find_head(self, token_ids: Tensor) -> None:
-        """Find the module that makes the logits, if nothing scales or caps them after it, by running some tokens."""
+        """Find the module whose output is the logits, with nothing that scales or caps them, by running some tokens."""
         head = getattr(self._model, "get_output_embeddings", lambda: None)()
         if not isinstance(head, nn.Module) or any(part in self._measured for part in head.modules()):
             return
-        with suppress(Exception), _shortened(head) as given:  # what is wrong with the model shows when it is measured
+        with suppress(Exception), _shortened(head) as given:  # an error of the model shows when it is measured
             logits = _logits(self._forward(token_ids))
             if given and logits is not None and torch.equal(logits, head(given[0])):
                 self._head = head
 
     def run(self, token_ids: Tensor) -> Tensor | None:
-        """Run a batch; returns what the head makes the logits from, else these, and None where there are none."""
+        """Run a batch; returns the input of the head, or the logits if no head was found, or None without logits."""
         if self._head is None:
             return _logits(self._forward(token_ids))
         with _shortened(self._head) as given:
@@ -57,9 +57,9 @@ class TokenLoss:
         """Add the loss of a batch.
 
         Args:
-            states: what `run` has returned.
+            states: returned by `run`.
             token_ids: shape (sequences, positions).
-            masked: of an encoder, the tokens that its loss is about, of the same shape.
+            masked: for an encoder, the tokens to compute its loss at; bool, same shape.
         """
         if self._is_encoder and self.is_wanted:
             assert masked is not None
@@ -88,7 +88,7 @@ def _logits(output: Any) -> Tensor | None:
 
 @contextmanager
 def _shortened(head: nn.Module) -> Iterator[list[Tensor]]:
-    """Have the head work on the last position only; gives what it was to work on."""
+    """Run the head on the last position only; yields a list that its inputs are appended to."""
     given: list[Tensor] = []
 
     def shorten(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

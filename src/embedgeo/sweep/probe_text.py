@@ -1,9 +1,9 @@
-"""The probe text of a sweep: which tokenizer, and whether the models fit it."""
+"""The text that the models of a sweep are measured on, and whether they fit it."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,44 +11,59 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.checkpoints import Checkpoint, hub, is_local, loading
+from embedgeo.checkpoints import hub, is_local, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
 from embedgeo.results.wording import reason
-from embedgeo.sweep.measure import choose_masked
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.text import hash_ids, tokenize_sequences
+from embedgeo.text import tokenize_sequences
+
+_MASKED_SHARE = 0.15
 
 
 @dataclass(frozen=True)
 class ProbeText:
-    """What every checkpoint is measured on.
+    """The tokens that every checkpoint is measured on.
 
     Attributes:
-        token_ids: shape (sequences, seq_len).
-        masked: of an encoder, which tokens its loss is about; shape of ``token_ids``.
-        mask_token_id: of an encoder, what stands for these.
-        token_texts: what each token type reads, where tables of these are asked for.
+        token_ids: shape (sequences, seq_len); without sequences if nothing is to be measured.
+        masked: for an encoder, the tokens that its loss is computed at; bool, shape of ``token_ids``.
+        mask_token_id: for an encoder, the token that replaces these.
+        token_texts: each token type as text, if tables of token types are asked for.
     """
 
-    token_ids: Tensor
+    token_ids: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     masked: Tensor | None = None
     mask_token_id: int | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def sha256(self) -> str:
-        """Of the token ids."""
-        return hash_ids(self.token_ids)
+    def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> list[tuple[Tensor, Tensor | None]]:
+        """The batches of one rank, as token ids and masked tokens: every ``world_size``-th of all batches.
+
+        Raises:
+            ValueError: there are fewer batches than ranks.
+        """
+        ids = self.token_ids.split(batch_size)
+        if len(ids) < world_size:
+            raise ValueError(
+                f"batch_size must leave a batch to each of {world_size} processes; {len(self.token_ids)} sequences "
+                f"make {len(ids)}. Take a smaller one, or more tokens."
+            )
+        masked = [None] * len(ids) if self.masked is None else self.masked.split(batch_size)
+        return list(zip(ids, masked, strict=True))[rank::world_size]
+
+
+def choose_masked(token_ids: Tensor, special: Sequence[int], seed: int = 0) -> Tensor:
+    """Choose 15 % of the tokens that are not special, always the same ones; bool, shape of ``token_ids``."""
+    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(seed)) < _MASKED_SHARE
+    return drawn & ~torch.isin(token_ids, torch.tensor(list(special), dtype=token_ids.dtype))
 
 
 def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: SweepSettings) -> ProbeText:
     """Tokenize the text for the models of a plan, and check that a model can be measured on it.
 
-    Small files are fetched into a temporary folder: the cache holds what was there before.
-
     Raises:
-        ValueError: no tokenizer, a text or layers that do not fit the model.
+        ValueError: no tokenizer, or a text or layers that do not fit the model.
     """
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
         model, for_encoder = _first_model(plan, settings, Path(folder))
@@ -65,10 +80,10 @@ def prepare_text(documents: Sequence[str], plan: Sequence[Planned], settings: Sw
 
 
 def require_fit(model: nn.Module, token_ids: Tensor, settings: SweepSettings) -> None:
-    """Check layers, positions and vocabulary of a model against what is to be measured.
+    """Check that a model has the layers, positions and embeddings that are to be measured.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: it lacks some.
     """
     resolve_layers(model, settings.layers)
     require_vocabulary(model, token_ids)
@@ -81,7 +96,7 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     """Check that a model has an embedding of every token.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it lacks some.
     """
     known = loading.num_token_types(model)
     if known is not None and int(token_ids.max()) >= known:
@@ -92,41 +107,39 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
 
 
 def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> tuple[nn.Module | None, bool]:
-    """A model of the plan, without its weights where that is possible, and whether it is an encoder.
+    """The first model of the plan that loads, without weights if possible, and whether it is an encoder.
 
-    None where no checkpoint gives one: each will fail for its own reason.
+    The model is None if none loads: each will be tried again, and its failure recorded.
     """
-    files = [planned.name for planned in plan if planned.checkpoint.path and planned.checkpoint.path.is_file()]
+    files = {planned.name: path for planned in plan if (path := planned.checkpoint.path) and path.is_file()}
     if files and settings.model_class is None:
-        raise ValueError(f"model_class must name the LightningModule of {files[0]}; got none.")
+        raise ValueError(f"model_class must name the LightningModule of {next(iter(files))}; got none.")
     if settings.model_class is not None:
         loading.import_class(settings.model_class)
+    trusted = settings.trust_remote_code
     for planned in plan:
-        path = planned.checkpoint.path
         try:
-            if settings.model_class is not None and path is not None and path.is_file():
-                loaded = loading.load_lightning(path, settings.model_class, dtype=getattr(torch, settings.dtype))
+            if settings.model_class is not None and planned.name in files:
+                dtype = getattr(torch, settings.dtype)
+                loaded = loading.load_lightning(files[planned.name], settings.model_class, dtype=dtype)
                 return loaded.model, loaded.is_encoder
-            config = loading.load_config(
-                _small_files(planned, ["config.json"], folder), trust_remote_code=settings.trust_remote_code
-            )
-            model = loading.empty_model(config, trust_remote_code=settings.trust_remote_code)
-            return model, loading.is_encoder(config)
-        except Exception:  # it fails again when it is its turn, and is recorded then
+            config = loading.load_config(_small_files(planned, ["config.json"], folder), trust_remote_code=trusted)
+            return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(config)
+        except Exception:  # recorded when it fails again
             continue
     return None, False
 
 
 def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer asked for; else that of the first checkpoint that has one; else that of ``main``, or of the folder.
+    """The tokenizer asked for, else that of the first checkpoint that has one, else that of ``main`` or of the folder.
 
     Raises:
         ValueError: there is none, or it does not load.
     """
     tried: list[str] = []
-    for source, path in _tokenizer_folders(plan, settings, folder, tried):
+    for source, locate in _tokenizer_sources(plan, settings, folder):
         try:
-            return loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
+            return loading.load_tokenizer(locate(), trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{source} ({reason(error)})")
     raise ValueError(
@@ -135,61 +148,48 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
     )
 
 
-def _tokenizer_folders(
-    plan: Sequence[Planned], settings: SweepSettings, folder: Path, tried: list[str]
-) -> Iterator[tuple[str, Path]]:
+def _tokenizer_sources(
+    plan: Sequence[Planned], settings: SweepSettings, folder: Path
+) -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Where a tokenizer may come from, and what returns the folder with its files."""
     if settings.tokenizer is not None:
-        with _trying(settings.tokenizer, tried):
-            if is_local(settings.tokenizer):
-                yield settings.tokenizer, Path(settings.tokenizer).expanduser()
-            else:
-                yield settings.tokenizer, _tokenizer_of_main(settings.tokenizer, folder)
+        yield settings.tokenizer, partial(_tokenizer_of, settings.tokenizer, folder)
         return
-    owner = next((planned for planned in plan if VOCABULARIES & set(_names(planned.checkpoint, planned))), None)
+    owner = next((planned for planned in plan if VOCABULARIES & set(_file_names(planned))), None)
     if owner is not None:
-        with _trying(owner.name, tried):
-            names = [
-                name for name in _names(owner.checkpoint, owner) if name in TOKENIZER_FILES or name == "config.json"
-            ]
-            yield owner.name, _small_files(owner, names, folder)
+        yield owner.name, partial(_small_files, owner, _of_tokenizer(_file_names(owner)), folder)
     for model in dict.fromkeys(planned.checkpoint.model for planned in plan):
-        with _trying(f"main of {model}", tried):
-            if not is_local(model):
-                yield f"main of {model}", _tokenizer_of_main(model, folder)
-            elif VOCABULARIES & {path.name for path in Path(model).expanduser().glob("*")}:
-                yield model, Path(model).expanduser()
+        if not is_local(model):
+            yield f"main of {model}", partial(_tokenizer_of, model, folder)
+        elif VOCABULARIES & {path.name for path in Path(model).expanduser().glob("*")}:
+            yield model, partial(_tokenizer_of, model, folder)
 
 
-@contextmanager
-def _trying(source: str, tried: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        tried.append(f"{source} ({reason(error)})")
+def _tokenizer_of(source: str, folder: Path) -> Path:
+    """A local folder itself; of a repository, the files of its branch ``main``, fetched into ``folder``."""
+    if is_local(source):
+        return Path(source).expanduser()
+    commit = hub.list_revisions(source).get("main")
+    if commit is None:
+        raise FileNotFoundError(f"{source} has no branch main")
+    names = _of_tokenizer(file.name for file in hub.list_files(source, commit))
+    if not VOCABULARIES & set(names):
+        raise FileNotFoundError("it has no files of a tokenizer")
+    return hub.fetch_small(source, commit, names, folder)
 
 
-def _names(checkpoint: Checkpoint, planned: Planned) -> list[str]:
-    if checkpoint.path is None:
-        return [] if planned.contents is None else planned.contents.names
-    return [path.name for path in checkpoint.path.glob("*")] if checkpoint.path.is_dir() else []
+def _of_tokenizer(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in TOKENIZER_FILES or name == "config.json"]
+
+
+def _file_names(planned: Planned) -> list[str]:
+    path = planned.checkpoint.path
+    if path is None:
+        return [] if planned.contents is None else [file.name for file in planned.contents.files]
+    return [file.name for file in path.glob("*")]
 
 
 def _small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:
+    """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into ``folder``."""
     checkpoint = planned.checkpoint
     return checkpoint.path or hub.fetch_small(checkpoint.model, checkpoint.commit, names, folder)
-
-
-def _tokenizer_of_main(repository: str, folder: Path) -> Path:
-    commit = hub.list_revisions(repository).get("main")
-    if commit is None:
-        raise FileNotFoundError(f"{repository} has no branch main")
-    names = [file.name for file in hub.list_files(repository, commit)]
-    wanted = [name for name in names if name in TOKENIZER_FILES or name == "config.json"]
-    if not VOCABULARIES & set(wanted):
-        raise FileNotFoundError("it has no files of a tokenizer")
-    return hub.fetch_small(repository, commit, wanted, folder)
-
-
-def empty_text() -> ProbeText:
-    """No text at all: where nothing is to be measured."""
-    return ProbeText(torch.zeros(0, 0, dtype=torch.int64))

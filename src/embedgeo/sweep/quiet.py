@@ -1,11 +1,11 @@
-"""A sweep has its own progress bar, and says itself what matters."""
+"""Silence the libraries that a sweep calls: it has its own progress bar and messages."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_ADVICE = (  # on the Trainer's options, which are the user's choice, and on loading from memory
+_ADVICE = (  # about options that are the user's choice, and about how lightning walks batches
     ".*does not have many workers",
     "GPU available but not used",
     ".*treespec, LeafSpec",
@@ -14,7 +14,7 @@ _ADVICE = (  # on the Trainer's options, which are the user's choice, and on loa
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars and advice of the libraries underneath."""
+    """Hide the progress bars, log messages and advice of lightning, transformers and huggingface_hub."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging

@@ -1,4 +1,4 @@
-"""What a sweep is asked for. Imported by the command line: nothing heavy may be imported here."""
+"""The settings of a sweep. Imported by the command line: nothing heavy may be imported here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 _RUN_OPTIONS = ("text", "out", "shard", "evict", "dry_run", "trainer")
-"""What says where and how to run; the text is recorded by its hash."""
+"""Options that do not change the results; of the text, the hash is recorded."""
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -18,32 +18,34 @@ class SweepSettings:
     Args:
         model: a repository on the Hub whose branches or tags name steps, a pattern (``author/name-step_*``) or a list
             of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``).
-        steps: ``all`` steps that are named; ``log``: the first, the last and those nearest to powers of two; or steps.
+        steps: ``all``; ``log``: the first, the last and those nearest to powers of two; or steps, as ``0,1,512``.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``; default: Python's documentation.
-        tokenizer: a folder or repository; default: the checkpoint's, else that of ``main``.
-        num_tokens: use the first so many tokens of the text.
-        seq_len: tokens in a sequence. The tokenizer's special tokens are added as it does by itself: to each document;
-            for an encoder to each sequence, within its length.
-        batch_size: sequences in a batch; a part of the settings, for the sampled metrics depend on it.
+        tokenizer: a folder or repository; default: that of the checkpoint, else of ``main``.
+        num_tokens: number of tokens to use, from the start of the text.
+        seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
+            or, for an encoder, to each sequence, within its length.
+        batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, patterns of module names, or a list of these.
-        dtype: of the weights.
-        skip_first_positions: leave out so many positions at the start of every sequence.
-        ignore_token_ids: leave out these tokens.
+        dtype: data type of the weights.
+        skip_first_positions: number of positions to leave out at the start of every sequence.
+        ignore_token_ids: tokens to leave out.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
-            ``projections/<name>.parquet``: where the most frequent ones lie in the plane of their principal axes.
+            ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
-        evict: take what this sweep downloads out of the cache again; never what was there before.
-        dry_run: only say what would be done.
-        model_class: of Lightning checkpoints, the LightningModule, as ``package.module.Class``.
-        trust_remote_code: run the code that a repository brings along.
-        trainer: options of lightning's Trainer: devices, strategy, num_nodes, precision, accelerator.
+        evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
+            into the Hugging Face cache, and keep the files there.
+        dry_run: only print the plan.
+        model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``.
+        trust_remote_code: run code that comes with a repository.
+        trainer: options of lightning's Fabric: accelerator, devices, num_nodes, plugins, precision, and strategy, which
+            must be auto or ddp.
 
     Raises:
-        ValueError: an option outside its range.
+        ValueError: an option of the wrong type or outside its range.
     """
 
     model: str | list[str]
@@ -84,21 +86,21 @@ class SweepSettings:
 
     @property
     def models(self) -> Sequence[str]:
-        """The models, also where there is one."""
+        """The models as a sequence."""
         return [self.model] if isinstance(self.model, str) else self.model
 
     @property
     def texts(self) -> Sequence[str]:
-        """The files of text, also where there is one."""
+        """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text
 
     @property
     def folder(self) -> Path:
-        """Where the results go: ``out``, or ``runs/sweep-`` and the name of the first model."""
+        """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
         return Path(self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}")
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
-        """The settings that the results depend on, as ``manifest.json`` has them."""
+        """The settings that the results depend on, as recorded in ``manifest.json``."""
         asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         asked["model"] = list(self.models)
         asked["layers"] = self.layers if isinstance(self.layers, str) or len(self.layers) > 1 else self.layers[0]

@@ -1,4 +1,4 @@
-"""What a sweep says: a line a checkpoint, and what to look at in the end."""
+"""What a sweep prints: one line for each checkpoint, and a summary at the end."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ _HEADLINES = HEADLINES[:4]  # as many as fit in a line
 
 
 def headline(records: pd.DataFrame) -> str:
-    """The loss, and means over blocks (over all layers where none is called a block), in one line."""
+    """The loss, and means over blocks (over all layers if none is a block), in one line."""
     loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
     parts = [f"loss {loss.iloc[0]:.4g}"] if len(loss) else []
     blocks = records[records["layer"].str.startswith("block.")]
@@ -24,12 +24,12 @@ def headline(records: pd.DataFrame) -> str:
 
 
 def summarize(records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], failures: Mapping[str, str]) -> str:
-    """What is done, and what in it is suspicious.
+    """How many checkpoints are done, and which are duplicates, have moved, have an outlying loss or failed.
 
     Args:
         records: of the checkpoints that are done, by name.
-        plan: the whole sweep.
-        failures: reasons by name.
+        plan: all checkpoints of the sweep.
+        failures: reasons, by name.
     """
     lines = [f"{len(records)} of {len(plan)} checkpoints done"]
     listed = {planned.name: planned.checkpoint for planned in plan}

@@ -1,0 +1,57 @@
+"""Downloads of a sweep: the next checkpoint is fetched in a thread while one is measured."""
+
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from embedgeo.checkpoints import hub
+from embedgeo.results.atomic import temporary_path
+from embedgeo.sweep.plan import Planned
+
+
+class Downloads:
+    """Fetches checkpoints one at a time, and removes their files once they have been measured.
+
+    With ``evict``, files are downloaded into a folder of this process alone, inside the sweep folder, and the user's
+    cache is only read: nothing is written to it or removed from it. If the process is killed, the next sweep that
+    opens the sweep folder removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
+
+    Args:
+        out: the sweep folder.
+        evict: remove what has been downloaded.
+    """
+
+    def __init__(self, out: Path, *, evict: bool) -> None:
+        self._folder = temporary_path(out / "downloads") if evict else None
+        self._worker = ThreadPoolExecutor(1)
+        self._fetches: dict[str, Future[Path]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
+        self._worker.shutdown(wait=not is_stopped, cancel_futures=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, planned: Planned) -> Future[Path]:
+        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
+        if planned.name not in self._fetches:
+            self._fetches[planned.name] = self._worker.submit(self._fetch, planned)
+        return self._fetches[planned.name]
+
+    def _fetch(self, planned: Planned) -> Path:
+        checkpoint = planned.checkpoint
+        if checkpoint.path is not None:
+            return checkpoint.path
+        assert planned.contents is not None
+        cache = None if self._folder is None else self._folder / planned.name
+        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
+
+    def remove(self, planned: Planned) -> None:
+        """Remove what was downloaded of a checkpoint."""
+        self._fetches.pop(planned.name, None)
+        if self._folder is not None:
+            shutil.rmtree(self._folder / planned.name, ignore_errors=True)

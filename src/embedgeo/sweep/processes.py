@@ -1,0 +1,71 @@
+"""The processes of a sweep: each runs the whole model on batches of its own."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies.ddp import DDPStrategy
+
+from embedgeo.results.wording import reason
+
+_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
+
+T = TypeVar("T")
+
+
+def make_fabric(options: Mapping[str, Any]) -> Fabric:
+    """Lightning's Fabric with the given options; by default one device.
+
+    Raises:
+        ValueError: options that Fabric does not take, or a strategy that spawns processes or shards the model.
+    """
+    unknown = sorted(options.keys() - set(_OPTIONS))
+    if unknown:
+        raise ValueError(
+            f"trainer must be options that say where and how to run: {', '.join(_OPTIONS)}; got {', '.join(unknown)}."
+        )
+    strategy = options.get("strategy", "auto")
+    if strategy not in ("auto", "ddp") and not isinstance(strategy, DDPStrategy):
+        raise ValueError(
+            "trainer.strategy must keep its processes over the sweep, and the model whole in each, as ddp does; "
+            f"got {strategy!r}."
+        )
+    try:
+        return Fabric(**{"devices": 1, **options})
+    except Exception as error:  # of several kinds, one of them lightning's own
+        raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
+
+
+@contextmanager
+def launched(fabric: Fabric) -> Iterator[None]:
+    """Start the other processes; they end with this one when it is interrupted."""
+    fabric.launch()
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for process in getattr(fabric.strategy.launcher, "procs", ()):
+            process.kill()  # it may be waiting for this one, and does not return from that
+        raise
+
+
+@contextmanager
+def all_agree(fabric: Fabric) -> Iterator[None]:
+    """Raise on every rank if the body has raised on one; for what may fail on some ranks only."""
+    try:
+        yield
+    except Exception:
+        fabric.strategy.reduce_boolean_decision(False)
+        raise
+    if not fabric.strategy.reduce_boolean_decision(True):
+        raise RuntimeError("it failed on another rank")
+
+
+def from_local_zero(fabric: Fabric, value: T) -> T:
+    """What the process with local rank 0 on this node passes in; every rank must call this."""
+    if fabric.world_size == 1:
+        return value
+    values: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(values, (fabric.node_rank, fabric.local_rank, value))
+    return next(other for node, local, other in values if (node, local) == (fabric.node_rank, 0))
