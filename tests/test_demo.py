@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedgeo
 from embedgeo.cli import main
-from embedgeo.demo.outcome import compare
+from embedgeo.demo.command import compare
 from embedgeo.results.glossary import is_processed
+from embedgeo.results.wording import shell_command
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
 SEQ_LEN = 64
@@ -62,7 +63,7 @@ def test_says_what_happened_where_it_lies_and_what_to_open(finished: tuple[Path,
     out, printed = finished
     for name in ("checkpoints", "history.parquet", "probe.txt"):
         assert str(out / name) in printed
-    assert f"tensorboard --logdir {out / 'tensorboard'}\n" in printed
+    assert f"{shell_command('tensorboard', '--logdir', out / 'tensorboard')}\n" in printed
     for word in ("embed", "block.00", "block.01", "final_norm", "M_over_Q", "anisotropy", "7/7"):
         assert word in printed
 

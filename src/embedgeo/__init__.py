@@ -1,5 +1,7 @@
 """Embedding geometry of transformers, while they train and over their checkpoints."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,9 +48,6 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
     if name in __all__:
         return getattr(import_module(f"embedgeo.{_MODULES.get(name, 'metrics')}"), name)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:

@@ -165,13 +165,17 @@ class Geometry:
             widths = all_reduce_max(torch.tensor(widths, device=self._device), self._group).tolist()
         for layer, dim in zip(self.layers, widths, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
+                no_rows = torch.zeros(0, dim, device=self._device)
                 for metric in self._add_metrics(layer.name, dim):
-                    metric.update(*_no_rows(dim, self._device))
+                    metric.update(no_rows, no_rows[:, 0].long())
         for i, layer in enumerate(self.layers):
             for metric in self._metrics.get(layer.name, []):
                 if isinstance(metric, kind):
-                    with metric.sync_context():
+                    metric.sync()
+                    try:
                         yield i, metric
+                    finally:  # which `sync_context` lacks: the metric would be in sync for ever
+                        metric.unsync(should_unsync=metric._is_synced)
 
     def _require_same_values(self, keys: list[tuple[int, str]], numbers: Tensor, *, has_failed: bool) -> None:
         """Raise ValueError if ranks outside the group have other values; all ranks compare theirs, or none does."""
@@ -191,7 +195,7 @@ class Geometry:
         for metric in self._make_metrics(2):
             if not isinstance(metric, Metric):
                 raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
-            metric.update(*_no_rows(2))
+            metric.update(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
             metric._to_sync = False
             name = type(metric).__name__
             for key in metric.compute():
@@ -200,10 +204,6 @@ class Geometry:
                         f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                     )
                 owners[key] = name
-
-
-def _no_rows(dim: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    return torch.zeros(0, dim, device=device), torch.zeros(0, dtype=torch.int64, device=device)
 
 
 @contextmanager

@@ -4,10 +4,10 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
@@ -17,10 +17,8 @@ from transformers import PreTrainedTokenizerFast
 END_OF_TEXT = "<|endoftext|>"
 
 
-class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...  # noqa: D102
+Tokenizer = Callable[..., Any]
+"""A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
 
 
 def builtin_corpus() -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from embedgeo.results.files import make_empty
 from embedgeo.results.folder import SweepFolder, read_table
-from embedgeo.results.output import make_empty
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)

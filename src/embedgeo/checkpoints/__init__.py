@@ -1,19 +1,13 @@
 """Checkpoints of training runs: where they are, which are the same, and how to load them."""
 
-from embedgeo.checkpoints.files import Contents, StoredFile, duplicates, shared_parts
-from embedgeo.checkpoints.sources import Checkpoint, is_local, list_checkpoints
-from embedgeo.checkpoints.steps import Position, Steps, parse_position, select_steps
-
-__all__ = [
-    "Checkpoint",
-    "Contents",
-    "Position",
-    "Steps",
-    "StoredFile",
-    "duplicates",
-    "is_local",
-    "list_checkpoints",
-    "parse_position",
-    "select_steps",
-    "shared_parts",
-]
+from embedgeo.checkpoints.files import Contents as Contents
+from embedgeo.checkpoints.files import StoredFile as StoredFile
+from embedgeo.checkpoints.files import duplicates as duplicates
+from embedgeo.checkpoints.files import shared_parts as shared_parts
+from embedgeo.checkpoints.sources import Checkpoint as Checkpoint
+from embedgeo.checkpoints.sources import is_local as is_local
+from embedgeo.checkpoints.sources import list_checkpoints as list_checkpoints
+from embedgeo.checkpoints.steps import Position as Position
+from embedgeo.checkpoints.steps import Steps as Steps
+from embedgeo.checkpoints.steps import parse_position as parse_position
+from embedgeo.checkpoints.steps import select_steps as select_steps

@@ -26,7 +26,7 @@ from embedgeo.checkpoints.files import Contents, require_whole_index, weight_fil
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000
 """A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
-_MOST_TENSORS = 50_000
+_MOST_TENSORS = 200_000
 """Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
 
 

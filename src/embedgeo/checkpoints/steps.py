@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from embedgeo.results.wording import listed
@@ -82,7 +81,7 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     wanted = _numbers(steps)
     unknown = sorted(wanted - set(available))
     if unknown:
-        near = sorted({_nearest(available, wanted_step) for wanted_step in unknown}) if available else []
+        near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
             f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
             f"{f'The nearest are {listed(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
@@ -106,13 +105,9 @@ def _log_spaced(available: Sequence[int]) -> set[int]:
     if not positive:
         return set(available)
     powers = [2**k for k in range(positive[-1].bit_length())]
-    nearest = {min(positive, key=partial(_ratio, power)) for power in powers}
+    nearest = {_nearest(positive, power, scale=math.log) for power in powers}
     return {available[0], *nearest, available[-1]}
 
 
-def _ratio(a: int, b: int) -> float:
-    return abs(math.log(a / b))
-
-
-def _nearest(available: Sequence[int], step: int) -> int:
-    return min(available, key=lambda candidate: abs(candidate - step))
+def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
+    return min(available, key=lambda candidate: abs(scale(candidate) - scale(step)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
@@ -93,13 +92,3 @@ class SaveCheckpoints(Callback):
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             self.sha256[step] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-class ProgressBar(RichProgressBar):
-    """Lightning's, without the logger's version, which is no number here."""
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """What stands at the end of the line."""
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return metrics

@@ -1,70 +1,35 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
-from embedgeo.functional.dimension import estimated_dimension, merge_duplicates, twonn_dimension
-from embedgeo.functional.moments import Moments, merge_parts, moment_values, row_moments
-from embedgeo.functional.neighbors import two_nearest_distances
-from embedgeo.functional.plane import type_plane
-from embedgeo.functional.processing import (
-    Affine,
-    PrincipalAxes,
-    pca_whitening,
-    principal_axes,
-    processed_values,
-    top_removal,
-    z_scoring,
-    zca_whitening,
-)
-from embedgeo.functional.regressions import (
-    REGRESSION_COUNT_RANGE,
-    coefficient_of_variation,
-    least_squares,
-    type_regressions,
-    type_values,
-)
-from embedgeo.functional.sampling import Sample
-from embedgeo.functional.spectrum import (
-    Scatter,
-    anisotropy,
-    anisotropy_null,
-    row_scatter,
-    spectrum_values,
-    top_eigenvalue,
-)
-from embedgeo.functional.split import unbiased_split, variance_split
-from embedgeo.functional.tokens import TokenTable, token_table
-
-__all__ = [
-    "REGRESSION_COUNT_RANGE",
-    "Affine",
-    "Moments",
-    "PrincipalAxes",
-    "Sample",
-    "Scatter",
-    "TokenTable",
-    "anisotropy",
-    "anisotropy_null",
-    "coefficient_of_variation",
-    "estimated_dimension",
-    "least_squares",
-    "merge_duplicates",
-    "merge_parts",
-    "moment_values",
-    "pca_whitening",
-    "principal_axes",
-    "processed_values",
-    "row_moments",
-    "row_scatter",
-    "spectrum_values",
-    "token_table",
-    "top_eigenvalue",
-    "top_removal",
-    "two_nearest_distances",
-    "twonn_dimension",
-    "type_plane",
-    "type_regressions",
-    "type_values",
-    "unbiased_split",
-    "variance_split",
-    "z_scoring",
-    "zca_whitening",
-]
+from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
+from embedgeo.functional.dimension import merge_duplicates as merge_duplicates
+from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
+from embedgeo.functional.moments import Moments as Moments
+from embedgeo.functional.moments import merge_parts as merge_parts
+from embedgeo.functional.moments import moment_values as moment_values
+from embedgeo.functional.moments import row_moments as row_moments
+from embedgeo.functional.neighbors import two_nearest_distances as two_nearest_distances
+from embedgeo.functional.processing import Affine as Affine
+from embedgeo.functional.processing import PrincipalAxes as PrincipalAxes
+from embedgeo.functional.processing import pca_whitening as pca_whitening
+from embedgeo.functional.processing import principal_axes as principal_axes
+from embedgeo.functional.processing import processed_values as processed_values
+from embedgeo.functional.processing import top_removal as top_removal
+from embedgeo.functional.processing import z_scoring as z_scoring
+from embedgeo.functional.processing import zca_whitening as zca_whitening
+from embedgeo.functional.regressions import REGRESSION_COUNT_RANGE as REGRESSION_COUNT_RANGE
+from embedgeo.functional.regressions import coefficient_of_variation as coefficient_of_variation
+from embedgeo.functional.regressions import least_squares as least_squares
+from embedgeo.functional.regressions import type_regressions as type_regressions
+from embedgeo.functional.regressions import type_values as type_values
+from embedgeo.functional.sampling import Sample as Sample
+from embedgeo.functional.spectrum import Scatter as Scatter
+from embedgeo.functional.spectrum import anisotropy as anisotropy
+from embedgeo.functional.spectrum import anisotropy_null as anisotropy_null
+from embedgeo.functional.spectrum import row_scatter as row_scatter
+from embedgeo.functional.spectrum import spectrum_values as spectrum_values
+from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
+from embedgeo.functional.split import unbiased_split as unbiased_split
+from embedgeo.functional.split import variance_split as variance_split
+from embedgeo.functional.tokens import TokenTable as TokenTable
+from embedgeo.functional.tokens import token_table as token_table
+from embedgeo.functional.tokens import type_plane as type_plane

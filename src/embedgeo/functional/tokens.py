@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
+from embedgeo.functional.processing import principal_axes
+from embedgeo.functional.spectrum import Scatter
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
@@ -159,3 +161,30 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, n: Tensor, mean: T
     n.copy_(count)
     mean.copy_(origin).add_(offset).add_(rest)
     m2.zero_().index_add_(0, index, norm.square())
+
+
+def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
+    """Project the means of token types, and the zero vector, onto the plane in which the means vary most.
+
+    The axes are the first two principal axes of the means, weighted by the number of rows; the largest coordinate of
+    each is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
+
+    Args:
+        types: count and mean of each token type.
+
+    Returns:
+        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d = 1; all are NaN
+        where there are no rows.
+
+    >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
+    >>> type_plane(TokenTable(torch.tensor([7, 9]), n, mean, torch.zeros(2)))
+    (tensor([[-1.,  0.],
+            [ 3.,  0.]]), tensor([-2., -5.]))
+    """
+    n, center, _ = types.pooled()
+    offset = types.mean - center
+    with matmul_precision(offset.device):
+        between = offset.T @ (types.n[:, None] * offset)
+        axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
+        axes = pad(axes, (0, 2 - axes.shape[1]))
+        return offset @ axes, -center @ axes

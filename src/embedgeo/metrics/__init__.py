@@ -2,21 +2,11 @@
 
 from torchmetrics import Metric
 
-from embedgeo.metrics.anisotropy import Anisotropy
-from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.moments import EmbeddingMoments
-from embedgeo.metrics.processing import AfterProcessing
-from embedgeo.metrics.tokens import TokenMoments
-
-__all__ = [
-    "AfterProcessing",
-    "Anisotropy",
-    "EmbeddingMoments",
-    "IntrinsicDimension",
-    "TokenMoments",
-    "default_metrics",
-    "streaming_metrics",
-]
+from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
+from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
+from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
+from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
+from embedgeo.metrics.tokens import TokenMoments as TokenMoments
 
 
 def default_metrics(dim: int, seed: int = 0) -> list[Metric]:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, moment_values, row_moments, variance_values
-from embedgeo.functional.plane import type_plane
 from embedgeo.functional.regressions import (
     REGRESSION_COUNT_RANGE,
     coefficient_of_variation,
@@ -15,7 +14,7 @@ from embedgeo.functional.regressions import (
 )
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.split import unbiased_split, variance_split, within_moments
-from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.functional.tokens import TokenTable, token_table, type_plane
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import wants_token_values
 

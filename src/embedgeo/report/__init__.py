@@ -13,11 +13,9 @@ from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import FigureWriter, Group, Panel, Section, write_page
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
+from embedgeo.results.files import make_empty
 from embedgeo.results.glossary import in_order, is_processed, term
-from embedgeo.results.output import make_empty
 from embedgeo.results.schema import MODEL
-
-__all__ = ["write_report"]
 
 MAIN = 11
 """How many metrics, of those to look at first, have a section of their own."""

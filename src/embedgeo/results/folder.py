@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedgeo.results.atomic import remove_leftovers, replacing
 from embedgeo.results.events import EVENTS, write_events
+from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.schema import Record
 
 SCHEMA = pa.schema(

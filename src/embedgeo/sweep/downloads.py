@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from embedgeo.checkpoints import hub
-from embedgeo.results.atomic import temporary_path
+from embedgeo.results.files import temporary_path
 from embedgeo.sweep.plan import Planned
 
 

@@ -56,9 +56,7 @@ def _measure_batch(geometry: Geometry, loss: TokenLoss, token_ids: Tensor, maske
 
 def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings) -> Measured:
     records = geometry.records()
-    reached = {record["layer"] for record in records}
-    silent = [layer.name for layer in geometry.layers if layer.name not in reached]
-    if silent:
+    if silent := geometry.silent_layers():
         raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
     sums = fabric.all_reduce(loss.total.to(fabric.device), reduce_op="sum")
     assert isinstance(sums, Tensor)

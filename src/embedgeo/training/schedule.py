@@ -22,10 +22,10 @@ class Schedule:
         window: how many consecutive steps make one measurement.
 
     Raises:
-        ValueError: an argument is outside its range, or the window is reaches into the next scheduled step.
+        ValueError: an argument is outside its range, or the window reaches into the next scheduled step.
 
     >>> schedule = Schedule(100, extra_steps=(1, 2))
-    >>> [step for step in range(300) if step in schedule]
+    >>> [step for step in range(300) if schedule.is_due(step - 1, step)]
     [0, 1, 2, 100, 200]
     """
 
@@ -40,9 +40,6 @@ class Schedule:
         gap = self._least_gap()
         if window > gap:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
-
-    def __contains__(self, step: int) -> bool:
-        return self.is_due(step - 1, step)
 
     def is_due(self, last_step: int, step: int) -> bool:
         """Whether a scheduled step is after ``last_step`` and not after ``step``.
