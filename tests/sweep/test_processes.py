@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,21 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
         a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
         pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
+    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in (1, 2)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    two = {"trainer__num_nodes": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
+    args = [sys.executable, "-m", "embedgeo.cli", *command(REPOSITORY, options, **two)]
+    nodes = [{**environment, **where, "NODE_RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda node: run(args, node, tmp_path), nodes))
+    assert [node.returncode for node in ended] == [0, 0], [node.stderr for node in ended]
+    assert hub.downloads() == dict.fromkeys(commits, 2)
+    results(options["out"])  # no download is left
 
 
 def test_exit_statuses_and_help(options, environment, tmp_path):
