@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from embedgeo.cli import COMMANDS, main
+from embedgeo.sweep import SweepSettings
 
 
 def only_line(text: str) -> str:
@@ -50,6 +51,39 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(ar
     imported = set(done.stdout.rpartition("imported:")[2].split())
     assert "jsonargparse" in imported
     assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--text", "a", "b"], ["a", "b"]),
+        (["--text", "a", "--text", "b", "c"], ["a", "b", "c"]),
+        (["--text=[a, b]"], ["a", "b"]),
+        (["--text", "[ab]*"], ["[ab]*"]),
+        (["--config", "x.yaml"], "c"),
+        (["--config", "x.yaml", "--text", "a"], ["a"]),
+        (["--tex", "a"], ["a"]),
+    ],
+)
+def test_an_option_of_several_values_can_be_given_in_every_way(
+    given: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("text: c\n")
+    seen: list[SweepSettings] = []
+    monkeypatch.setitem(COMMANDS, "sweep", (seen.append, SweepSettings))
+    assert main(["sweep", "--model", "m", *given]) == 0
+    assert (seen[0].text, seen[0].models) == (expected, ["m"])
+
+
+@pytest.mark.parametrize("option", ["--num-tokens", "--num_tokens", "--num-tok"])
+def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[SweepSettings] = []
+    monkeypatch.setitem(COMMANDS, "sweep", (seen.append, SweepSettings))
+    assert main(["sweep", "--model", "m", option, "7"]) == 0
+    assert seen[0].num_tokens == 7
 
 
 @pytest.mark.parametrize(

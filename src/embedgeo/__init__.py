@@ -5,51 +5,44 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedgeo.geometry import Geometry, observe
-    from embedgeo.metrics import (
-        AfterProcessing,
-        Anisotropy,
-        EmbeddingMoments,
-        IntrinsicDimension,
-        TokenMoments,
-        default_metrics,
-        streaming_metrics,
-    )
-    from embedgeo.training.lightning import GeometryMonitor
-    from embedgeo.training.schedule import log_spaced_steps
-    from embedgeo.training.transformers import GeometryCallback
+    from embedgeo.geometry import Geometry as Geometry
+    from embedgeo.geometry import observe as observe
+    from embedgeo.metrics import AfterProcessing as AfterProcessing
+    from embedgeo.metrics import Anisotropy as Anisotropy
+    from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
+    from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
+    from embedgeo.metrics import TokenMoments as TokenMoments
+    from embedgeo.metrics import default_metrics as default_metrics
+    from embedgeo.metrics import streaming_metrics as streaming_metrics
+    from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
+    from embedgeo.training.schedule import log_spaced_steps as log_spaced_steps
+    from embedgeo.training.transformers import GeometryCallback as GeometryCallback
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AfterProcessing",
-    "Anisotropy",
-    "EmbeddingMoments",
-    "Geometry",
-    "GeometryCallback",
-    "GeometryMonitor",
-    "IntrinsicDimension",
-    "TokenMoments",
-    "default_metrics",
-    "log_spaced_steps",
-    "observe",
-    "streaming_metrics",
-]
-
 _MODULES = {
+    "AfterProcessing": "metrics",
+    "Anisotropy": "metrics",
+    "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
+    "IntrinsicDimension": "metrics",
+    "TokenMoments": "metrics",
+    "default_metrics": "metrics",
     "log_spaced_steps": "training.schedule",
     "observe": "geometry",
+    "streaming_metrics": "metrics",
 }
-"""Where each name is, if not in ``metrics``."""
+"""Where each public name is."""
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
-    if name in __all__:
-        return getattr(import_module(f"embedgeo.{_MODULES.get(name, 'metrics')}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"embedgeo.{_MODULES[name]}"), name)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"embedgeo.{name}")

@@ -4,13 +4,16 @@ Nothing heavy is imported before a command runs, so that ``--help`` and a wrong 
 """
 
 import os
+import re
 import signal
 import sys
+from argparse import Action
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from docstring_parser import parse
 from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
@@ -46,7 +49,26 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
 
 
+class _Values(list[str]):
+    """Values given on the command line, not in a configuration or by default."""
+
+
+class _Extend(Action):
+    """Takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        given = _Values(before if isinstance(before, _Values) else ())
+        for value in values:
+            given += yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
+        setattr(namespace, self.dest, given)
+
+
 class _Parser(ArgumentParser):
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Options that an abbreviation stands for: each once, though it has two spellings."""
+        return list({id(found[0]): found for found in super()._get_option_tuples(option_string)}.values())  # type: ignore[no-untyped-call]
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, without the list of all options."""
         print(f"embedgeo: error: {' '.join(message.split())} (embedgeo --help lists the options)", file=sys.stderr)
@@ -89,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = _Parser(prog="embedgeo", description=ABOUT)
+    parser = _Parser(prog="embedgeo", description=ABOUT, allow_abbrev=True)
     commands = parser.add_subcommands(required=True)
     for name, (run, settings) in COMMANDS.items():
-        command = _Parser(description=parse(run.__doc__ or "").description)
+        command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
         _add_options(command, settings)
         commands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
@@ -104,7 +126,7 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
-        kind: dict[str, Any] = {"nargs": "+"} if many else {"type": parameter.annotation}
+        kind: dict[str, Any] = {"nargs": "+", "action": _Extend} if many else {"type": parameter.annotation}
         if name == "dirs":
             parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
             continue

@@ -16,7 +16,6 @@ from embedgeo.report.live import TensorBoardPictures, _thinned
 from embedgeo.results.glossary import HEADLINES, TERMS
 from tests.training.runs import TinyLM, fit
 
-KINDS = ("heatmap", "profile", "shares")
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
 
@@ -59,7 +58,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def quick_clock(monkeypatch):
     """The same with empty pictures, which really take no time."""
-    return Clock(monkeypatch, lambda *_: [(f"geometry.{kind}/x", (b"", 1, 1)) for kind in KINDS])
+    return Clock(monkeypatch, lambda history, prefix, kinds: [(f"geometry.{kind}/x", (b"", 1, 1)) for kind in kinds])
 
 
 class Writer:
@@ -151,13 +150,18 @@ def test_pictures_are_drawn_at_powers_of_two_and_at_the_end(quick_clock, count, 
 
 
 @pytest.mark.parametrize(("pause", "drawn"), [(60, range(20)), (30, [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19])])
-def test_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(quick_clock, pause, drawn):
+def test_heatmaps_of_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(quick_clock, pause, drawn):
     pictures, writer, history = TensorBoardPictures(), Writer(), []
     for step in range(20):
         history += records(step)
         pictures.write([writer], history)
         quick_clock.now += pause
     assert writer.at("heatmap") == list(drawn)
+    assert writer.at("profile") == writer.at("shares") == [0, 1, 3, 7, 15]
+    pictures.write([writer], history, last=True)
+    assert writer.at("heatmap") == list(drawn)  # of the last measurement only what has not been drawn yet
+    assert writer.at("profile") == writer.at("shares") == [0, 1, 3, 7, 15, 19]
+    pictures.write([writer], [], last=True)  # a history that was cleared
 
 
 def test_the_history_before_a_resume_is_drawn_too(monkeypatch, clock):

@@ -122,7 +122,7 @@ def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
     matching = [
         layer
         for layer in standard + others
-        if fnmatchcase(layer.name, pattern) or fnmatchcase(_unpadded(layer.name), pattern)
+        if fnmatchcase(layer.name, pattern) or fnmatchcase(re.sub(r"(?<![^.])0+(?=\d)", "", layer.name), pattern)
     ]
     if not matching:
         everything = [layer.name for layer in standard + others]
@@ -132,10 +132,6 @@ def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
             f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {', '.join(close[:6])}."
         )
     return matching
-
-
-def _unpadded(name: str) -> str:
-    return re.sub(r"(?<![^.])0+(?=\d)", "", name)
 
 
 def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:

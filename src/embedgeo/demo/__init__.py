@@ -22,8 +22,6 @@ from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-__all__ = ["DemoSettings", "demo"]
-
 
 @dataclass(frozen=True)
 class DemoSettings:

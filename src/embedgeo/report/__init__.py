@@ -74,8 +74,12 @@ def _sections(runs: Sequence[Run], writer: FigureWriter) -> Iterator[Section]:
     metrics = [metric for metric in varying if term(metric).is_drawn and not is_processed(metric)]
     yield section("Composition", _of_shares)
     yield Section("Metrics", [of_metric(metric) for metric in metrics[:MAIN]])
-    yield section("Loss", _of_loss, term("loss").meaning)
-    yield section("After-processing", _of_processing)
+    yield section(
+        "Loss", lambda run: [figures.loss(run, outlier_steps(run))] if "loss" in run.model else [], term("loss").meaning
+    )
+    yield section(
+        "After-processing", lambda run: [figures.after_processing(run)] if figures.processed_metrics(run) else []
+    )
     yield section("Token types", _of_tokens)
     yield Section("More metrics", [of_metric(metric) for metric in metrics[MAIN:]])
 
@@ -103,16 +107,6 @@ def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     if any(len(run.steps) > 1 for run in runs):
         yield figures.compare_dynamics(runs, metric)
     yield figures.compare_profiles(runs, metric)
-
-
-def _of_loss(run: Run) -> Iterator[FigureData]:
-    if "loss" in run.model:
-        yield figures.loss(run, outlier_steps(run))
-
-
-def _of_processing(run: Run) -> Iterator[FigureData]:
-    if figures.processed_metrics(run):
-        yield figures.after_processing(run)
 
 
 def _of_tokens(run: Run) -> Iterator[FigureData]:

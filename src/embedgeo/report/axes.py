@@ -69,7 +69,7 @@ class StepAxis:
         else:
             units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
             unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
-            candidates = list(range(0, self.last + 1, unit))
+            candidates = list(range(self.first // unit * unit, self.last + 1, unit))
         ticks = [step for step in candidates if self.first <= step <= self.last]
         if self.is_log and len(digits) == 1 and len(ticks) < 2:
             return self.ticks((1, 2, 5))

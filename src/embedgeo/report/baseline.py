@@ -59,9 +59,11 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
-        "intrinsic_dimension": _each(_twonn, values.get("n_points", n), dim),
+        "intrinsic_dimension": _each(  # of at most 4096 rows, the size of a batch
+            lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), values.get("n_points", n), dim
+        ),
     }
-    known |= {key: _each(partial(_spectral, key), n, dim) for key in _SPECTRUM & set(values)}
+    known |= {key: _each(partial(_spectrum, key), n, dim) for key in _SPECTRUM & set(values)}
     known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
     if counts is not None and len(counts):
         known |= _over_types(counts, Q, dim)
@@ -73,13 +75,9 @@ def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) 
     return pd.Series([simulated(int(a), int(b)) if a >= 3 and b >= 2 else np.nan for a, b in pairs], index=n.index)
 
 
-def _spectral(key: str, n: int, dim: int) -> float:
-    return _spectrum(n, dim)[key]
-
-
 @cache
-def _spectrum(n: int, dim: int) -> dict[str, float]:
-    """Metrics of the spectrum of a Gaussian sample, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
+def _spectrum(key: str, n: int, dim: int) -> float:
+    """A metric of the spectrum of Gaussian rows, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
     small, large = min(n - 1, dim), max(n - 1, dim)
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
@@ -87,16 +85,12 @@ def _spectrum(n: int, dim: int) -> dict[str, float]:
     squares = diagonal**2 + np.append(0, beside**2)
     eigenvalues = np.zeros(dim)
     eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
-    return {key: float(value) for key, value in full_spectrum_values(torch.from_numpy(eigenvalues)).items()}
-
-
-def _twonn(n: int, dim: int) -> float:
-    """TwoNN of Gaussian rows, their number rounded to a power of two and at most 4096, the size of a batch."""
-    return _twonn_of_power(min(round(math.log2(n)), 12), dim)
+    return float(full_spectrum_values(torch.from_numpy(eigenvalues))[key])
 
 
 @cache
-def _twonn_of_power(power: int, dim: int) -> float:
+def _twonn(power: int, dim: int) -> float:
+    """TwoNN of 2**power Gaussian rows."""
     rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
     return float(f"{float(twonn_dimension(rows).dimension):.4g}")
 

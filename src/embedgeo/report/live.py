@@ -1,6 +1,6 @@
 """Pictures and explanations for TensorBoard, beside the scalars, while a model trains."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -24,9 +24,9 @@ class TensorBoardPictures:
 
     The images are the report's figures: for each metric to look at first, a heatmap (layer against step) and a profile
     (value against layer, a line for each step); and the shares of M, V_W and V_B in the embeddings' size at each layer.
-    They are drawn at the first, second, fourth, eighth … measurement and at the last, and at every other measurement
-    unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced along the axis.
-    A text that explains each metric is written once.
+    They are drawn at the first, second, fourth, eighth … measurement and at the last; the heatmaps also at every other
+    measurement unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced along the
+    axis. A text that explains each metric is written once.
 
     Args:
         prefix: of the tags.
@@ -35,7 +35,8 @@ class TensorBoardPictures:
 
     def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
-        self._start = self._num_drawn = start
+        self._start = start
+        self._num_drawn = dict.fromkeys(("heatmap", "profile", "shares"), start)
         self._num_measurements = 0
         self._paused_until = 0.0
 
@@ -47,7 +48,7 @@ class TensorBoardPictures:
             history: the monitor's, with the records of one more measurement than at the last call.
             last: whether there will be no more measurements: draw what has not been drawn yet.
         """
-        if not writers or len(history) == self._num_drawn:
+        if not writers or len(history) <= self._start:
             return
         step = history[-1]["step"]
         if not self._num_measurements:
@@ -55,18 +56,21 @@ class TensorBoardPictures:
             for writer in writers:
                 writer.add_text(f"{self.prefix}/what the numbers mean", text, step)
         self._num_measurements += not last
-        is_power_of_two = self._num_measurements & (self._num_measurements - 1) == 0
+        is_due = last or self._num_measurements & (self._num_measurements - 1) == 0
         started = monotonic()
-        if last or is_power_of_two or started >= self._paused_until:
-            for tag, picture in _pictures(history[self._start :], self.prefix):
-                for writer in writers:
-                    _add_image(writer, tag, *picture, step)
-            self._num_drawn = len(history)
-            finished = monotonic()
-            self._paused_until = finished + _PAUSE * (finished - started)
+        wanted = {"heatmap": is_due or started >= self._paused_until, "profile": is_due, "shares": is_due}
+        kinds = [kind for kind, is_wanted in wanted.items() if is_wanted and self._num_drawn[kind] < len(history)]
+        if not kinds:
+            return
+        for tag, picture in _pictures(history[self._start :], self.prefix, kinds):
+            for writer in writers:
+                _add_image(writer, tag, *picture, step)
+        self._num_drawn |= dict.fromkeys(kinds, len(history))
+        finished = monotonic()
+        self._paused_until = finished + _PAUSE * (finished - started)
 
 
-def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str, Picture]]:
+def _pictures(history: Sequence[StepRecord], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Picture]]:
     from embedgeo.report import figures, shares
     from embedgeo.report.drawing import png, style
     from embedgeo.report.runs import make_run
@@ -78,9 +82,9 @@ def _pictures(history: Sequence[StepRecord], prefix: str) -> Iterator[tuple[str,
     metrics = [metric for metric in HEADLINES if metric in run.values and run.values[metric].notna().any()]
     with style():
         for kind, draw in (("heatmap", figures.heatmap), ("profile", figures.profile)):
-            for metric in metrics:
+            for metric in metrics if kind in kinds else ():
                 yield f"{prefix}.{kind}/{metric}", png(draw(run, metric).figure)
-        if shares.has_shares(run):
+        if "shares" in kinds and shares.has_shares(run):
             yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure)
 
 

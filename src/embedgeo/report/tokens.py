@@ -54,7 +54,9 @@ def mean_against_variance(run: Run) -> FigureData:
         slope, r2 = _draw_line(ax, types["M"].to_numpy(), types["V"].to_numpy())
         ax.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
         ax.set_xlabel("M of the token type")
-        _few_ticks(ax)
+        ax.locator_params(nbins=5)
+        ax.xaxis.set_major_formatter(short)
+        ax.yaxis.set_major_formatter(short)
         texts.append(f"{layer}: {_fit(slope, r2)} over {len(types)} token types")
     axes[0].set_ylabel("V of the token type")
     bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
@@ -209,9 +211,3 @@ def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
 
 def _last_block(run: Run) -> str:
     return list(run.blocks.values())[-1][-1]
-
-
-def _few_ticks(ax: Axes) -> None:
-    ax.locator_params(nbins=5)
-    ax.xaxis.set_major_formatter(short)
-    ax.yaxis.set_major_formatter(short)

@@ -43,13 +43,16 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what killed processes left, files and folders: those of this machine, and of others after a day."""
+    """Remove the files and folders that killed processes left: those of this machine, and of others after a day.
+
+    This process must not be writing yet: what has its id was left by an earlier one, as in a container.
+    """
     for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
-        is_ours = not host and rest.partition("-")[0].isdigit()
+        pid = rest.partition("-")[0]
+        is_dead = not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
         with suppress(FileNotFoundError):
-            is_old = path.stat().st_mtime < time.time() - _ONE_DAY
-            is_left = not _is_alive(int(rest.partition("-")[0])) if is_ours else is_old
+            is_left = is_dead or path.stat().st_mtime < time.time() - _ONE_DAY
             if is_left and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif is_left:

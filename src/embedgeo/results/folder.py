@@ -131,14 +131,15 @@ class SweepFolder:
         """The records of a checkpoint that is done."""
         return read_parquet(self.checkpoints / f"{name}.parquet", SCHEMA.names)
 
-    def read_runs(self) -> dict[str, dict[str, pd.DataFrame]]:
+    def read_runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
 
-        A run has the name of its series, fit for a folder; a single series is the run ``""``.
+        A run has the name of its series, fit for a folder; a single series is the run ``""``, unless the sweep is to
+        have ``num_series`` of them.
         """
         found = {name: self.read(name) for name in self.done()}
         series = {name: str(records["series"].iloc[0]) for name, records in found.items()}
-        is_one_run = len(set(series.values())) == 1
+        is_one_run = max(num_series, len(set(series.values()))) == 1
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)):
             run = "" if is_one_run else quote(series[name], safe=" =+,@") or "other"
@@ -171,13 +172,13 @@ class SweepFolder:
         with suppress(OSError), replacing(self._reason(name)) as temporary:  # the summary names the reason, too
             temporary.write_text(reason + "\n")
 
-    def rebuild(self) -> None:
-        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files."""
+    def rebuild(self, num_series: int = 1) -> None:
+        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see `read_runs`."""
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
         seen: set[str] = set()
         while (now := self.done()) != seen:  # other processes may finish checkpoints meanwhile
-            seen, runs = now, self.read_runs()
+            seen, runs = now, self.read_runs(num_series)
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
                 pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

@@ -3,9 +3,7 @@
 The command line imports this module; the commands import what they need when they run.
 """
 
-from embedgeo.sweep.settings import SweepSettings
-
-__all__ = ["SweepSettings", "check", "sweep"]
+from embedgeo.sweep.settings import SweepSettings as SweepSettings
 
 
 def sweep(settings: SweepSettings) -> int:

@@ -17,6 +17,9 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import summarize
 from embedgeo.text import hash_documents, hash_ids, read_documents
 
+_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
+"""Packages that the numbers depend on."""
+
 
 def run_sweep(settings: SweepSettings) -> int:
     """See `embedgeo.sweep.sweep`."""
@@ -94,7 +97,7 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
             f"{folder.path}. Give another out."
         )
     about = {
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "text": {
             "sha256": asked["text_sha256"],
             "tokens_sha256": sha256,
@@ -103,9 +106,3 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
         },
     }
     folder.open(asked, about)
-
-
-def _versions() -> dict[str, str]:
-    """Versions of Python and of the packages that the numbers depend on."""
-    packages = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from embedgeo.checkpoints import hub
-from embedgeo.results.files import temporary_path
+from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.sweep.plan import Planned
 
 
@@ -23,6 +23,7 @@ class Downloads:
     """
 
     def __init__(self, out: Path, *, evict: bool) -> None:
+        remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
         self._folder = temporary_path(out / "downloads") if evict else None
         self._worker = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}

@@ -41,17 +41,14 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
             with all_agree(fabric), fabric.autocast():
                 loss.find_head(fabric.to_device(text.token_ids[:1, :8]))
                 for batch in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
-                    _measure_batch(geometry, loss, *fabric.to_device(batch))
+                    token_ids, masked = fabric.to_device(batch)
+                    with geometry.probe:
+                        states = loss.run(token_ids)
+                    loss.add(states, token_ids, masked)
             return _results(fabric, geometry, loss, text, settings)
         finally:
             geometry.reset()
             del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
-
-
-def _measure_batch(geometry: Geometry, loss: TokenLoss, token_ids: Tensor, masked: Tensor | None) -> None:
-    with geometry.probe:
-        states = loss.run(token_ids)
-    loss.add(states, token_ids, masked)
 
 
 def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings) -> Measured:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.results.wording import reason
 
@@ -26,16 +28,17 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
         raise ValueError(
             f"trainer must be options that say where and how to run: {', '.join(_OPTIONS)}; got {', '.join(unknown)}."
         )
-    strategy = options.get("strategy", "auto")
-    if strategy not in ("auto", "ddp") and not isinstance(strategy, DDPStrategy):
-        raise ValueError(
-            "trainer.strategy must keep its processes over the sweep, and the model whole in each, as ddp does; "
-            f"got {strategy!r}."
-        )
     try:
-        return Fabric(**{"devices": 1, **options})
+        fabric = Fabric(**{"devices": 1, **options})
     except Exception as error:  # of several kinds, one of them lightning's own
         raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
+    is_whole = isinstance(fabric.strategy, DDPStrategy | SingleDeviceStrategy)
+    if not is_whole or isinstance(fabric.strategy.launcher, _MultiProcessingLauncher):
+        raise ValueError(
+            "trainer.strategy must keep its processes over the sweep, and the model whole in each, as ddp does; "
+            f"got {options.get('strategy', 'auto')!r}."
+        )
+    return fabric
 
 
 @contextmanager

@@ -46,6 +46,7 @@ class Sweep:
     out: SweepFolder
 
     def __post_init__(self) -> None:
+        self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
         self.failures: dict[str, str] = {}
         self._downloads = Downloads(self.out.path, evict=self.settings.evict)
         self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
@@ -61,7 +62,7 @@ class Sweep:
                 self._finish(planned, self.pending[i + 1 :], console)
                 bar.update(task, advance=1)
             if self.fabric.is_global_zero:
-                self.out.rebuild()
+                self.out.rebuild(self._num_series)
         return self.failures
 
     def _finish(self, planned: Planned, following: Sequence[Planned], console: Console) -> None:
@@ -142,7 +143,7 @@ class Sweep:
         started = time.monotonic()
         if self.fabric.is_global_zero and started - last > 50 * cost:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self.out.rebuild()
+                self.out.rebuild(self._num_series)
             self._rebuilt = started, time.monotonic() - started
 
 

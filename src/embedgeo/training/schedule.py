@@ -37,7 +37,9 @@ class Schedule:
         self.every_n_steps = every_n_steps
         self.extra_steps = frozenset(extra_steps)
         self.window = window
-        gap = self._least_gap()
+        around = {step // every_n_steps * every_n_steps for step in extra_steps}
+        regular = {0, every_n_steps, *around, *(step + every_n_steps for step in around)}
+        gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
         if window > gap:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
 
@@ -50,9 +52,3 @@ class Schedule:
         return step // self.every_n_steps > last_step // self.every_n_steps or any(
             last_step < extra <= step for extra in self.extra_steps
         )
-
-    def _least_gap(self) -> int:
-        """The shortest distance between two scheduled steps."""
-        around = {step // self.every_n_steps * self.every_n_steps for step in self.extra_steps}
-        regular = {0, self.every_n_steps, *around, *(step + self.every_n_steps for step in around)}
-        return min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
