@@ -13,12 +13,13 @@ import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, file_download
+from lightning.fabric.strategies import ModelParallelStrategy
 from safetensors.torch import save as save_safetensors
 from transformers import modeling_utils
 
 from embedgeo.checkpoints import loading
 from embedgeo.cli import main
-from embedgeo.sweep import measure
+from embedgeo.sweep.loss import TokenLoss
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, checkpoint_files, model
@@ -190,11 +191,11 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     hub, commits, options, monkeypatch, capsys, handlers, number, during
 ):
     is_over = threading.Event()
-    measure_batch, get = measure._measure_batch, file_download.http_get
+    run, get = TokenLoss.run, file_download.http_get
 
     def stopped_measurement(*args):
         signal.raise_signal(number)
-        measure_batch(*args)
+        return run(*args)
 
     def stopped_download(url, *args, **kwargs):
         if commits[0] in url and url.endswith(WEIGHTS):
@@ -210,7 +211,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
         if during == "download":
             patched.setattr(file_download, "http_get", stopped_download)
         else:
-            patched.setattr(measure, "_measure_batch", stopped_measurement)
+            patched.setattr(TokenLoss, "run", stopped_measurement)
         patched.setattr(os, "_exit", end)
         given = [f"--{name}={value}" for name, value in options.items()]
         patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
@@ -262,7 +263,11 @@ def refused(match, *args, **options):
         ({"trainer": {"colour": "red"}}, "trainer must be options"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
         ({"trainer": {"accelerator": "abacus"}}, "trainer must be options that lightning accepts"),
-        ({"trainer": {"devices": 2, "strategy": "fsdp"}}, "and the model whole in each"),
+        (
+            {"trainer": {"devices": 2, "strategy": "fsdp", "accelerator": "cpu"}},
+            "trainer must be options that lightning",
+        ),
+        ({"trainer": {"strategy": ModelParallelStrategy(lambda module, _: module)}}, "and the model whole in each"),
         ({"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}}, "must keep its processes"),
     ],
 )
