@@ -6,7 +6,7 @@ closed form where there is one; the rest is simulated once for each number of ro
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -63,7 +63,7 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
             lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), values.get("n_points", n), dim
         ),
     }
-    known |= {key: _each(partial(_spectrum, key), n, dim) for key in _SPECTRUM & set(values)}
+    known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
     known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
     if counts is not None and len(counts):
         known |= _over_types(counts, Q, dim)
@@ -76,8 +76,8 @@ def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) 
 
 
 @cache
-def _spectrum(key: str, n: int, dim: int) -> float:
-    """A metric of the spectrum of Gaussian rows, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
+def _spectrum(n: int, dim: int) -> dict[str, float]:
+    """Metrics of the spectrum of Gaussian rows, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
     small, large = min(n - 1, dim), max(n - 1, dim)
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
@@ -85,7 +85,7 @@ def _spectrum(key: str, n: int, dim: int) -> float:
     squares = diagonal**2 + np.append(0, beside**2)
     eigenvalues = np.zeros(dim)
     eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
-    return float(full_spectrum_values(torch.from_numpy(eigenvalues))[key])
+    return {key: float(value) for key, value in full_spectrum_values(torch.from_numpy(eigenvalues)).items()}
 
 
 @cache
