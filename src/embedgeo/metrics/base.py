@@ -48,8 +48,8 @@ class GeometryMetric(Metric):
 
     Args:
         dim: d, the last dimension of the embeddings.
-        settings: the arguments of the subclass. A state holds their digest, so that a `torchmetrics.MetricCollection`, which
-            lets metrics share their states once these are equal, never does so for metrics that differ in them.
+        settings: the arguments of the subclass. A state holds their digest, so that a `torchmetrics.MetricCollection`,
+            which lets metrics share their states once these are equal, keeps those apart that differ in them.
         kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off by default: if a value were cached on one
             rank and not on another, ``compute`` would hang.
 
