@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, merge_duplicates
+from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, distinct_rows, merge_duplicates
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import two_nearest_distances
 
@@ -28,37 +28,69 @@ class GlobalEstimator(Protocol):
 
 
 class DimensionEstimate(NamedTuple):
-    """Intrinsic dimension, and the number of distinct points that it was estimated from."""
+    """Intrinsic dimension, and what it was estimated from.
+
+    Attributes:
+        dimension: NaN where it is undefined.
+        num_points: number of distinct points.
+        left_out: the estimates without the points of each group, shape (G,), float64; None if there are no groups.
+    """
 
     dimension: float
     num_points: int
+    left_out: Tensor | None = None
 
 
 def twonn_dimension(
-    x: Tensor, *, discard_fraction: float = 0.1, duplicate_tolerance: float = DUPLICATE_TOLERANCE
+    x: Tensor,
+    *,
+    discard_fraction: float = 0.1,
+    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
     With μ_i the ratios of the distances to the second and the first neighbour, ascending, it is the slope of the
     least-squares line through the origin of -log(1 - i/N) on log μ_i, as in scikit-dimension 0.5.
 
+    Without a group only the fit is repeated, for the μ_i of the other points: their neighbours are those among all
+    points. If these were searched for again, the estimates would be those of a thinner sample, and copies of a
+    point, or its absence, move nearest neighbours in a way that resampling does not reproduce (Abadie & Imbens 2008, on
+    the bootstrap of matching estimators).
+
     Args:
         x: shape (n, d), any floating dtype, finite.
         discard_fraction: share of the largest ratios that the fit leaves out, in (0, 1).
         duplicate_tolerance: see `merge_duplicates`.
+        groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
+        num_groups: G, the number of groups.
 
     Returns:
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    points = merge_duplicates(x, duplicate_tolerance)
-    num_fitted = int(len(points) * (1 - discard_fraction))
+    kept = distinct_rows(x, duplicate_tolerance)
+    points = x if len(kept) == len(x) else x[kept]
     first, second = two_nearest_distances(points).cpu().double().unbind(1)
-    if num_fitted < 2 or not bool(second.isfinite().all() & (first > 0).all()):
-        return DimensionEstimate(math.nan, len(points))
-    log_mu = (second / first).sort().values[:num_fitted].log()
-    log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(points))
-    return DimensionEstimate(float(ratio(log_mu @ log_rank, log_mu @ log_mu)), len(points))
+    left_out = None if groups is None else first.new_full((num_groups,), math.nan)
+    if not bool(second.isfinite().all() & (first > 0).all()):
+        return DimensionEstimate(math.nan, len(points), left_out)
+    log_mu, order = (second / first).log().sort()
+    if groups is not None:
+        group = groups[kept].cpu()[order]
+        left_out = torch.stack([_slope(log_mu[group != i], discard_fraction) for i in range(num_groups)])
+    return DimensionEstimate(float(_slope(log_mu, discard_fraction)), len(points), left_out)
+
+
+def _slope(log_mu: Tensor, discard_fraction: float) -> Tensor:
+    """Slope of the line through the origin of -log(1 - i/N) on log μ_i, shape (N,), ascending; a float64 scalar."""
+    num_fitted = int(len(log_mu) * (1 - discard_fraction))
+    if num_fitted < 2:
+        return log_mu.new_tensor(math.nan)
+    log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(log_mu))
+    log_mu = log_mu[:num_fitted]
+    return ratio(log_mu @ log_rank, log_mu @ log_mu)
 
 
 def estimated_dimension(

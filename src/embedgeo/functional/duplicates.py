@@ -32,38 +32,53 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.000001]])).shape
     torch.Size([2, 2])
     """
-    points = _merge_equal(x)
-    return _merge_near(points, tolerance) if tolerance > 0 and len(points) > 1 else points
+    kept = distinct_rows(x, tolerance)
+    return x if len(kept) == len(x) else x[kept]
 
 
-def _merge_equal(x: Tensor) -> Tensor:
-    """One of each set of equal rows of ``x``."""
+def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
+    """The indices of the rows that `merge_duplicates` keeps, shape (number of distinct rows,), in any order."""
+    kept = _distinct_but_for_equal(x)
+    if tolerance > 0 and len(kept) > 1:
+        kept = kept[_distinct_but_for_near(x if len(kept) == len(x) else x[kept], tolerance)]
+    return kept
+
+
+def _distinct_but_for_equal(x: Tensor) -> Tensor:
+    """The index of one of each set of equal rows of ``x``; all in order if there are no equal ones."""
     x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
+    every = torch.arange(len(x), device=x.device)
     sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
     if not bool(sums.isnan().any()):
         if len(sums) == len(x):
-            return x
+            return every
         member = torch.empty_like(group[: len(sums)])
-        member[group] = torch.arange(len(x), device=x.device)
+        member[group] = every
         if x.equal(x[member[group]]):
-            return x[member]
-    return x.unique(dim=0)  # different rows have equal sums, or sums overflow: sort the rows themselves
+            return member
+    rows, group = x.unique(dim=0, return_inverse=True)  # different rows have equal sums, or sums overflow
+    if len(rows) == len(x):
+        return every
+    member = torch.empty_like(group[: len(rows)])
+    member[group] = every
+    return member
 
 
-def _merge_near(x: Tensor, tolerance: float) -> Tensor:
-    """One of each set of rows of ``x`` that chains of near pairs join.
+def _distinct_but_for_near(x: Tensor, tolerance: float) -> Tensor:
+    """The index of one of each set of rows of ``x`` that chains of near pairs join; all in order if there are none.
 
     Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
     compared with those after it, as long as there are any within reach whose other projections are near, too.
     """
     norm, place = _projections(x)
     reach = tolerance * float(norm.median())
+    every = torch.arange(len(x), device=x.device)
     if not 0 < reach < math.inf:
-        return x
+        return every
     order = place[:, 0].argsort()
     place = place[order]
     rounding = 8 * x.shape[1] ** 0.5 * torch.finfo(place.dtype).eps * norm[order, None].to(place.dtype)
-    label = torch.arange(len(x), device=x.device)  # by place in the order, the first row of those joined to it
+    label = every  # by place in the order, the first row of those joined to it
     for lag in range(1, len(x)):
         within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
         if not bool(within[:, 0].any()):
@@ -71,8 +86,8 @@ def _merge_near(x: Tensor, tolerance: float) -> Tensor:
         first = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
         near = _distances(x, order[first], order[first + lag]) <= reach
         label = _join(label, first[near], first[near] + lag)
-    is_first = label == torch.arange(len(x), device=x.device)
-    return x if bool(is_first.all()) else x[order[is_first]]
+    is_first = label == every
+    return every if bool(is_first.all()) else order[is_first]
 
 
 def _projections(x: Tensor) -> tuple[Tensor, Tensor]:

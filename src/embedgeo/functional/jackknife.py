@@ -7,7 +7,8 @@ Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*
 equal size it is the jackknife of Tukey.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -51,13 +52,19 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     return (centred.square() / others).mean(0).sqrt()
 
 
-def merge_all_but_one(groups: Sequence[M]) -> list[M]:
-    """For each of two or more groups the merged states of the others, in order, by 3 G merges."""
-    before = [groups[0]]
-    for state in groups[1:-1]:
-        before.append(before[-1].merge(state))
-    after = [groups[-1]]
-    for state in reversed(groups[1:-1]):
-        after.append(state.merge(after[-1]))
-    inner = [before[i - 1].merge(after[-1 - i]) for i in range(1, len(groups) - 1)]
-    return [after[-1], *inner, before[-1]]
+def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
+    """Yield, for each of two or more groups in turn, the merged states of the others.
+
+    By halves: about G log G merges, of which log G are held at a time.
+
+    Args:
+        groups: their states.
+        others: the state of further rows, which belong to none of them.
+    """
+    if len(groups) == 1 and others is not None:
+        yield others
+        return
+    half = len(groups) // 2
+    for inside, outside in ((groups[:half], groups[half:]), (groups[half:], groups[:half])):
+        outside = outside if others is None else [others, *outside]
+        yield from merge_all_but_one(inside, reduce(lambda state, other: state.merge(other), outside))

@@ -23,41 +23,46 @@ class Sample(NamedTuple):
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
+        labels: shape (m,), int64, what the rows were labelled with: 0 where with nothing.
         seen: number of rows it was drawn from, scalar int64.
         size: how many rows are drawn at most.
     """
 
     rows: Tensor
     keys: Tensor
+    labels: Tensor
     seen: Tensor
     size: int
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "Sample":
         """The sample of no rows."""
-        return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), torch.tensor(0), size)
+        no_labels = torch.zeros(0, dtype=torch.int64)
+        return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), no_labels, torch.tensor(0), size)
 
-    def extend(self, x: Tensor, *, seed: int, stream: int = 0) -> "Sample":
-        """The sample once the next rows of the stream, ``x``, shape (n, d), have been seen."""
+    def extend(self, x: Tensor, labels: Tensor | None = None, *, seed: int, stream: int = 0) -> "Sample":
+        """The sample once the next rows of the stream, ``x``, shape (n, d), with labels of shape (n,) have been seen."""
         keys = row_keys(int(self.seen), len(x), seed=seed, stream=stream, device=self.keys.device)
+        labels = torch.zeros_like(keys, dtype=torch.int64) if labels is None else labels.to(self.labels)
         seen = self.seen.new_tensor(len(x))
         if len(self.keys) == self.size:
             smaller = (keys < self.keys.max()).nonzero().flatten()
-            x, keys = x.index_select(0, smaller.to(x.device)), keys[smaller]
-        return self.merge(Sample(x.to(keys.device), keys, seen, self.size))
+            x, keys, labels = x.index_select(0, smaller.to(x.device)), keys[smaller], labels[smaller]
+        return self.merge(Sample(x.to(keys.device), keys, labels, seen, self.size))
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from."""
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows, keys = torch.cat((self.rows.to(dtype), other.rows.to(dtype))), torch.cat((self.keys, other.keys))
+        labels = torch.cat((self.labels, other.labels))
         if len(keys) > self.size:
             smallest = keys.topk(self.size, largest=False).indices
-            rows, keys = rows.index_select(0, smallest), keys[smallest]
-        return Sample(rows, keys, self.seen + other.seen, self.size)
+            rows, keys, labels = rows.index_select(0, smallest), keys[smallest], labels[smallest]
+        return Sample(rows, keys, labels, self.seen + other.seen, self.size)
 
     def all_reduce(self, group: Any = None) -> "Sample":
-        """The sample of the rows of all ranks; all keys are exchanged, but only the rows that are drawn."""
-        keys = all_gather_cat(self.keys, group)
+        """The sample of the rows of all ranks; all keys and labels are exchanged, but only the rows that are drawn."""
+        keys, labels = all_gather_cat(self.keys, group), all_gather_cat(self.labels, group)
         lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)
         offset = int(lengths[: current_rank(group)].sum())
         order = keys.argsort(stable=True)[: self.size]
@@ -66,7 +71,8 @@ class Sample(NamedTuple):
         dtype = torch.float64 if is_double else torch.float32
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
         rows.index_copy_(0, own, self.rows.index_select(0, order[own] - offset).to(dtype))
-        return Sample(all_reduce_sum(rows, group), keys[order], all_reduce_sum(self.seen, group), self.size)
+        seen = all_reduce_sum(self.seen, group)
+        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], seen, self.size)
 
 
 def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None) -> Tensor:
@@ -99,13 +105,15 @@ def _int64(unsigned: int) -> int:
     return unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
 
 
-def sample_batches(sample: Sample, batch_size: int) -> tuple[Tensor, ...]:
+def sample_batches(sample: Sample, batch_size: int) -> list[tuple[Tensor, Tensor]]:
     """Split a sample at random into batches of ``batch_size`` rows, or into one smaller batch if it has fewer rows.
 
     Rows that do not fill a batch are left out.
+
+    Returns:
+        The rows and the labels of each batch.
     """
     if len(sample.rows) <= batch_size:
-        return (sample.rows,)
-    rows = sample.rows.index_select(0, sample.keys.argsort())
-    whole = len(rows) // batch_size * batch_size
-    return rows[:whole].split(batch_size)
+        return [(sample.rows, sample.labels)]
+    chosen = sample.keys.argsort()[: len(sample.rows) // batch_size * batch_size]
+    return [(sample.rows.index_select(0, batch), sample.labels[batch]) for batch in chosen.split(batch_size)]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
 
@@ -27,6 +28,9 @@ class State(Protocol):
 
 
 S = TypeVar("S", bound=State)
+
+ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Values and their standard errors by key."""
 
 
 class GeometryMetric(Metric):
@@ -125,6 +129,28 @@ class GeometryMetric(Metric):
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
         self.store(self.load(type(state)).merge(to_state(state)))
+
+    def compute_with_errors(self, groups: Sequence[Self], sizes: Tensor) -> ValuesAndErrors:
+        """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
+
+        Args:
+            groups: metrics of the same arguments that have each seen a part of the rows of this one, whole sequences.
+            sizes: how many rows each of them has seen, shape (G,).
+
+        Returns:
+            The values and the standard errors by key: see `embedgeo.functional.standard_error`.
+        """
+        values, without = self.compute(), groups[0].clone()
+        left_out: dict[str, list[Tensor]] = {key: [] for key in values}
+        states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
+        for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
+            for state in states:
+                without.store(state)
+            without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
+            estimates = type(self).compute(without)  # as a plain method: not synchronised, no value kept
+            for key, value in values.items():
+                left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
+        return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Merge the state of a metric of the same class and arguments that has seen other rows.

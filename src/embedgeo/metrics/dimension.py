@@ -1,16 +1,23 @@
 """Intrinsic dimension of the embeddings."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.dimension import GlobalEstimator, estimated_dimension, twonn_dimension
+from embedgeo.functional.dimension import (
+    DimensionEstimate,
+    GlobalEstimator,
+    estimated_dimension,
+    twonn_dimension,
+)
 from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE
+from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, sample_batches
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 
 class IntrinsicDimension(GeometryMetric):
@@ -77,19 +84,49 @@ class IntrinsicDimension(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
+        self.store(self.load(Sample).extend(rows.embeddings, rows.sequence_ids, seed=self.seed, stream=stream))
 
     def compute(self) -> dict[str, Tensor]:
         sample = self.load(Sample)
+        return self._values([self._estimate(rows) for rows, _ in sample_batches(sample, self.batch_size)], sample)
+
+    def compute_with_errors(self, groups: Sequence[Self] = (), sizes: Tensor | None = None) -> ValuesAndErrors:
+        """The values of ``compute``, and the standard error of TwoNN; the other keys have NaN.
+
+        The groups of the jackknife are the ``sequence_ids`` of the sampled rows: see
+        `embedgeo.functional.twonn_dimension`. The arguments are not used.
+        """
+        sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)
+        labels, group = torch.cat([labels for _, labels in batches]).unique(return_inverse=True)
+        of_batches = group.split([len(rows) for rows, _ in batches])
         estimates = [
-            twonn_dimension(batch, discard_fraction=self.discard_fraction, duplicate_tolerance=self.duplicate_tolerance)
-            if isinstance(self.estimator, str)
-            else estimated_dimension(batch, self.estimator, duplicate_tolerance=self.duplicate_tolerance)
-            for batch in batches
+            self._estimate(rows, of_batch, len(labels)) for (rows, _), of_batch in zip(batches, of_batches, strict=True)
         ]
+        values = self._values(estimates, sample)
+        errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+        left_out = [estimate.left_out for estimate in estimates if estimate.left_out is not None]
+        if left_out:
+            value, mean = values["intrinsic_dimension"], torch.stack(left_out).mean(0).to(sample.keys.device)
+            errors["intrinsic_dimension"] = standard_error(value, mean, group.bincount())
+        return values, errors
+
+    def _estimate(self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0) -> DimensionEstimate:
+        tolerance = self.duplicate_tolerance
+        if not isinstance(self.estimator, str):
+            return estimated_dimension(rows, self.estimator, duplicate_tolerance=tolerance)
+        return twonn_dimension(
+            rows,
+            discard_fraction=self.discard_fraction,
+            duplicate_tolerance=tolerance,
+            groups=groups,
+            num_groups=num_groups,
+        )
+
+    def _values(self, estimates: Sequence[DimensionEstimate], sample: Sample) -> dict[str, Tensor]:
         dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
-        num_rows, num_points = sum(map(len, batches)), sum(estimate.num_points for estimate in estimates)
+        num_rows = min(len(sample.rows), self.batch_size * len(estimates))
+        num_points = sum(estimate.num_points for estimate in estimates)
         return {
             "intrinsic_dimension": dimensions.mean(),
             "intrinsic_dimension_std": dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan),

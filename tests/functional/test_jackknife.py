@@ -1,0 +1,84 @@
+from functools import reduce
+
+import pytest
+import torch
+from torch import Tensor
+
+from embedgeo.functional import Moments, moment_values, row_moments
+from embedgeo.functional.jackknife import merge_all_but_one, standard_error
+from tests.data import generator
+
+
+def _literal(estimate: float, left_out: list[float], sizes: list[int]) -> float:
+    """The delete-m_j jackknife as its authors print it."""
+    n, num_groups = sum(sizes), len(sizes)
+    ratios = [n / m for m in sizes]
+    pseudo = [h * estimate - (h - 1) * value for h, value in zip(ratios, left_out, strict=True)]
+    kept = [(1 - m / n) * value for m, value in zip(sizes, left_out, strict=True)]
+    center = num_groups * estimate - sum(kept)
+    return float((sum((p - center) ** 2 / (h - 1) for p, h in zip(pseudo, ratios, strict=True)) / num_groups) ** 0.5)
+
+
+def test_equal_groups_of_one_give_the_textbook_error_of_a_mean() -> None:
+    x = torch.randn(50, 3, dtype=torch.float64, generator=generator())
+    left_out = (x.sum(0) - x) / 49
+    error = standard_error(x.mean(0), left_out, torch.ones(50))
+    torch.testing.assert_close(error, x.std(0) / 50**0.5, rtol=1e-12, atol=0)
+
+
+def test_unequal_groups_give_the_published_formula() -> None:
+    left_out = torch.randn(5, dtype=torch.float64, generator=generator())
+    sizes, estimate = [3, 5, 2, 7, 4], torch.tensor(1.3, dtype=torch.float64)
+    error = standard_error(estimate, left_out, torch.tensor(sizes))
+    assert float(error) == pytest.approx(_literal(1.3, left_out.tolist(), sizes), rel=1e-12)
+
+
+def test_empty_groups_do_not_count() -> None:
+    left_out, sizes = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 3, 4])
+    with_empty = standard_error(torch.tensor(2.5), torch.tensor([1.0, 2.5, 2.0, 4.0]), torch.tensor([2, 0, 3, 4]))
+    assert with_empty == standard_error(torch.tensor(2.5), left_out, sizes)
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [5, 0]])
+def test_fewer_than_two_groups_give_nan(sizes: list[int]) -> None:
+    assert standard_error(torch.tensor(1.0), torch.ones(len(sizes)), torch.tensor(sizes)).isnan()
+
+
+@pytest.mark.parametrize("num_groups", [2, 3, 8, 13])
+def test_each_group_is_left_out_once(num_groups: int) -> None:
+    parts = torch.randn(num_groups * 7, 4, dtype=torch.float64, generator=generator()).split(7)
+    merged = list(merge_all_but_one([row_moments(part) for part in parts]))
+    assert len(merged) == num_groups
+    for i, state in enumerate(merged):
+        rest = torch.cat([part for j, part in enumerate(parts) if j != i])
+        torch.testing.assert_close(moment_values(state), moment_values(row_moments(rest)), rtol=1e-12, atol=1e-12)
+
+
+def test_states_held_at_a_time_are_few() -> None:
+    alive, most = 0, 0
+
+    class Counted:
+        def __init__(self) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+        def merge(self, other: "Counted") -> "Counted":
+            return Counted()
+
+    groups = [Counted() for _ in range(64)]
+    for _ in merge_all_but_one(groups):
+        pass
+    assert most - 64 <= 10
+
+
+def test_merging_all_but_one_and_the_one_is_merging_all() -> None:
+    parts: list[Tensor] = list(torch.randn(40, 2, dtype=torch.float64, generator=generator()).split(5))
+    states = [row_moments(part) for part in parts]
+    everything = moment_values(reduce(Moments.merge, states))
+    for state, rest in zip(states, merge_all_but_one(states), strict=True):
+        torch.testing.assert_close(moment_values(rest.merge(state)), everything, rtol=1e-12, atol=1e-12)
