@@ -13,7 +13,7 @@ from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, needed
 from embedgeo.checkpoints.steps import Position, parse_position
 from embedgeo.results.wording import listed
 
-_REPOSITORY = re.compile(r"[\w.-]+(/[\w.*?\[\]-]+)?")
+_REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,16 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().exists()
 
 
+def require_source(name: str, source: str) -> None:
+    """Check that an argument may name something: a path that exists, or else what a repository can be called.
+
+    Raises:
+        ValueError: it is a path that does not exist.
+    """
+    if not is_local(source) and not _REPOSITORY.fullmatch(source):
+        raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
+
+
 def _list(model: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
     if is_local(model):
         if revisions != "*":
@@ -105,9 +115,8 @@ def _list(model: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
                 f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
             )
         yield from _list_folder(model, is_only)
-    elif not _REPOSITORY.fullmatch(model):
-        raise ValueError(f"model must be a folder that exists or a repository on the Hub; got {model!r}.")
     else:
+        require_source("model", model)
         is_pattern = bool(set(model) & set("*?["))
         for repository in hub.list_repositories(model) if is_pattern else [model]:
             yield from _list_repository(repository, revisions, is_only and not is_pattern)

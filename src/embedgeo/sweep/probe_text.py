@@ -85,7 +85,7 @@ def require_fit(model: nn.Module, token_ids: Tensor, settings: SweepSettings) ->
     Raises:
         ValueError: it lacks some.
     """
-    resolve_layers(model, settings.layers)
+    resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, token_ids)
     longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(longest, int) and settings.seq_len > longest:
