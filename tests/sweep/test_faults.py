@@ -24,7 +24,7 @@ from embedgeo.cli import main
 from embedgeo.sweep.loss import TokenLoss
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import bin_file, checkpoint_files, model
+from tests.sweep.tiny import bin_file, checkpoint_files, model, write_files
 
 WEIGHTS = "model.safetensors"
 
@@ -87,6 +87,7 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     said = capsys.readouterr().out
     assert "2 of 3 checkpoints done" in said
     assert "failed: step1: " in said
+    assert ("run the same command again" in said) == (reason == "500")  # the one that may pass by itself
     hub.faults.clear()
     hub.requests.clear()
     assert sweep(REPOSITORY, **options) == 0
@@ -372,7 +373,13 @@ def test_a_repository_whose_revisions_name_no_step(hub, options):
 
 def test_no_tokenizer_anywhere(hub, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
-    refused("Name one by tokenizer=", REPOSITORY, **options)
+    refused("none loads: main of lab/tiny .* tokenizer.json by tokenizer=", REPOSITORY, **options)
+
+
+def test_no_tokenizer_in_a_folder(tmp_path, options):
+    write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
+    line = refused("run has no files of one, nor have its checkpoints. Name a folder", str(tmp_path / "run"), **options)
+    assert "nothing" not in line
 
 
 # ── checkpoints that mean harm ──────────────────────────────────────────────────────────────────────────────────────

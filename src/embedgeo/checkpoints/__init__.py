@@ -4,6 +4,7 @@ from embedgeo.checkpoints.files import Contents as Contents
 from embedgeo.checkpoints.files import StoredFile as StoredFile
 from embedgeo.checkpoints.files import duplicates as duplicates
 from embedgeo.checkpoints.files import shared_parts as shared_parts
+from embedgeo.checkpoints.sources import UNREADABLE as UNREADABLE
 from embedgeo.checkpoints.sources import Checkpoint as Checkpoint
 from embedgeo.checkpoints.sources import is_local as is_local
 from embedgeo.checkpoints.sources import list_checkpoints as list_checkpoints

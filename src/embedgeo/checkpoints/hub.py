@@ -132,15 +132,18 @@ def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
         try:
             return attempt()
         except Exception as error:
-            if wait is None or not may_pass(error):
-                if isinstance(error, OSError | ValueError):
-                    raise
-                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}") from error
+            if wait is None or not _may_pass(error):
+                raised = error
+                if not isinstance(error, OSError | ValueError):
+                    raised = ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}")
+                if _may_pass(error):
+                    raised.add_note("this may pass: run the same command again")
+                raise raised from error.__cause__ if raised is error else error
         time.sleep(wait)
     raise AssertionError
 
 
-def may_pass(error: BaseException | None) -> bool:
+def _may_pass(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, is one of the network or the Hub that may pass by itself."""
     if error is None or isinstance(error, OfflineModeIsEnabled):
         return False
@@ -150,4 +153,4 @@ def may_pass(error: BaseException | None) -> bool:
         return True
     # the HTTP library under huggingface_hub has changed its name between versions; its classes have not
     is_transport = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
-    return is_transport or isinstance(error, ConnectionError) or may_pass(error.__cause__)
+    return is_transport or isinstance(error, ConnectionError) or _may_pass(error.__cause__)

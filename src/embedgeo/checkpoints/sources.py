@@ -14,6 +14,8 @@ from embedgeo.checkpoints.steps import Position, parse_position
 from embedgeo.results.wording import listed
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
+UNREADABLE = -1
+"""The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: weights or ``config.json`` are missing.
+            ValueError: its step cannot be read.
         """
+        if self.step == UNREADABLE:
+            assert self.path is not None
+            _read_step(self.path)
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.path.is_file():
@@ -84,12 +90,16 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[C
             f"none{chosen}."
         )
     found.sort(key=lambda c: (c.position.series, c.step, c.name))
-    twice = [name for name, count in Counter((c.position.series, c.step) for c in found).items() if count > 1]
+    twice = [
+        name
+        for name, count in Counter((c.position.series, c.step) for c in found if c.step != UNREADABLE).items()
+        if count > 1
+    ]
     if twice:
         names = [c.name for c in found if (c.position.series, c.step) == twice[0]]
-        raise ValueError(
-            f"a step must be named once; {listed(names)} all name step {twice[0][1]}. Choose by revisions=, or rename."
-        )
+        are_local = any(is_local(m) for m in models)
+        remedy = "Move all but one of them to another folder" if are_local else "Choose by revisions="
+        raise ValueError(f"a step must be named once; {listed(names)} all name step {twice[0][1]}. {remedy}.")
     return found
 
 
@@ -150,15 +160,24 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
 
 def _unnamed(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
     """Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step inside them."""
-    from embedgeo.checkpoints.loading import lightning_step
-
     steps = {position.step for position in named.values()}
     found: dict[Path, Position] = {}
     for path in paths:
-        if path.is_file() and path not in named and (step := lightning_step(path)) not in steps:
-            steps.add(step)
-            found[path] = Position(step, None, "")
+        if path.is_file() and path not in named:
+            try:
+                step = _read_step(path)
+            except ValueError:
+                step = UNREADABLE
+            if step not in steps:
+                steps |= {step} - {UNREADABLE}
+                found[path] = Position(step, None, "")
     return found
+
+
+def _read_step(path: Path) -> int:
+    from embedgeo.checkpoints.loading import lightning_step
+
+    return lightning_step(path)
 
 
 def _file_name(name: str) -> str:

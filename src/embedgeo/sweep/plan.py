@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from embedgeo.checkpoints import Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
 from embedgeo.results.wording import reason
 
 _THREADS = 8
@@ -47,7 +47,9 @@ def make_plan(
         known: hashes of the weights of checkpoints that are done, by name: local ones are not read again.
     """
     listed = list_checkpoints(model, revisions)
-    chosen = select_steps((checkpoint.step for checkpoint in listed), steps)
+    chosen = select_steps((checkpoint.step for checkpoint in listed if checkpoint.step != UNREADABLE), steps)
+    if steps in ("all", "log"):
+        chosen.add(UNREADABLE)  # so that it is said to have failed
     checkpoints = [checkpoint for checkpoint in listed if checkpoint.step in chosen]
     with ThreadPoolExecutor(_THREADS) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
@@ -99,8 +101,7 @@ def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
         elif not note:
             to_read += size
         commit = planned.checkpoint.commit[:12] or "local"
-        rows.append(
-            f"{planned.checkpoint.step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip()
-        )
+        step = "?" if planned.checkpoint.step == UNREADABLE else str(planned.checkpoint.step)
+        rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

@@ -5,10 +5,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_ADVICE = (  # about options that are the user's choice, and about how lightning walks batches
+_ADVICE = (  # about options that are the user's choice, about how lightning walks batches, and to the writer of a file
     ".*does not have many workers",
     "GPU available but not used",
     ".*treespec, LeafSpec",
+    "Detected pickle protocol",
 )
 
 

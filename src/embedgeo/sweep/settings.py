@@ -22,7 +22,7 @@ class SweepSettings:
         steps: ``all``; ``log``: the first, the last and those nearest to powers of two; or steps, as ``0,1,512``.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``; default: Python's documentation.
-        tokenizer: a folder or repository; default: that of the checkpoint, else of ``main``.
+        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
         num_tokens: number of tokens to use, from the start of the text.
         seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
             or, for an encoder, to each sequence, within its length.

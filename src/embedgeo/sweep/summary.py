@@ -49,5 +49,5 @@ def summarize(records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], fail
             lines.append(f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its neighbours")
     lines += [f"  failed: {name}: {reason}" for name, reason in failures.items()]
     if failures:
-        lines.append(f"{len(failures)} checkpoints failed; run the same command again to try only those")
+        lines.append(f"{len(failures)} checkpoints failed; once the reasons are mended, the next run tries only those")
     return "\n".join(lines)
