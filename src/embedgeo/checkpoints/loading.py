@@ -200,8 +200,8 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
 def has_own(module: nn.Module, method: str) -> bool:
     """Whether a method is the model's own rather than one that Lightning has put there in its place."""
-    owner = getattr(type(module), method).__module__.partition(".")[0]
-    return owner not in ("lightning", "pytorch_lightning")
+    owner = str(getattr(type(module), method).__module__)
+    return not owner.startswith(("lightning.", "pytorch_lightning."))
 
 
 def import_class(model_class: str) -> Any:

@@ -30,6 +30,10 @@ def sweep(settings: SweepSettings) -> int:
         if not Path(path).expanduser().exists():
             raise ValueError(f"text must be files that exist; got {path!r}.")
 
+    from embedgeo.sweep.plan import parse_shard
+
+    parse_shard(settings.shard)
+
     from embedgeo.sweep.command import run_sweep
 
     return run_sweep(settings)

@@ -113,7 +113,7 @@ def _longest(model: nn.Module, token_ids: Tensor) -> int:
         return False
 
     num_positions = token_ids.shape[1]
-    if next(model.parameters()).is_meta:
+    if any(parameter.is_meta for parameter in model.parameters()):
         return num_positions
     with torch.inference_mode():
         return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
