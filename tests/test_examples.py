@@ -40,7 +40,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     )
     events = EventAccumulator(str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0})
     events.Reload()
-    layers = ("embed", "block.00", "block.03", "mean(last4)")
+    layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
     assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2]
 
