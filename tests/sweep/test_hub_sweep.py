@@ -78,7 +78,8 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     table = pd.read_csv(out / "metrics.csv")
     parts = [pd.read_parquet(out / "checkpoints" / f"step{step}.parquet") for step in (0, 1, 2, 10)]
     pd.testing.assert_frame_equal(table, pd.concat(parts, ignore_index=True), check_dtype=False, rtol=0, atol=0)
-    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    assert [path.name for path in (out / "tensorboard").iterdir()] == ["tiny"]  # what TensorBoard calls the run
+    events = EventAccumulator(str(out / "tensorboard" / "tiny"), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
     assert {"geometry.Q/embed", "geometry.anisotropy/block.00", "geometry.Q/mean", "geometry.loss/model"} <= set(tags)
     for tag in tags:

@@ -216,11 +216,11 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
     for path in (stray, elsewhere):
         path.write_text("half")
     (out / "checkpoints" / "step1.parquet").unlink()
-    next((out / "tensorboard").glob("*step2")).unlink()
+    next((out / "tensorboard" / "run").glob("*step2")).unlink()
     assert sweep(str(tmp_path / "run"), **options, steps="all") == 0
     assert not stray.exists()
     assert elsewhere.exists()  # it may be alive
-    assert len(list((out / "tensorboard").glob("events*"))) == 2
+    assert len(list((out / "tensorboard" / "run").glob("events*"))) == 2
 
 
 def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):

@@ -57,7 +57,8 @@ def command(model, options, **more):
 def results(out):
     """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a tag and step."""
     out = Path(out)
-    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     values = {}
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]

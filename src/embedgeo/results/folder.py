@@ -51,7 +51,7 @@ class SweepFolder:
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
       them with their moments, the most frequent ones in the plane. They are written before the records.
-    - ``metrics.csv`` and ``tensorboard/``: the same values, rebuilt from the records alone.
+    - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
@@ -134,15 +134,17 @@ class SweepFolder:
     def read_runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
 
-        A run has the name of its series, fit for a folder; a single series is the run ``""``, unless the sweep is to
+        A run has the name of its series, fit for a folder; a single series that of the model, unless the sweep is to
         have ``num_series`` of them.
         """
         found = {name: self.read(name) for name in self.done()}
         series = {name: str(records["series"].iloc[0]) for name, records in found.items()}
-        is_one_run = max(num_series, len(set(series.values()))) == 1
+        models = {Path(records["model"].iloc[0]).name for records in found.values()}
+        if len(models) == max(num_series, len(set(series.values()))) == 1:
+            series = dict.fromkeys(series, models.pop())
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)):
-            run = "" if is_one_run else quote(series[name], safe=" =+,@") or "other"
+            run = quote(series[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
             runs.setdefault(run, {})[name] = found[name]
         return runs
 
