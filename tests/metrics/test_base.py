@@ -177,7 +177,12 @@ class Range(GeometryMetric):
 def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset():
     x = rows()[0]
     metric, other = updated(Range(DIM), x[:50]), updated(Range(DIM), x[50:]).half()
-    assert metric.metric_state.keys() == {"num_nonfinite", "largest", *(f"moments_{key}" for key in Moments._fields)}
+    assert metric.metric_state.keys() == {
+        "num_nonfinite",
+        "settings",
+        "largest",
+        *(f"moments_{key}" for key in Moments._fields),
+    }
     metric.merge_state(other)
     assert_values(metric.compute(), {"largest_m": x.max(), "n": float(N)}, rtol=0)
     assert metric.update_count == 2

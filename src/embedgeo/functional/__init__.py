@@ -1,8 +1,8 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
-from embedgeo.functional.dimension import merge_duplicates as merge_duplicates
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
+from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates
 from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values

@@ -57,7 +57,7 @@ class TokenMoments(GeometryMetric):
         regression_count_range: tuple[int, int] = REGRESSION_COUNT_RANGE,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, **kwargs)
+        super().__init__(dim, count_range, regression_count_range, **kwargs)
         for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
             if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
