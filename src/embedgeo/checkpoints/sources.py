@@ -1,5 +1,6 @@
 """Where checkpoints come from: repositories on the Hub, local folders, and files of Lightning."""
 
+import json
 import os
 import re
 import warnings
@@ -53,18 +54,32 @@ class Checkpoint:
         """
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
-        if self.path.is_file():
-            return Contents((hashed_file(self.path),))
-        needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in self.path.iterdir() if p.is_file())
-        return Contents(
-            *(tuple(hashed_file(self.path / f.name) for f in part) for part in (needed.weights, needed.others))
-        )
+        return Contents(*(tuple(map(hashed_file, paths)) for paths in _local_files(self.path)))
+
+    def weights_state(self) -> str:
+        """Sizes and times of local weight files, which change when these are replaced; empty on the Hub.
+
+        Raises:
+            OSError: weights or ``config.json`` are missing.
+        """
+        if self.path is None:
+            return ""
+        found = {path.name: path.stat() for path in _local_files(self.path)[0]}
+        return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()})
 
     def config_digest(self) -> str:
         """`Contents.config_digest`, without reading the weights."""
         if self.path is None:
             return self.contents().config_digest
         return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+
+
+def _local_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The weights of a local checkpoint, and the other files that are needed."""
+    if path.is_file():
+        return [path], []
+    needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file())
+    return [path / file.name for file in needed.weights], [path / file.name for file in needed.others]
 
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*") -> list[Checkpoint]:
