@@ -31,7 +31,7 @@ class SweepFolder:
     - ``manifest.json``: the settings of the sweep.
 
     Every file is written under a temporary name, then renamed. Several processes may write into one folder, each its
-    own checkpoints.
+    own checkpoints; `Locks` on the manifest share them out.
 
     Args:
         path: the folder; `open` makes it.

@@ -77,9 +77,10 @@ class Sweep:
                 started = time.monotonic()
                 try:
                     frame = self._finish(planned)
-                    line = lines.measured(planned, number, frame, time.monotonic() - started)
                 except Exception as error:
                     line = lines.failed(planned, number, self._fail(planned, error))
+                else:
+                    line = lines.measured(planned, number, frame, time.monotonic() - started)
                 finally:
                     self._downloads.remove(planned)
                     self._locks.release(_begun(planned))
@@ -122,7 +123,9 @@ class Sweep:
         return None
 
     def _is_done(self, planned: Planned) -> bool:
-        return planned.name in self.out.done() and planned.is_done(self.out.read(planned.name))
+        if planned.name not in self.out.done():
+            return False
+        return not planned.is_stale or planned.is_done(self.out.read(planned.name))
 
     def _finish(self, planned: Planned) -> pd.DataFrame:
         """Measure a checkpoint or copy its duplicate, and write the results."""
