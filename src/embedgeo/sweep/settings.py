@@ -36,7 +36,7 @@ class SweepSettings:
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         out: the folder; default: ``runs/sweep-<name>``.
-        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of the same part into one folder share it.
+        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
             into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
