@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from embedgeo.results.files import make_empty
-from embedgeo.results.folder import SweepFolder, read_table
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import read_table
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)

@@ -14,7 +14,8 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.results.folder import SCHEMA, SweepFolder
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import SCHEMA
 from embedgeo.sweep import check, measure
 from embedgeo.sweep.run import Sweep
 from embedgeo.text import read_documents, tokenize_sequences

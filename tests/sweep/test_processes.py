@@ -103,6 +103,19 @@ def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
     assert results(options["out"]) == results(alone["out"])
 
 
+def test_two_sweeps_of_the_same_checkpoints_share_the_work(hub, options, environment, tmp_path):
+    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(6)]
+    commits.append(hub.add(REPOSITORY, "step9", checkpoint_files(5)))  # a duplicate
+    runs = [{"args": command(REPOSITORY, options)}] * 2
+    statuses, said, _ = forked(environment, *runs, parallel=True)
+    assert statuses == [0, 0], said
+    assert hub.downloads() == dict.fromkeys(commits[:-1], 1), said
+    assert said.count("7 of 7 checkpoints done") == 2, said
+    alone = {**options, "out": str(tmp_path / "alone")}
+    assert forked(environment, {"args": command(REPOSITORY, alone)})[0] == [0]
+    assert results(options["out"]) == results(alone["out"])
+
+
 def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     local_run(tmp_path / "run", steps=(1, 2))
     (tmp_path / "run" / "step3").mkdir()

@@ -11,7 +11,8 @@ from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import baseline_values
 from embedgeo.report.runs import Run, make_run
 from embedgeo.results.events import EVENTS, read_events
-from embedgeo.results.folder import SweepFolder, read_parquet, read_table
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import read_parquet, read_table
 from embedgeo.results.schema import StepRecord
 
 

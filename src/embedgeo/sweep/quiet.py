@@ -23,6 +23,8 @@ def quiet() -> Iterator[None]:
     with ExitStack() as after, warnings.catch_warnings():
         for message in _ADVICE:
             warnings.filterwarnings("ignore", message)
+        after.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not where in the code it is from
         for library in (hub_logging, transformers_logging):
             after.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(logging.ERROR)

@@ -21,7 +21,8 @@ class SweepSettings:
             of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``).
         steps: ``all``; ``log``: the first, the last and those nearest to powers of two; or steps, as ``0,1,512``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``; default: Python's documentation.
+        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
+            says; default: Python's documentation.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
         num_tokens: number of tokens to use, from the start of the text.
         seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
@@ -36,7 +37,7 @@ class SweepSettings:
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         out: the folder; default: ``runs/sweep-<name>``.
-        shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
+        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
             into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
