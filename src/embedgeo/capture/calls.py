@@ -97,7 +97,7 @@ class _Watched:
     @property
     def forward(self) -> Callable[..., Any]:
         module: Any = self
-        forward = _plain(self.__dict__.get("forward") or super(_Watched, module).forward)
+        forward = _plain(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
         if not _is_watched(self):
             return forward
 
@@ -121,9 +121,12 @@ class _Watched:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy, or a pickle, is of the module's own class."""
+        own = type(self).__bases__[1]
         reduced: Any = super().__reduce_ex__(protocol)
         make, args, *state = reduced
-        return make, tuple(type(self).__bases__[1] if arg is type(self) else arg for arg in args), *state
+        if make.__name__ == "__newobj__":  # which pickle refuses for another class
+            make = own.__new__
+        return make, tuple(own if arg is type(self) else arg for arg in args), *state
 
 
 def _is_watched(module: Any) -> bool:
