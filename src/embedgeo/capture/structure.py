@@ -141,7 +141,7 @@ def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
     if callable(get_table):
         try:
             table = get_table()
-        except NotImplementedError:
+        except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
             table = None
         if isinstance(table, nn.Module) or isinstance(submodel, PreTrainedModel):
             return [table] if isinstance(table, nn.Module) else []
