@@ -105,7 +105,7 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
 
 def is_callable(block: nn.Module) -> bool:
     """Whether a module has a ``forward``: a list or a dict of modules has none, and so no output."""
-    return type(block).forward is not nn.Module.forward
+    return getattr(block.forward, "__func__", None) is not nn.Module.forward
 
 
 def final_norm(stack: Stack) -> nn.Module | None:
