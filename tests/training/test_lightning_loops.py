@@ -213,3 +213,52 @@ def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, 
     assert geometry.compute()["block.00"]["n"] == 16 * 9
     getattr(run, stage)(module, data, **({} if stage == "predict" else {"verbose": False}))
     assert module.hooks_seen == 0
+
+
+class WithGeneration(TinyLM):
+    """Samples and scores a reference in each step, without gradients; as in reinforcement learning and DPO."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            self.model.generate(**batch, max_new_tokens=2, do_sample=False)
+            self.model(**batch)
+        return super().training_step(batch, batch_idx)
+
+
+def test_only_passes_with_gradients_count_unless_asked_for(tmp_path):
+    monitors = [
+        GeometryMonitor(2, metrics=moments),
+        GeometryMonitor(2, metrics=moments, prefix="all", no_grad_passes=True),
+    ]
+    fit(tmp_path, *monitors, module=WithGeneration(), max_steps=3)
+    assert n_at(monitors[0]) == {0: BATCH, 2: BATCH}
+    assert all(n > 3 * BATCH for n in n_at(monitors[1]).values())
+
+
+def test_a_probe_counts_although_it_is_run_without_gradients(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, probe=loader(rows=4))
+    fit(tmp_path, monitor, module=WithGeneration(), max_steps=1)
+    assert n_at(monitor) == {0: BATCH}
+
+
+class FrozenBackbone(TinyLM):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(16, 1)
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            states = self.model.gpt_neox(**batch).last_hidden_state
+        return self.head(states).mean()
+
+
+def test_a_backbone_that_is_run_without_gradients_is_named_once_with_the_way_out(tmp_path):
+    monitor = GeometryMonitor(1, layers="block.*", metrics=moments)
+    with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
+        fit(tmp_path, monitor, module=FrozenBackbone(), max_steps=3)
+    reached = "only forward passes without gradients reached block.00, block.01, block.02"
+    messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
+    assert messages == [f"GeometryMonitor: {reached}: count them by no_grad_passes=True."]
+    counting = GeometryMonitor(1, layers="block.*", metrics=moments, no_grad_passes=True)
+    fit(tmp_path, counting, module=FrozenBackbone(), max_steps=1)
+    assert n_at(counting) == {0: BATCH}

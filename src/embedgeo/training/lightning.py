@@ -56,6 +56,9 @@ class GeometryMonitor(Monitor, Callback):
         seed: seed of the rows that the default metrics sample.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
             of its tokens that count.
+        no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
+            model, a teacher. By default those count whose outermost call began with gradients on, activation
+            checkpointing or not. A probe's passes always count.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or ``ignore_token_ids`` are not integers.

@@ -59,6 +59,8 @@ class Monitor:
         on_error: Literal["warn", "raise"] = "warn",
         seed: int = 0,
         rows: RowUnit = "tokens",
+        *,
+        no_grad_passes: bool = False,
     ) -> None:
         require_row_unit(rows)
         require_exclusions(skip_first_positions, ignore_token_ids)
@@ -83,6 +85,7 @@ class Monitor:
             skip_first_positions=skip_first_positions,
             ignore_token_ids=ignore_token_ids,
             rows=rows,
+            no_grad_passes=no_grad_passes,
         )
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
@@ -178,12 +181,12 @@ class Monitor:
             return
         with self._guarded():
             records = geometry.records()
-            silent = geometry.silent_layers()
+            silent = geometry.why_silent()
             self.history += [StepRecord(step=step, **record) for record in records]
             adapter.log(step, records)
             geometry.reset()
             if silent and not self._has_measured:
-                warnings.warn(f"{type(self).__name__}: no forward pass reached {', '.join(silent)}.", stacklevel=2)
+                warnings.warn(f"{type(self).__name__}: {silent}", stacklevel=2)
             self._has_measured = True
 
     @contextmanager
