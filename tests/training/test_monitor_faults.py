@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, TokenMoments
-from embedgeo.training.monitor import _kept_random_states
+from embedgeo.training.states import kept_random_states
 from tests.test_geometry import hooks
 from tests.training.runs import TinyLM, fit, loader, moments, steps, value
 from tests.training.test_lightning import random_state
@@ -111,7 +111,7 @@ def test_random_states_are_restored_also_after_an_exception():
         return {}[torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
 
     before = random_state()
-    with pytest.raises(KeyError), _kept_random_states():
+    with pytest.raises(KeyError), kept_random_states():
         draw()
     after = random_state()
     assert torch.equal(before[0], after[0])
