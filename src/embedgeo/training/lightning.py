@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.report.live import TensorBoardPictures
-from embedgeo.results.events import custom_scalars_layout, tagged_scalars
+from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.monitor import Monitor
+from embedgeo.training.tensorboard import TensorBoardPage
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -108,8 +108,7 @@ class GeometryMonitor(Monitor, Callback):
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._chart_metrics: list[str] = []
-        self._pictures = TensorBoardPictures(self.prefix, len(self.history))
+        self._page = TensorBoardPage(self.prefix, len(self.history))
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -144,7 +143,7 @@ class GeometryMonitor(Monitor, Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
         with self._guarded():
-            self._write_pictures(trainer, last=True)
+            self._write_page(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -189,20 +188,17 @@ class GeometryMonitor(Monitor, Callback):
         self._last_values = scalars
         trainer.callback_metrics.update(_tensors(scalars))
         self._make_strict()
-        is_first = not self._chart_metrics
-        if is_first:
-            self._chart_metrics = list(dict.fromkeys(record["metric"] for record in records))
         for logger in trainer.loggers:
-            if is_first and isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(_charts(trainer))
             logger.log_metrics(scalars, step=step)
-        self._write_pictures(trainer)
+        self._write_page(trainer)
 
-    def _write_pictures(self, trainer: Trainer, *, last: bool = False) -> None:
-        """Write images and text to TensorBoard, on rank zero."""
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    def _write_page(self, trainer: Trainer, *, last: bool = False) -> None:
+        """Write charts, images and text to TensorBoard, on rank zero."""
         if trainer.is_global_zero and not self._failed:
-            self._pictures.write([logger.experiment for logger in loggers], self.history, last=last)
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            pages = [callback._page for callback in callbacks if isinstance(callback, GeometryMonitor)]
+            writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+            self._page.write(writers, self.history, pages, last=last)
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
@@ -217,14 +213,6 @@ def _logger_folder(loggers: Iterable[Logger]) -> Path | None:
                 return Path(folder)
         return None
     return None
-
-
-def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:
-    """The charts of all monitors of the trainer that have measured: TensorBoard keeps only the last layout."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    monitors = [callback for callback in callbacks if isinstance(callback, GeometryMonitor)]
-    layouts = [custom_scalars_layout(m._chart_metrics, m.prefix) for m in monitors if m._chart_metrics]
-    return {category: charts for layout in layouts for category, charts in layout.items()}
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
