@@ -70,14 +70,14 @@ BATCH = 4 * 12
 )
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
 def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options, expected):
-    monitor = GeometryMonitor(3, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(3, metrics=moments, measure_last=False, on_error="raise")
     made, _ = fit(tmp_path, monitor, module=module(), **options)
     assert n_at(monitor) == {step: batches * BATCH for step, batches in expected.items()}
     assert hooks(made) == 0
 
 
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
-    monitor = GeometryMonitor(3, window=3, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)
     assert n_at(monitor) == dict.fromkeys((0, 4, 8, 12), 2 * BATCH)
 
@@ -89,7 +89,7 @@ def test_the_last_probe_measurement_is_at_the_first_step_after_a_scheduled_one(t
 
 
 def test_a_window_goes_on_across_epochs_and_leaves_their_validation_out(tmp_path):
-    monitor = GeometryMonitor(5, window=4, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(5, window=4, metrics=moments, measure_last=False, on_error="raise")
     options = {"max_epochs": 3, "limit_train_batches": 3, "val": loader(8), "num_sanity_val_steps": 2}
     fit(tmp_path, monitor, module=ValidatedLM(), **options)
     assert n_at(monitor) == {0: 4 * BATCH, 5: 4 * BATCH}
@@ -113,7 +113,7 @@ def test_one_monitor_measures_one_run_after_the_other(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
     fit(tmp_path, monitor, max_steps=3)
     fit(tmp_path, monitor, module=TinyLM(num_hidden_layers=2), max_steps=3)
-    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [0, 2, 0, 2]
+    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [0, 2, 3, 0, 2, 3]
 
 
 def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
@@ -128,8 +128,8 @@ def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
     for each in alone:
         fit(tmp_path, each, max_steps=8)
     assert [m.history for m in both] == [m.history for m in alone]
-    assert steps(both[0]) == [0, 2, 4, 6]
-    assert steps(both[1]) == [0, 3, 6]
+    assert steps(both[0]) == [0, 2, 4, 6, 8]
+    assert steps(both[1]) == [0, 3, 6, 8]
     assert {"geometry.V/block.01", "held.V/embed"} <= run.callback_metrics.keys()
     assert all(torch.equal(a, b) for a, b in zip(together.parameters(), plain.parameters(), strict=True))
 
@@ -140,7 +140,7 @@ def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
     before = torch._dynamo.eval_frame._stance
     first = GeometryMonitor(2, metrics=moments, on_error="raise")
     fit(tmp_path, first, GeometryMonitor(3, metrics=moments, prefix="other", on_error="raise"), max_steps=7)
-    assert steps(first) == [0, 2, 4, 6]
+    assert steps(first) == [0, 2, 4, 6, 7]
     assert torch._dynamo.eval_frame._stance is before
 
 

@@ -243,7 +243,9 @@ class ForwardInputs:
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
-    """Check what to leave out: TypeError if the token ids are not integers, ValueError if the number is negative."""
+    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
+    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
+        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
     if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
         raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
     if skip_first_positions < 0:
