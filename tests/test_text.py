@@ -62,6 +62,7 @@ def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path, name, enc
         ("plain".encode("utf-16")[:-1], "utf-16.* truncated data"),
         (b"\xff\xfe", "nothing but a byte order mark"),
     ],
+    ids=["latin-1", "utf-16 without a mark", "half of a character", "a mark alone"],
 )
 def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
     (tmp_path / "a.txt").write_bytes(data)

@@ -54,7 +54,7 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
     assert not Path(options["out"]).exists()
 
 
-@pytest.mark.parametrize("name", ["step1-" + "x" * 200, "step1-" + "ä" * 60])
+@pytest.mark.parametrize("name", ["step1-" + "x" * 200, "step1-" + "ä" * 60], ids=["ascii", "quoted"])
 def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(hub, tmp_path, options, name):
     write_files(tmp_path / "run" / name, checkpoint_files(1))
     hub.add(REPOSITORY, name, checkpoint_files(1))
