@@ -71,8 +71,9 @@ def test_a_final_norm_that_squeezes_the_blocks_has_a_scale_of_its_own(norm, apar
 
 
 def test_means_of_the_last_blocks_are_named():
-    figure = drawn({"embed": 1.0, "block.00": 2.0, "block.01": 3.0, "mean(last2)": 2.5})
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["mean(last2)"]
+    means = [f"mean(last{count})" for count in (1, 2, 3, 4)]
+    figure = drawn({"embed": 1.0, "block.00": 2.0, "block.01": 3.0, **dict.fromkeys(means, 2.5)})
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == means
 
 
 def test_encoder_and_decoder():

@@ -1,6 +1,7 @@
 """A metric against the step in a small picture: a coloured line for each layer, `embed` on a scale of its own."""
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -41,7 +42,7 @@ def curves(run: Run, metric: str) -> FigureData:
     ax, *below = axes
     colours = DEPTH(np.linspace(0, 1, len(main)))
     lines(ax, table.index.to_numpy(), table[main].to_numpy().T, colours)
-    for mean, dashes in zip(means, ("--", ":", "-."), strict=False):
+    for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
@@ -57,7 +58,9 @@ def curves(run: Run, metric: str) -> FigureData:
         strip.yaxis.set_minor_locator(NullLocator())
         strip.yaxis.set_major_formatter(lambda value, _: short(value, 2))
         strip.tick_params(axis="y", labelsize=8.5)
-        strip.text(1.04, 0.5, layer_label(layer), transform=strip.transAxes, va="center", color=ACCENT)
+        label = layer_label(layer)
+        size = 9.5 if len(label) <= 6 else 7.5
+        strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=ACCENT, fontsize=size)
     for each in axes:
         each.set_ylabel("")
         step_axis(each, run.steps)
