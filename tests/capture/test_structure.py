@@ -164,7 +164,12 @@ def test_blocks_that_are_lists_are_refused_with_a_pattern_that_works():
     class Sublayers(nn.Module):  # as x-transformers builds it
         def __init__(self):
             super().__init__()
-            parts = [nn.ModuleList([nn.ModuleList([nn.LayerNorm(4)]), nn.Linear(4, 4), nn.Identity()]) for _ in "ab"]
+            parts = [
+                nn.ModuleList(
+                    [nn.ModuleList([nn.LayerNorm(4)]), nn.Sequential(*map(nn.Linear, [4] * 3, [4] * 3)), nn.Identity()]
+                )
+                for _ in "ab"
+            ]
             self.layers = nn.ModuleList(parts)
 
         def forward(self, x):
@@ -173,9 +178,9 @@ def test_blocks_that_are_lists_are_refused_with_a_pattern_that_works():
             return x
 
     model = nn.ModuleDict({"net": Sublayers()})
-    pattern = "net.layers.*.02"
+    pattern = "net.layers.??.02"
     message = "needs blocks that are called; those of Sublayers are a ModuleList of modules each.*such as layers='"
-    with pytest.raises(ValueError, match=message + pattern.replace("*", r"\*")):
+    with pytest.raises(ValueError, match=message + pattern.replace("?", r"\?")):
         resolve_layers(model)
     x = torch.randn(2, 3, 4)
     with observe(model, pattern, lambda dim: [Rows(dim)]) as geometry:

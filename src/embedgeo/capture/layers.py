@@ -9,7 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from embedgeo.capture.structure import contains_any, final_norm, find_stack, is_callable, module_names, submodels
+from embedgeo.capture.structure import (
+    contains_any,
+    final_norm,
+    find_stack,
+    is_callable,
+    module_names,
+    submodels,
+    unwrapped,
+)
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the model that returns
@@ -152,11 +160,12 @@ def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
 def _require_callable_blocks(model: nn.Module) -> None:
     """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
     for stack in filter(None, map(find_stack, submodels(model).values())):
-        parts = [path for path, module in module_names(model).items() if module in stack.blocks[0].children()]
+        inside = set(map(unwrapped, stack.blocks[0].children()))
+        *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
         raise ValueError(
             f'layers="blocks" needs blocks that are called; those of {type(stack.parent).__name__} are a '
             f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
-            f"state, such as layers={re.sub(r'[0-9]+(?=[.][^.]+$)', '*', parts[-1])!r}."
+            f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
         )
 
 
