@@ -51,7 +51,8 @@ constraints: ## pin again what a fresh install under constraints.txt gives
 	@mv constraints.new constraints.txt
 	@rm -rf .venv-constraints
 
-clean: ## remove .venv, caches and what runs have written
+# What runs have written (runs, lightning_logs) stays: it is yours.
+clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-constraints .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf build dist runs lightning_logs
+	rm -rf build dist
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -33,17 +33,35 @@ with torch.no_grad(), embedgeo.observe(model) as geometry:
     for batch in input_ids.split(16):
         model(input_ids=batch)
 
-# %% A row for each layer, a column for each metric
+# %% A row for each layer, a column for each metric; the README says what each number means
 frame = geometry.to_frame()
 table = frame.pivot(index=["layer_index", "layer"], columns="metric", values="value")
-print(table[["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension"]].round(3).to_string())
+print(
+    table[["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "anisotropy_null", "intrinsic_dimension"]]
+    .round(3)
+    .to_string()
+)
+
+if not names:
+    print(
+        """
+Random weights should show:
+  V_W_over_V_unbiased  0 at embed, where a token has one embedding whatever its context, then some 0.1 at most: context
+                       hardly moves an embedding yet. Training first lowers it, then raises it.
+  M_over_Q             near 0: the embeddings share no offset. Early in training it comes near 1.
+  anisotropy           a few times anisotropy_null, what a Gaussian shows: frequent tokens weigh more than others.
+  intrinsic_dimension  some tens at embed (of 64), where equal rows count once; about 2 in the blocks, where the
+                       occurrences of a token lie close together.
+"""
+    )
 
 # %% Other layers and other metrics
 with (
     torch.no_grad(),
     embedgeo.observe(
-        model, layers=["*.mlp", "mean(last4)"], metrics=lambda d: [embedgeo.Anisotropy(d, spectrum=True)]
+        model, layers=["*.mlp", "mean(last4)"], metrics=lambda d: [embedgeo.EmbeddingMoments(d)]
     ) as geometry,
 ):
     model(input_ids=input_ids[:16])
-print(geometry.to_frame().to_string(index=False))
+table = geometry.to_frame().pivot(index=["layer_index", "layer"], columns="metric", values="value")
+print(table[["Q", "M", "V", "mean_cosine", "top_dim_share"]].round(3).to_string())

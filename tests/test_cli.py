@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import embedgeo
 from embedgeo.cli import COMMANDS, main
 from embedgeo.sweep import SweepSettings
 
@@ -34,8 +36,43 @@ def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_fo
     assert "An earlier demo in it is replaced; a folder with anything else is refused." in text
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["demo", "--nosuch"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in COMMANDS),
+        ["demo", "--nosuch"],
+        ["sweep", "--modle", "x"],
+        ["sweep", "--model", "x", "--batch-size", "0"],
+    ],
+)
 def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(arguments: list[str]) -> None:
+    imported, _ = imported_by(arguments)
+    assert "jsonargparse" in imported
+    assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sweep", "--model", "./nowhere"], "model must be a local path that exists or a repository on the Hub"),
+        (["sweep", "--model", "/no/where"], "got '/no/where'"),
+        (["sweep", "--model", "~/nowhere/at/all"], "got '~/nowhere/at/all'"),
+        (["check", "--model", "../nowhere"], "got '../nowhere'"),
+        (["sweep", "--model", "lab/x", "--tokenizer", "nowhere/tok/tokenizer.json"], "tokenizer must be a local path"),
+        (["sweep", "--model", "lab/x", "--text", "nowhere.txt"], "text must be files that exist; got 'nowhere.txt'"),
+        (["sweep", "--model", "lab/x", "--shard", "3/2"], "shard must be i/n"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_without_importing_anything_heavy(arguments: list[str], said: str) -> None:
+    imported, error = imported_by(arguments)
+    assert said in only_line(error)
+    assert not imported & {"torch", "transformers", "lightning", "matplotlib"}
+
+
+def imported_by(arguments: list[str]) -> tuple[set[str], str]:
+    """The packages that a command imports, and what it writes to stderr."""
     code = "\n".join(
         (
             "import sys",
@@ -48,9 +85,14 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(ar
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600, check=True
     )
-    imported = set(done.stdout.rpartition("imported:")[2].split())
-    assert "jsonargparse" in imported
-    assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
+    return set(done.stdout.rpartition("imported:")[2].split()), done.stderr
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"embedgeo {embedgeo.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -70,20 +112,64 @@ def test_an_option_of_several_values_can_be_given_in_every_way(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("text: c\n")
+    settings = sweep_settings(monkeypatch, "--model", "m", *given)
+    assert (settings.text, settings.models) == (expected, ["m"])
+
+
+def sweep_settings(monkeypatch: pytest.MonkeyPatch, *given: str) -> SweepSettings:
+    """What ``embedgeo sweep`` is run with."""
     seen: list[SweepSettings] = []
     monkeypatch.setitem(COMMANDS, "sweep", (seen.append, SweepSettings))
-    assert main(["sweep", "--model", "m", *given]) == 0
-    assert (seen[0].text, seen[0].models) == (expected, ["m"])
+    assert main(["sweep", *given]) == 0
+    return seen[0]
+
+
+@pytest.mark.parametrize("option", [f.name for f in dataclasses.fields(SweepSettings) if f.type is bool])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--{}"], True),
+        (["--{}", "--seq-len", "9"], True),
+        (["--{}", "true"], True),
+        (["--{}=false"], False),
+        (["--{}", "no"], False),
+        (["--no-{}"], False),
+        (["--config", "x.yaml"], True),
+    ],
+)
+def test_an_option_of_true_and_false_can_be_given_alone(
+    option: str, given: list[str], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(f"{option}: true\n")
+    arguments = [each.format(option.replace("_", "-")) for each in given]
+    assert getattr(sweep_settings(monkeypatch, "--model", "m", *arguments), option) is expected
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ["a,b"], ["a, b"], ["a", "--layers", "b"], ["[a, b]"]])
+def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sweep_settings(monkeypatch, "--model", "m", "--layers", *given)
+    assert settings.layer_patterns == settings.as_manifest("")["layers"] == ["a", "b"]
+
+
+def test_a_comma_in_the_brackets_of_a_pattern_does_not_separate() -> None:
+    assert SweepSettings("m", layers="layers.[0,1].mlp").layer_patterns == "layers.[0,1].mlp"
+    assert SweepSettings("m", layers=["blocks"]).layer_patterns == "blocks"
+
+
+def test_models_and_numbers_can_be_given_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sweep_settings(monkeypatch, "--model", "a", "b").models == ["a", "b"]
+    for given in (["0", "7"], ["0,7"], ["[0, 7]"]):
+        assert sweep_settings(monkeypatch, "--model", "m", "--ignore-token-ids", *given).ignore_token_ids == [0, 7]
 
 
 @pytest.mark.parametrize("option", ["--num-tokens", "--num_tokens", "--num-tok"])
 def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[SweepSettings] = []
-    monkeypatch.setitem(COMMANDS, "sweep", (seen.append, SweepSettings))
-    assert main(["sweep", "--model", "m", option, "7"]) == 0
-    assert seen[0].num_tokens == 7
+    assert sweep_settings(monkeypatch, "--model", "m", option, "7").num_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -95,6 +181,9 @@ def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
         (["demo", "--max_steps", "0"], "max_steps"),
         (["demo", "--max-steps", "many"], "max_steps"),
         (["demo", "--config", "nosuch.yaml"], "nosuch.yaml"),
+        (["sweep"], "required: model"),
+        (["sweep", "--model", "m", "--evict", "maybe"], "--evict: must be true or false; got 'maybe'"),
+        (["sweep", "--model", "m", "--ignore-token-ids", "x"], "must be whole numbers, as 0 1 or 0,1; got 'x'"),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(

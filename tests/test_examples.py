@@ -1,9 +1,13 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embedgeo.text import builtin_corpus, train_tokenizer
+from tests.models import gpt_neox
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,12 +44,39 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     )
     events = EventAccumulator(str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0})
     events.Reload()
-    layers = ("embed", "block.00", "block.03", "mean(last4)")
+    layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
     assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2]
 
 
-def test_observe_prints_a_table_of_layers() -> None:
+def test_observe_prints_numbers_that_the_readme_defines_and_what_random_weights_should_show() -> None:
     printed = run_example("observe.py").stdout
-    for word in ("embed", "block.03", "final_norm", "V_W_over_V_unbiased", "mean(last4)", "isoscore"):
+    for word in ("embed", "block.03", "final_norm", "gpt_neox.layers.00.mlp", "mean(last4)"):
         assert word in printed
+    columns = [line.split()[1:] for line in printed.splitlines() if line.startswith("metric ")]
+    assert len(columns) == 2
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    defined = {name for row in re.findall(r"^\|.+\|.+\|.+\|$", readme, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert {name for names in columns for name in names} <= defined
+    rows = [line.split() for line in printed.splitlines() if re.match(r"\d+ +(embed|block|final_norm)", line)]
+    values = {layer: dict(zip(columns[0], map(float, numbers), strict=True)) for _, layer, *numbers in rows}
+    told = printed.partition("Random weights should show:")[2]
+    for name in ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension"):
+        assert f"\n  {name} " in told
+    embed = values.pop("embed")
+    assert embed["V_W_over_V_unbiased"] == 0
+    assert 20 < embed["intrinsic_dimension"] < 64
+    for at in values.values():
+        assert 0 < at["V_W_over_V_unbiased"] < 0.12
+        assert 1.8 < at["intrinsic_dimension"] < 2.8
+        assert at["M_over_Q"] < 0.1
+        assert 2 < at["anisotropy"] / at["anisotropy_null"] < 8
+
+
+def test_observe_says_nothing_about_random_weights_of_a_model_that_is_given(tmp_path: Path) -> None:
+    text = "\n\n".join(builtin_corpus()[:2])
+    train_tokenizer(text, 300).save_pretrained(tmp_path)
+    gpt_neox(vocab_size=300, num_hidden_layers=4, max_position_embeddings=128).save_pretrained(tmp_path)
+    printed = run_example("observe.py", tmp_path).stdout
+    assert "block.03" in printed
+    assert "Random" not in printed

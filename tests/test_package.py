@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,11 @@ def test_the_mathematics_and_the_metrics_load_no_estimators():
 def test_an_unknown_name_is_an_attribute_error():
     done = run("import embedgeo; embedgeo.nothing")
     assert "AttributeError: module 'embedgeo' has no attribute 'nothing'" in done.stderr
+
+
+def test_make_clean_leaves_what_runs_have_written():
+    lines = (Path(__file__).parents[1] / "Makefile").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("clean:"))
+    recipe = " ".join(line for line in lines[start + 1 :] if line.startswith("\t"))
+    assert recipe.split()[:3] == ["rm", "-rf", ".venv"]
+    assert not {"runs", "lightning_logs", "runs/"} & set(recipe.split())

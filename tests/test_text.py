@@ -43,6 +43,33 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
         read_documents([tmp_path / "missing.txt"])
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"])
+def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path, name, encoding):
+    text = "ä→𝄞 and so on"
+    written = json.dumps({"text": text}, ensure_ascii=False) + "\n" if "json" in name.lower() else text
+    data = written.encode(encoding)
+    data = b"\xfe\xff" + data if encoding == "utf-16-be" else data
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
+    assert read_documents([tmp_path / name]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ("Größe".encode("latin-1"), "utf-8.* can't decode byte 0xf6 .*iconv -f LATIN1 -t UTF-8"),
+        ("plain".encode("utf-16-le"), "zero bytes, as text in UTF-16 does.*iconv -f UTF-16LE -t UTF-8"),
+        ("plain".encode("utf-16")[:-1], "utf-16.* truncated data"),
+        (b"\xff\xfe", "nothing but a byte order mark"),
+    ],
+    ids=["latin-1", "utf-16 without a mark", "half of a character", "a mark alone"],
+)
+def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.txt is not readable: .*{remedy}"):
+        read_documents([tmp_path / "a.txt"])
+
+
 def test_hashes_tell_boundaries_apart():
     assert hash_documents(["ab", "c"]) != hash_documents(["a", "bc"])
 

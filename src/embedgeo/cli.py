@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from argparse import Action
+from argparse import Action, ArgumentError
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 
 import yaml
 from docstring_parser import parse
-from jsonargparse import ArgumentParser
+from jsonargparse import ActionYesNo, ArgumentParser
 from safetensors import SafetensorError
 
+from embedgeo import __version__
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.sweep import SweepSettings, check, sweep
 
@@ -49,7 +50,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
 
 
-class _Values(list[str]):
+class _Values(list[Any]):
     """Values given on the command line, not in a configuration or by default."""
 
 
@@ -60,8 +61,23 @@ class _Extend(Action):
         before = getattr(namespace, self.dest, None)
         given = _Values(before if isinstance(before, _Values) else ())
         for value in values:
-            given += yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
+            given += self.read(value)
         setattr(namespace, self.dest, given)
+
+    def read(self, value: str) -> list[Any]:
+        """The values in one argument."""
+        return yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
+
+
+class _ExtendNumbers(_Extend):
+    """Takes several numbers: also ``0,1``."""
+
+    def read(self, value: str) -> list[Any]:
+        """The numbers in one argument."""
+        try:
+            return [int(part) for part in value.strip("[]").split(",")]
+        except ValueError:
+            raise ArgumentError(self, f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
 
 
 class _Parser(ArgumentParser):
@@ -71,6 +87,8 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, without the list of all options."""
+        message = message.replace("invalid _boolean_type value:", "must be true or false; got")
+        message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
         print(f"embedgeo: error: {' '.join(message.split())} (embedgeo --help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
@@ -111,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = _Parser(prog="embedgeo", description=ABOUT, allow_abbrev=True)
+    parser = _Parser(prog="embedgeo", description=ABOUT, allow_abbrev=True, version=__version__)
     commands = parser.add_subcommands(required=True)
     for name, (run, settings) in COMMANDS.items():
         command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
@@ -127,6 +145,10 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
         kind: dict[str, Any] = {"nargs": "+", "action": _Extend} if many else {"type": parameter.annotation}
+        if parameter.annotation is bool:
+            kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
+        elif parameter.annotation == Sequence[int]:
+            kind = {"nargs": "+", "action": _ExtendNumbers}
         if name == "dirs":
             parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
             continue

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
-from embedgeo.capture.forward_inputs import ForwardInputs
+from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
 from embedgeo.metrics import TokenMoments, default_metrics
+from embedgeo.metrics.checks import require_distinct_keys, require_same_values
 from embedgeo.results.schema import Record
 
 MetricFactory = Callable[[int], list[Metric]]
@@ -29,7 +30,8 @@ class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
     Args:
-        model, layers, metrics, skip_first_positions, ignore_token_ids, rows: as for `observe`.
+        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, no_grad_passes: as for
+            `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         device: the device on which ranks exchange values; default: that of the parameters.
@@ -49,6 +51,9 @@ class Geometry:
         ignore_token_ids: Sequence[int] = (),
         *,
         rows: RowUnit = "tokens",
+        token_ids: Given | None = None,
+        mask: Given | None = None,
+        no_grad_passes: bool = True,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -60,9 +65,10 @@ class Geometry:
         self.model = model
         self.layers = resolve_layers(model, layers)
         inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, inputs, self._update, on_error)
+        self.probe = Probe(self.layers, inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.probe.token_ids, self.probe.mask = token_ids, mask
         self._make_metrics = metrics or default_metrics
-        self._require_distinct_keys()
+        require_distinct_keys(self._make_metrics)
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
         self._group = process_group
         self._is_off = False
@@ -83,11 +89,11 @@ class Geometry:
                 error.add_note(f"at layer {self.layers[i].name!r}")
                 failures.append(error)
         numbers = torch.stack([*values.values()]) if values else torch.zeros(0)
-        if self._group is not None:
-            self._require_same_values(list(values), numbers, has_failed=bool(failures))
+        names = [layer.name for layer in self.layers]
+        if self._group is not None and not all_reduce_max(torch.tensor(len(failures), device=self._device)):
+            require_same_values([f"{key} at layer {names[i]!r}" for i, key in values], numbers)
         if failures:
             raise failures[0]
-        names = [layer.name for layer in self.layers]
         return [
             Record(layer=names[i], layer_index=i, width=self._widths[names[i]], metric=key, value=value)
             for (i, key), value in zip(values, numbers.tolist(), strict=True)
@@ -123,6 +129,17 @@ class Geometry:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
         return [layer.name for layer in self.layers if layer.name not in self._metrics]
 
+    def why_silent(self) -> str:
+        """A sentence that names the `silent_layers` and the reason; empty if there are none."""
+        silent = self.silent_layers()
+        if not silent:
+            return ""
+        if self.probe.layers_without_gradients.issuperset(silent):
+            return (
+                f"only forward passes without gradients reached {', '.join(silent)}: count them by no_grad_passes=True."
+            )
+        return f"no forward pass reached {', '.join(silent)}."
+
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         for metrics in self._metrics.values():
@@ -130,6 +147,7 @@ class Geometry:
                 metric.reset()  # a metric is in a reference cycle: the garbage collector would free it later
         self._metrics.clear()
         self._widths.clear()
+        self.probe.layers_without_gradients.clear()
 
     def switch_off(self) -> None:
         """Drop the rows seen and take no more; collectives inside forward passes are still taken part in."""
@@ -177,34 +195,6 @@ class Geometry:
                     finally:  # which `sync_context` lacks: the metric would be in sync for ever
                         metric.unsync(should_unsync=metric._is_synced)
 
-    def _require_same_values(self, keys: list[tuple[int, str]], numbers: Tensor, *, has_failed: bool) -> None:
-        """Raise ValueError if ranks outside the group have other values; all ranks compare theirs, or none does."""
-        if bool(all_reduce_max(torch.tensor(int(has_failed), device=self._device))) or not keys:
-            return
-        largest = all_reduce_max(torch.stack((numbers, -numbers)).nan_to_num())
-        differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
-        if bool(differs.any()):
-            i, key = keys[int(differs.nonzero()[0])]
-            raise ValueError(
-                f"ranks that run one model in parallel must see the same rows at a layer; {key} at layer "
-                f"{self.layers[i].name!r} differs between them: each rank has a part of it. Leave the layer out."
-            )
-
-    def _require_distinct_keys(self) -> None:
-        owners: dict[str, str] = {}
-        for metric in self._make_metrics(2):
-            if not isinstance(metric, Metric):
-                raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
-            metric.update(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-            metric._to_sync = False
-            name = type(metric).__name__
-            for key in metric.compute():
-                if key in owners:
-                    raise ValueError(
-                        f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
-                    )
-                owners[key] = name
-
 
 @contextmanager
 def observe(
@@ -214,6 +204,10 @@ def observe(
     skip_first_positions: int = 0,
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
+    *,
+    token_ids: Given | None = None,
+    mask: Given | None = None,
+    no_grad_passes: bool = True,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -226,6 +220,12 @@ def observe(
         ignore_token_ids: leave out these token ids.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
             of its tokens that count. Means have no token ids: the metrics that need them are absent.
+        token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
+            is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
+            a dict of its arguments by name, as in ``model(**batch)``.
+        mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
+            model is called with.
+        no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
 
     Yields:
         A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
@@ -239,12 +239,9 @@ def observe(
     >>> geometry.compute()["01"]["n"]
     4.0
     """
-    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, rows=rows)
+    options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "no_grad_passes": no_grad_passes}
+    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, **options)
     with geometry.probe:
         yield geometry
-    if silent := geometry.silent_layers():
-        warnings.warn(
-            f"No forward pass reached {', '.join(silent)}: nothing was measured there. Run the model inside the "
-            "with statement, by calling the modules rather than their forward().",
-            stacklevel=3,
-        )
+    if why := geometry.why_silent():
+        warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)

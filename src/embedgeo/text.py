@@ -1,5 +1,6 @@
 """Text to run models on: read, tokenized, and cut into sequences."""
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -15,7 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
-
+_MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""Encodings by the byte order mark that a file begins with, which is no part of its text."""
 
 Tokenizer = Callable[..., Any]
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
@@ -37,21 +45,22 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
 
     Args:
         paths: plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), either of them
-            also as ``.gz``; none for the built-in corpus.
+            also as ``.gz``; in UTF-8, or in the encoding that a byte order mark names. None for the built-in corpus.
 
     Raises:
-        ValueError: a file that is not there, is not UTF-8, or a line without ``text``.
+        ValueError: a file that is not there, is of another encoding, or a line without ``text``.
     """
     return [document for path in paths for document in _read(Path(path).expanduser())] if paths else builtin_corpus()
 
 
 def _read(path: Path) -> Iterator[str]:
-    is_packed = path.suffix == ".gz"
-    is_lines = path.with_suffix("").suffix == ".jsonl" if is_packed else path.suffix == ".jsonl"
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    is_packed = suffixes[-1:] == [".gz"]
+    is_lines = ".jsonl" in (suffixes[-2:-1] if is_packed else suffixes[-1:])
     try:
         data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
-        text = data.decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        text = _decoded(data)
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise ValueError(
             f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
         ) from error
@@ -69,6 +78,19 @@ def _read(path: Path) -> Iterator[str]:
                 f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
             ) from error
         yield document
+
+
+def _decoded(data: bytes) -> str:
+    encoding = next((name for mark, name in _MARKED if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UnicodeError(f"{error}. Convert it, as by iconv -f LATIN1 -t UTF-8") from error
+    if text.count("\0") > len(text) // 10:  # about every second one, where it is UTF-16 without a mark
+        raise UnicodeError("it holds zero bytes, as text in UTF-16 does. Convert it, as by iconv -f UTF-16LE -t UTF-8")
+    if data and not text:
+        raise UnicodeError("it holds nothing but a byte order mark")
+    return text
 
 
 def hash_documents(documents: Iterable[str]) -> str:

@@ -10,13 +10,28 @@ from urllib.parse import urlencode
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor
+from embedgeo.results.events import tagged_scalars
 from embedgeo.results.glossary import HEADLINES
+from embedgeo.results.schema import Record
 from tests.training.runs import fit
 
 MEASURED = [0, 2, 4, 6, 8]
-LAYERS = ["block.00", "block.01", "block.02", "embed", "final_norm", "mean"]
+BLOCKS = ["block.00", "block.01", "block.02"]
+MLPS = [f"gpt_neox.layers.{i:02d}.mlp" for i in range(3)]
+LAYERS = {
+    "run": [*BLOCKS, "embed", "final_norm", *MLPS, "mean", "mean_last2"],
+    "two sides (T5)": [
+        *("decoder.block.00", "decoder.embed", "decoder.mean", "decoder.mean_last4"),
+        *("encoder.block.00", "encoder.final_norm", "encoder.mean", "x_y_a_1"),
+    ],
+}
+TWO_SIDES = [
+    *("encoder.block.00", "encoder.final_norm", "decoder.embed", "decoder.block.00", "decoder.mean(last4)"),
+    'x y, "a" (1)',
+]
 INSIDE = """
 const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.shadowRoot ? inside(e.shadowRoot) : [])]);
 """
@@ -24,10 +39,16 @@ const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.sh
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """TensorBoard on a small monitored run: its address."""
+    """TensorBoard on a small monitored run, and on a second one of an encoder-decoder: its address."""
     folder = tmp_path_factory.mktemp("run")
-    monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
+    monitor = GeometryMonitor(every_n_steps=2, layers=["blocks", "mean(last2)", "*.mlp"], on_error="raise")
     fit(folder, monitor, max_steps=10, logger=TensorBoardLogger(folder, name="tb", version="run"))
+    with SummaryWriter(str(folder / "tb" / "two sides (T5)")) as writer:
+        for step in MEASURED:
+            for metric in {record["metric"] for record in monitor.history}:
+                values = [Record(layer=x, layer_index=0, width=8, metric=metric, value=step) for x in TWO_SIDES]
+                for tag, value in tagged_scalars(values).items():
+                    writer.add_scalar(tag, value, step)
     options = ["--logdir", folder / "tb", "--host", "127.0.0.1", "--port", "0"]
     log = folder / "log"
     with log.open("w") as file:
@@ -68,9 +89,10 @@ def test_the_server_has_data_for_every_chart(server, charts):
         "mean cosine",
     ]
     for title, pattern in charts:
-        series = get(server, "custom_scalars/scalars", run="run", tag=pattern)["tag_to_events"]
-        assert [tag.rsplit("/", 1)[1] for tag in sorted(series)] == LAYERS, title
-        assert all([event[1] for event in events] == MEASURED for events in series.values()), title
+        for run, layers in LAYERS.items():
+            series = get(server, "custom_scalars/scalars", run=run, tag=pattern)["tag_to_events"]
+            assert [tag.rsplit("/", 1)[1] for tag in sorted(series)] == layers, title
+            assert all([event[1] for event in events] == MEASURED for events in series.values()), title
 
 
 def test_the_server_has_the_images_and_the_text(server):
@@ -95,7 +117,7 @@ def test_the_custom_scalars_page_draws_a_line_a_layer(server, charts, browser):
         return shown.length === arguments[0] && shown.every(([_, lines]) => lines === arguments[1]) && shown;
         """,
         len(HEADLINES),
-        2 * len(LAYERS),  # smoothed, and pale as they are
+        2 * sum(map(len, LAYERS.values())),  # smoothed, and pale as they are
     )
     for (title, _), (text, _) in zip(charts, drawn, strict=False):
         assert title in text

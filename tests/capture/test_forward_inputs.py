@@ -1,7 +1,9 @@
 """Token ids and masks of padded and packed sequences, with a cache, and of several batches in one forward pass."""
 
+import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from embedgeo import observe
 from tests.models import FAMILIES, gpt_neox, token_batch
@@ -103,3 +105,67 @@ def test_each_of_two_views_has_its_own_padding():
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
+
+
+# ── Virtual tokens ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Prompted(nn.Module):
+    """Virtual tokens in front of the real ones, as embeddings (prompt tuning) or as keys and values (prefix tuning)."""
+
+    def __init__(self, count, *, prefix=False, family="gpt_neox"):
+        super().__init__()
+        self.base_model = FAMILIES[family].build()
+        self.prompt = nn.Parameter(torch.randn(count, 16))
+        self.prefix = prefix
+
+    def forward(self, input_ids, attention_mask=None):
+        rows, count = len(input_ids), len(self.prompt)
+        if attention_mask is not None:
+            attention_mask = torch.cat([attention_mask.new_ones(rows, count), attention_mask], 1)
+        if self.prefix:
+            cache = DynamicCache(config=self.base_model.config)
+            for i in range(3):
+                states = self.prompt.view(1, count, 2, 8).transpose(1, 2).expand(rows, -1, -1, -1)
+                cache.update(states, states, i)
+            given = {"input_ids": input_ids, "past_key_values": cache}
+        else:
+            embeddings = self.base_model.get_input_embeddings()(input_ids)
+            given = {"inputs_embeds": torch.cat([self.prompt.expand(rows, -1, -1), embeddings], 1)}
+        return self.base_model(**given, attention_mask=attention_mask)
+
+
+@pytest.mark.parametrize("padding", ["left", "right", None])
+@pytest.mark.parametrize(("prefix", "family"), [(False, "gpt_neox"), (False, "bert"), (True, "gpt_neox")])
+def test_virtual_tokens_are_no_rows(prefix, family, padding):
+    model, batch = Prompted(5, prefix=prefix, family=family).eval(), token_batch(padding=padding)
+    keep = batch["attention_mask"].bool()
+    if padding is None:
+        del batch["attention_mask"]
+    geometry = observed(model, batch)
+    for layer in ("embed", "block.02"):
+        rows, ids = rows_seen(geometry, layer)
+        assert torch.equal(ids, batch["input_ids"][keep])
+        assert len(rows) == len(ids)
+    with torch.no_grad():
+        states = model.base_model(**batch, output_hidden_states=True).hidden_states
+    if family == "gpt_neox":  # BERT adds positions, which the prompt shifts
+        assert torch.equal(rows_seen(geometry, "embed")[0], states[0][keep])
+
+
+def test_positions_to_skip_are_those_after_the_virtual_tokens():
+    model, batch = Prompted(5).eval(), token_batch(padding="left")
+    kept = batch["attention_mask"].bool() & (batch["attention_mask"].cumsum(1) > 2)
+    geometry = observed(model, batch, skip_first_positions=2)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][kept])
+
+
+def test_embeddings_looked_up_and_changed_have_no_token_ids():
+    model, ids = gpt_neox().eval(), token_batch()["input_ids"]
+    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        embeddings = model.get_input_embeddings()(ids)
+        model(inputs_embeds=embeddings.flip(1))
+    assert rows_seen(geometry, "block.01")[1] is None
+    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        model(inputs_embeds=model.get_input_embeddings()(ids))
+    assert torch.equal(rows_seen(geometry, "block.01")[1], ids.flatten())

@@ -160,6 +160,25 @@ def by_wrappers():
     return model
 
 
+class OfCore(nn.Module):
+    """Applies the module that has the blocks under a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte, self.core = nn.Embedding(96, 16), nn.Module()
+        self.core.h = nn.ModuleList([Block(16) for _ in range(3)])
+        self.core.forward = partial(each_block_of, self.core)
+
+    def forward(self, ids):
+        return checkpoint(self.core, self.wte(ids), use_reentrant=True)
+
+
+def each_block_of(module, x):
+    for block in module.h:
+        x = block(x)
+    return x
+
+
 def of_shared_blocks():
     model = albert()
     group = model.albert.encoder.albert_layer_groups[0]
@@ -185,20 +204,23 @@ CHECKPOINTING = {
     ),
     "inside a block, reentrant": lambda: inside_each_block(use_reentrant=True),
     "inside a block": lambda: inside_each_block(use_reentrant=False),
+    "around the module of the blocks, reentrant": OfCore,
     "wrappers": by_wrappers,
     "shared blocks": of_shared_blocks,
 }
 
 
+@pytest.mark.parametrize("no_grad_passes", [True, False])
 @pytest.mark.parametrize("form", CHECKPOINTING)
-def test_each_token_is_counted_once_under_activation_checkpointing(form):
+def test_each_token_is_counted_once_under_activation_checkpointing(form, no_grad_passes):
     torch.manual_seed(0)
     model = CHECKPOINTING[form]()
     inner = "*.ffn" if form == "shared blocks" else "*.mlp*"
     batches = [token_batch(seed=seed)["input_ids"] for seed in range(2)]
 
     def measured(*, backward):
-        with observe(model, ["blocks", inner], lambda dim: [Rows(dim)]) as geometry:
+        options = {"no_grad_passes": no_grad_passes}
+        with observe(model, ["blocks", inner], lambda dim: [Rows(dim)], **options) as geometry:
             for ids in batches:
                 output = model(ids)
                 logits = output if isinstance(output, torch.Tensor) else output.logits
@@ -232,16 +254,60 @@ def test_gradients_under_activation_checkpointing_are_those_without_the_probe(re
     assert all(map(torch.equal, gradients(measured=True), gradients(measured=False)))
 
 
-# ── Copies and interrupts ──────────────────────────────────────────────────────────────────────────────────────────
+# ── Passes without gradients ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_copy_made_while_the_model_is_measured_is_not_measured_afterwards():
-    model, batch = gpt_neox().eval(), token_batch()
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        twin = copy.deepcopy(model)
-        model(**batch)
-    twin(**batch)
-    assert len(rows_seen(geometry, "block.02")[0]) == batch["input_ids"].numel()
+class WithReference(nn.Module):
+    """Preference optimisation: a policy, and the same model, a copy of it or a slow teacher as the reference."""
+
+    def __init__(self, reference):
+        super().__init__()
+        self.policy = NanoGPT()
+        self.reference = self.policy if reference == "itself" else copy.deepcopy(self.policy)
+
+    def forward(self, ids):
+        with torch.no_grad():
+            reference = self.reference(ids)
+        loss = (self.policy(ids) - reference).square().mean()
+        with torch.inference_mode():
+            self.policy(ids)
+        return loss
+
+
+@pytest.mark.parametrize("reference", ["itself", "a copy"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_reference_model_is_not_counted_where_only_passes_with_gradients_are(reference, inside):
+    model, ids = WithReference(reference), token_batch()["input_ids"]
+    counts = {}
+    for no_grad_passes in (True, False):
+        with observe(model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=no_grad_passes) as geometry:
+            model(ids) if inside else model.forward(ids)
+        counts[no_grad_passes] = len(rows_seen(geometry, "block.02")[0])
+    assert counts == {True: 48 * (3 if reference == "itself" else 2), False: 48}
+
+
+def test_generation_is_not_counted_where_only_passes_with_gradients_are():
+    model, batch = gpt_neox(), token_batch()
+    with observe(model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=False) as geometry:
+        ids = model.generate(**batch, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+        model(ids)
+    assert torch.equal(rows_seen(geometry, "block.02")[1], ids.flatten())
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_what_no_pass_with_gradients_reaches_is_named_with_the_argument(flat):
+    model, ids = NanoGPT(), token_batch()["input_ids"]
+    message = "Only forward passes without gradients reached block.02: count them by no_grad_passes=True"
+    with (
+        pytest.warns(UserWarning, match=message),
+        observe(model, "block.02", no_grad_passes=False) as geometry,
+        torch.no_grad(),
+    ):
+        model.transformer.h[2](torch.randn(2, 5, 16)) if flat else model(ids)
+    assert geometry.compute() == {}
+
+
+# ── Interrupts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_after_an_interrupt_a_forward_pass_begins_anew():

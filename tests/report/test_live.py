@@ -83,7 +83,7 @@ def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
     fit(tmp_path, monitor, max_steps=6, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
     steps = image_steps(tmp_path / "tb")
     assert steps.keys() == {
-        *(f"geometry.{kind}/{metric}" for metric in HEADLINES for kind in ("heatmap", "profile")),
+        *(f"geometry.{kind}/{metric}" for metric in HEADLINES for kind in ("curves", "heatmap", "profile")),
         "geometry.shares/M, V_W, V_B",
     }
     for tag, at in steps.items():
@@ -92,6 +92,7 @@ def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
     for tag in steps:
         image = Image.open(io.BytesIO(found.Images(tag)[-1].encoded_image_string))
         assert image.size == (found.Images(tag)[-1].width, found.Images(tag)[-1].height)
+        assert image.width == 700, tag  # twice what TensorBoard shows: it leaves out pixels, and blends none
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
     (text,) = found.Tensors("geometry/what the numbers mean/text_summary")
     written = text.tensor_proto.string_val[0].decode()
@@ -145,23 +146,39 @@ def test_pictures_are_drawn_at_powers_of_two_and_at_the_end(quick_clock, count, 
         history += records(step, value=step + 1.0)
         pictures.write([writer], history)
     pictures.write([writer], history, last=True)
-    assert writer.at("heatmap") == writer.at("profile") == writer.at("shares") == drawn
+    assert writer.at("curves") == writer.at("heatmap") == writer.at("profile") == writer.at("shares") == drawn
     assert len(writer.texts) == 1
 
 
 @pytest.mark.parametrize(("pause", "drawn"), [(60, range(20)), (30, [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19])])
-def test_heatmaps_of_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(quick_clock, pause, drawn):
+def test_curves_and_heatmaps_of_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(
+    quick_clock, pause, drawn
+):
     pictures, writer, history = TensorBoardPictures(), Writer(), []
     for step in range(20):
         history += records(step)
         pictures.write([writer], history)
         quick_clock.now += pause
-    assert writer.at("heatmap") == list(drawn)
+    assert writer.at("curves") == writer.at("heatmap") == list(drawn)
     assert writer.at("profile") == writer.at("shares") == [0, 1, 3, 7, 15]
     pictures.write([writer], history, last=True)
-    assert writer.at("heatmap") == list(drawn)  # of the last measurement only what has not been drawn yet
+    assert (
+        writer.at("curves") == writer.at("heatmap") == list(drawn)
+    )  # of the last measurement only what has not been drawn yet
     assert writer.at("profile") == writer.at("shares") == [0, 1, 3, 7, 15, 19]
     pictures.write([writer], [], last=True)  # a history that was cleared
+
+
+def test_what_a_long_run_draws_grows_with_the_logarithm_of_its_length(quick_clock):
+    pictures, writer, history = TensorBoardPictures(), Writer(), []
+    for step in range(1000):
+        history += records(step, layers=LAYERS[:1], metrics=["M"])
+        pictures.write([writer], history)
+        quick_clock.now += 60
+    drawn = np.array(writer.at("curves")) + 1
+    assert drawn[:20].tolist() == list(range(1, 21))
+    assert 90 <= len(drawn) <= 120
+    assert max(drawn[1:] - drawn[:-1] * 1.05) < 1
 
 
 def test_the_history_before_a_resume_is_drawn_too(monkeypatch, clock):
@@ -202,7 +219,7 @@ def test_the_steps_drawn_are_bounded_and_span_all_steps():
 def test_equal_values_at_a_single_step_can_be_drawn(value):
     writer = Writer()
     TensorBoardPictures().write([writer], records(5, value, layers=["x" * 40]))
-    assert writer.at("heatmap") == writer.at("profile") == [5]
+    assert writer.at("curves") == writer.at("heatmap") == writer.at("profile") == [5]
 
 
 def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):

@@ -1,5 +1,6 @@
 """TensorBoard's tags and charts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,45 @@ def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_p
         "two": ["x/y"],
     }
     assert tagged_scalars(found["one"], "one") == {"one.V/embed": 1.0}
+
+
+ODD = [
+    "embed",
+    "block.00",
+    "mean(last4)",
+    "encoder.mean(last2)",
+    "x/y (1)",
+    "x/y [1]",
+    "mean",
+    "(",
+    "gpt.h.0.mlp",
+    "größe",
+]
+
+
+def records_of(layers: list[str], metric: str = "V") -> list[Record]:
+    return [Record(layer=layer, layer_index=i, width=4, metric=metric, value=i) for i, layer in enumerate(layers)]
+
+
+def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
+    scalars = tagged_scalars(records_of(ODD))
+    parts = ["embed", "block.00", "mean_last4", "encoder.mean_last2", "x_y_1", "x_y_1_", "mean_", "_", "gpt.h.0.mlp"]
+    assert list(scalars) == [f"geometry.V/{part}" for part in (*parts, "größe", "mean")]
+    assert list(scalars.values()) == [*range(len(ODD)), 1.0]
+
+
+def test_a_chart_has_exactly_the_tags_of_its_metric() -> None:
+    metrics, prefix = ["V", "V_W", "my V/x (mean)", "M"], "val (b)/geometry"
+    tags = {tag for metric in metrics for tag in tagged_scalars(records_of(ODD, metric), prefix)}
+    charts = [chart for charts in custom_scalars_layout(metrics, prefix).values() for chart in charts.values()]
+    found = [{tag for tag in tags if re.match(pattern, tag)} for _, (pattern,) in charts]
+    assert [len(of_chart) for of_chart in found] == [len(ODD) + 1] * len(metrics)
+    assert set().union(*found) == tags
+    assert not any(character in tag for tag in tags for character in "()[] ")
+
+
+def test_means_of_the_last_blocks_have_their_name_again_when_read(tmp_path: Path) -> None:
+    layers = ["embed", "block.00", "encoder.block.00", "decoder.block.00", "mean(last4)", "decoder.mean(last2)"]
+    write_events(tmp_path / "events.out.tfevents.7", 7, records_of(layers))
+    ((_, found),) = read_events(tmp_path)
+    assert [record["layer"] for record in found] == layers

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from embedgeo.results.files import make_empty
-from embedgeo.results.folder import SweepFolder, read_table
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import read_table
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)
@@ -17,12 +18,27 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_one_series_is_one_tensorboard_run(tmp_path: Path) -> None:
+def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
-    assert [*folder.read_runs()] == [""]
+    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
+    assert [*folder.read_runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
+
+
+@pytest.mark.parametrize(("model", "run"), [("lab/a", "step"), ("..", "step"), ("/runs/lab/tiny/", "tiny")])
+def test_a_series_of_several_models_is_called_after_the_series(tmp_path: Path, model: str, run: str) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    folder.write("step1", folder.read("step1").assign(model=model))
+    folder.rebuild()
+    assert files(folder.tensorboard) == {f"{run}/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
+
+
+@pytest.mark.parametrize(("model", "run"), [("..", "%2E%2E"), (".", "other"), ("~/a b", "a b"), ("C:\\x", "C%3A%5Cx")])
+def test_a_run_stays_inside_the_folder(tmp_path: Path, model: str, run: str) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
+    folder.write("step0", folder.read("step0").assign(model=model))
+    assert [*folder.read_runs()] == [run]
 
 
 def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path: Path) -> None:
@@ -31,7 +47,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     late = folder.checkpoints / "step8.parquet"
     shutil.move(late, tmp_path / "late.parquet")
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)}
+    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)}
     shutil.move(tmp_path / "late.parquet", late)
     folder.rebuild()
     assert files(folder.tensorboard) == {
@@ -50,7 +66,7 @@ def test_events_of_a_checkpoint_that_is_gone_are_removed(tmp_path: Path) -> None
     folder.rebuild()
     (folder.checkpoints / "step1.parquet").unlink()
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)}
+    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)}
 
 
 def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:

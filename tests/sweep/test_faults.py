@@ -13,16 +13,18 @@ import pandas as pd
 import pytest
 import torch
 from huggingface_hub import constants, file_download
+from huggingface_hub.errors import OfflineModeIsEnabled
 from lightning.fabric.strategies import ModelParallelStrategy
 from safetensors.torch import save as save_safetensors
 from transformers import modeling_utils
 
+from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import loading
 from embedgeo.cli import main
 from embedgeo.sweep.loss import TokenLoss
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import bin_file, checkpoint_files, model
+from tests.sweep.tiny import bin_file, checkpoint_files, model, write_files
 
 WEIGHTS = "model.safetensors"
 
@@ -85,6 +87,7 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     said = capsys.readouterr().out
     assert "2 of 3 checkpoints done" in said
     assert "failed: step1: " in said
+    assert ("run the same command again" in said) == (reason == "500")  # the one that may pass by itself
     hub.faults.clear()
     hub.requests.clear()
     assert sweep(REPOSITORY, **options) == 0
@@ -257,8 +260,9 @@ def refused(match, *args, **options):
         ({"layers": "*.nothing"}, "matches no layer"),
         ({"shard": "3/2"}, "shard must be i/n"),
         ({"revisions": "nothing-*"}, "none among the revisions"),
-        ({"tokenizer": "/does/not/exist"}, "tokenizer must come from"),
-        ({"text": "/does/not/exist"}, "text must be files"),
+        ({"tokenizer": "/does/not/exist"}, "tokenizer must be a local path that exists"),
+        ({"tokenizer": "./not-there"}, "tokenizer must be a local path that exists"),
+        ({"text": "/does/not/exist"}, "text must be files that exist"),
         ({"trainer": {"logger": True}}, "trainer must be options that say where and how to run: .*; got logger"),
         ({"trainer": {"colour": "red"}}, "trainer must be options"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
@@ -333,20 +337,49 @@ def test_a_model_without_hidden_layers_is_refused(hub, options):
     assert not Path(options["out"]).exists()
 
 
-def test_a_repository_that_does_not_exist(hub, options, capsys):
+def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options, capsys):
     assert main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]]) == 2
-    assert "embedgeo: error: " in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "embedgeo: error: lab/none must be a local path that exists or a repository on the Hub; there is no such path, "
+        "and the Hub has none that this user may read."
+    )
+
+
+def test_a_path_in_a_folder_that_exists_is_looked_for_on_the_hub_once(hub, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    hub.fail("refs", "", *[500] * 9)
+    refused("runs/mine must be a local path that exists .* there is no such path, and .*500", "runs/mine", **options)
+    assert len(hub.faults["refs", ""]) == 8
+
+
+def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch):
+    def refuse(*args):
+        attempts.append(args)
+        raise OfflineModeIsEnabled("offline mode is enabled.")
+
+    attempts = []
+    monkeypatch.setattr(hub_source.HfApi, "list_repo_refs", refuse)
+    refused("there is no such path, and offline mode is enabled", REPOSITORY, **options)
+    assert len(attempts) == 1
 
 
 def test_a_repository_whose_revisions_name_no_step(hub, options):
     hub.add(REPOSITORY, "main", checkpoint_files(0))
     refused("must name checkpoints with their steps", REPOSITORY, **options)
-    refused("a folder that exists or a repository", "/no/such/folder", **options)
+    refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
 def test_no_tokenizer_anywhere(hub, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
-    refused("Name one by tokenizer=", REPOSITORY, **options)
+    refused("none loads: main of lab/tiny .* tokenizer.json by tokenizer=", REPOSITORY, **options)
+
+
+def test_no_tokenizer_in_a_folder(tmp_path, options):
+    write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
+    line = refused("run has no files of one, nor have its checkpoints. Name a folder", str(tmp_path / "run"), **options)
+    assert "nothing" not in line
 
 
 # ── checkpoints that mean harm ──────────────────────────────────────────────────────────────────────────────────────

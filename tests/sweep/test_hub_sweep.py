@@ -14,7 +14,8 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.results.folder import SCHEMA, SweepFolder
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import SCHEMA
 from embedgeo.sweep import check, measure
 from embedgeo.sweep.run import Sweep
 from embedgeo.text import read_documents, tokenize_sequences
@@ -78,7 +79,8 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     table = pd.read_csv(out / "metrics.csv")
     parts = [pd.read_parquet(out / "checkpoints" / f"step{step}.parquet") for step in (0, 1, 2, 10)]
     pd.testing.assert_frame_equal(table, pd.concat(parts, ignore_index=True), check_dtype=False, rtol=0, atol=0)
-    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    assert [path.name for path in (out / "tensorboard").iterdir()] == ["tiny"]  # what TensorBoard calls the run
+    events = EventAccumulator(str(out / "tensorboard" / "tiny"), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
     assert {"geometry.Q/embed", "geometry.anisotropy/block.00", "geometry.Q/mean", "geometry.loss/model"} <= set(tags)
     for tag in tags:

@@ -57,7 +57,8 @@ def command(model, options, **more):
 def results(out):
     """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a tag and step."""
     out = Path(out)
-    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     values = {}
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]
@@ -99,6 +100,19 @@ def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
     ]
     statuses, said, _ = forked(environment, *runs, parallel=True)
     assert statuses == [0, 0, 0], said
+    assert results(options["out"]) == results(alone["out"])
+
+
+def test_two_sweeps_of_the_same_checkpoints_share_the_work(hub, options, environment, tmp_path):
+    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(6)]
+    commits.append(hub.add(REPOSITORY, "step9", checkpoint_files(5)))  # a duplicate
+    runs = [{"args": command(REPOSITORY, options)}] * 2
+    statuses, said, _ = forked(environment, *runs, parallel=True)
+    assert statuses == [0, 0], said
+    assert hub.downloads() == dict.fromkeys(commits[:-1], 1), said
+    assert said.count("7 of 7 checkpoints done") == 2, said
+    alone = {**options, "out": str(tmp_path / "alone")}
+    assert forked(environment, {"args": command(REPOSITORY, alone)})[0] == [0]
     assert results(options["out"]) == results(alone["out"])
 
 

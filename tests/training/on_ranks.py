@@ -247,7 +247,8 @@ def hugging_face_on_rank(rank, folder):
     before = {name: value.clone() for name, value in here.model.state_dict().items()}
     here.train()
     assert here.args.world_size == WORLD_SIZE
-    return {"train": train.history, "held": held.history, "weights": before}
+    files = sorted(path.name for path in (folder / str(rank)).glob("*.parquet"))
+    return {"train": train.history, "held": held.history, "weights": before, "files": files}
 
 
 def raise_on_rank_1(rank, folder):

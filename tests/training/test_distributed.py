@@ -58,13 +58,14 @@ def test_the_numbers_are_those_of_one_process_over_the_rows_of_all_ranks(ranks, 
     for rank in ranks:
         assert rank[name]["warned"] == []
         train, held = by_step(rank[name]["train"]), by_step(rank[name]["held"])
-        assert list(train) == [0, 2]
-        assert list(held) == [0, 3]
+        assert list(train) == [0, 2, STEPS]
+        assert list(held) == [0, 3, STEPS]
         for step, table in train.items():
-            window = range(step, step + WINDOW)
+            window = range(min(step, STEPS - WINDOW), min(step, STEPS - WINDOW) + WINDOW)
             assert_same(table, in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]))
         assert_same(held[0], in_one_process(model, probe_batches()))
         assert_same(held[3], held[0])
+        assert_same(held[STEPS], held[0])
     assert math.isfinite(train[2]["block.00"]["V"])
 
 
@@ -74,9 +75,11 @@ def test_a_hugging_face_trainer_on_two_ranks(ranks):
     model.load_state_dict(first["weights"])
     for source in ("train", "held"):
         one, other = by_step(first[source]), by_step(second[source])
-        assert list(one) == list(other) == [0, 2]
-        assert_same(one[2], other[2])
+        assert list(one) == list(other) == [0, 2, 3]
+        assert_same(one[3], other[3])
     assert by_step(first["train"])[2]["block.00"]["n"] == WORLD_SIZE * 2 * 12
+    assert first["files"] == ["history.held.parquet", "history.parquet"]
+    assert second["files"] == []
     assert_same(by_step(first["held"])[0], in_one_process(model, probe_batches()))
 
 

@@ -70,14 +70,14 @@ BATCH = 4 * 12
 )
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
 def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options, expected):
-    monitor = GeometryMonitor(3, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(3, metrics=moments, measure_last=False, on_error="raise")
     made, _ = fit(tmp_path, monitor, module=module(), **options)
     assert n_at(monitor) == {step: batches * BATCH for step, batches in expected.items()}
     assert hooks(made) == 0
 
 
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
-    monitor = GeometryMonitor(3, window=3, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)
     assert n_at(monitor) == dict.fromkeys((0, 4, 8, 12), 2 * BATCH)
 
@@ -89,7 +89,7 @@ def test_the_last_probe_measurement_is_at_the_first_step_after_a_scheduled_one(t
 
 
 def test_a_window_goes_on_across_epochs_and_leaves_their_validation_out(tmp_path):
-    monitor = GeometryMonitor(5, window=4, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(5, window=4, metrics=moments, measure_last=False, on_error="raise")
     options = {"max_epochs": 3, "limit_train_batches": 3, "val": loader(8), "num_sanity_val_steps": 2}
     fit(tmp_path, monitor, module=ValidatedLM(), **options)
     assert n_at(monitor) == {0: 4 * BATCH, 5: 4 * BATCH}
@@ -113,7 +113,7 @@ def test_one_monitor_measures_one_run_after_the_other(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
     fit(tmp_path, monitor, max_steps=3)
     fit(tmp_path, monitor, module=TinyLM(num_hidden_layers=2), max_steps=3)
-    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [0, 2, 0, 2]
+    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [0, 2, 3, 0, 2, 3]
 
 
 def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
@@ -128,8 +128,8 @@ def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
     for each in alone:
         fit(tmp_path, each, max_steps=8)
     assert [m.history for m in both] == [m.history for m in alone]
-    assert steps(both[0]) == [0, 2, 4, 6]
-    assert steps(both[1]) == [0, 3, 6]
+    assert steps(both[0]) == [0, 2, 4, 6, 8]
+    assert steps(both[1]) == [0, 3, 6, 8]
     assert {"geometry.V/block.01", "held.V/embed"} <= run.callback_metrics.keys()
     assert all(torch.equal(a, b) for a, b in zip(together.parameters(), plain.parameters(), strict=True))
 
@@ -140,7 +140,7 @@ def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
     before = torch._dynamo.eval_frame._stance
     first = GeometryMonitor(2, metrics=moments, on_error="raise")
     fit(tmp_path, first, GeometryMonitor(3, metrics=moments, prefix="other", on_error="raise"), max_steps=7)
-    assert steps(first) == [0, 2, 4, 6]
+    assert steps(first) == [0, 2, 4, 6, 7]
     assert torch._dynamo.eval_frame._stance is before
 
 
@@ -213,3 +213,52 @@ def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, 
     assert geometry.compute()["block.00"]["n"] == 16 * 9
     getattr(run, stage)(module, data, **({} if stage == "predict" else {"verbose": False}))
     assert module.hooks_seen == 0
+
+
+class WithGeneration(TinyLM):
+    """Samples and scores a reference in each step, without gradients; as in reinforcement learning and DPO."""
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            self.model.generate(**batch, max_new_tokens=2, do_sample=False)
+            self.model(**batch)
+        return super().training_step(batch, batch_idx)
+
+
+def test_only_passes_with_gradients_count_unless_asked_for(tmp_path):
+    monitors = [
+        GeometryMonitor(2, metrics=moments),
+        GeometryMonitor(2, metrics=moments, prefix="all", no_grad_passes=True),
+    ]
+    fit(tmp_path, *monitors, module=WithGeneration(), max_steps=3)
+    assert n_at(monitors[0]) == {0: BATCH, 2: BATCH}
+    assert all(n > 3 * BATCH for n in n_at(monitors[1]).values())
+
+
+def test_a_probe_counts_although_it_is_run_without_gradients(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, probe=loader(rows=4))
+    fit(tmp_path, monitor, module=WithGeneration(), max_steps=1)
+    assert n_at(monitor) == {0: BATCH}
+
+
+class FrozenBackbone(TinyLM):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(16, 1)
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            states = self.model.gpt_neox(**batch).last_hidden_state
+        return self.head(states).mean()
+
+
+def test_a_backbone_that_is_run_without_gradients_is_named_once_with_the_way_out(tmp_path):
+    monitor = GeometryMonitor(1, layers="block.*", metrics=moments)
+    with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
+        fit(tmp_path, monitor, module=FrozenBackbone(), max_steps=3)
+    reached = "only forward passes without gradients reached block.00, block.01, block.02"
+    messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
+    assert messages == [f"GeometryMonitor: {reached}: count them by no_grad_passes=True."]
+    counting = GeometryMonitor(1, layers="block.*", metrics=moments, no_grad_passes=True)
+    fit(tmp_path, counting, module=FrozenBackbone(), max_steps=1)
+    assert n_at(counting) == {0: BATCH}

@@ -28,7 +28,8 @@ class TwoOptimizers(TinyLM):
 
 
 def monitor_of(window=1, **options):
-    return GeometryMonitor(**{"every_n_steps": 3, "metrics": moments, "window": window, "on_error": "raise", **options})
+    defaults = {"every_n_steps": 3, "metrics": moments, "on_error": "raise", "measure_last": False}
+    return GeometryMonitor(**{**defaults, "window": window, **options})
 
 
 def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **options):

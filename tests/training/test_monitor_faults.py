@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from embedgeo import EmbeddingMoments, GeometryMonitor, TokenMoments
-from embedgeo.training.monitor import _kept_random_states
+from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, TokenMoments
+from embedgeo.training.states import kept_random_states
 from tests.test_geometry import hooks
 from tests.training.runs import TinyLM, fit, loader, moments, steps, value
 from tests.training.test_lightning import random_state
@@ -111,7 +111,7 @@ def test_random_states_are_restored_also_after_an_exception():
         return {}[torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
 
     before = random_state()
-    with pytest.raises(KeyError), _kept_random_states():
+    with pytest.raises(KeyError), kept_random_states():
         draw()
     after = random_state()
     assert torch.equal(before[0], after[0])
@@ -171,7 +171,7 @@ def test_a_monitor_goes_on_in_a_new_run_after_a_crash_in_a_window(tmp_path):
     with pytest.raises(UserError):
         fit(tmp_path, monitor, module=raises_in("training_step", UserError), max_steps=6)
     fit(tmp_path, monitor, max_steps=4)
-    assert steps(monitor) == [0]
+    assert steps(monitor) == [0, 4]
     assert value(monitor, 0, "embed", "n") == 4 * 48
 
 
@@ -191,7 +191,7 @@ class Diverged(TinyLM):
 def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(tmp_path):
     monitor = GeometryMonitor(1, on_error="raise")
     _, run = fit(tmp_path, monitor, module=Diverged(), max_steps=5, logger=CSVLogger(tmp_path), gradient_clip_val=1.0)
-    assert steps(monitor) == [0, 1, 2, 3, 4]
+    assert steps(monitor) == [0, 1, 2, 3, 4, 5]
     assert value(monitor, 1, "block.01", "n_nonfinite") == 0
     assert value(monitor, 2, "block.01", "n_nonfinite") == 4
     assert value(monitor, 2, "block.01", "n") == 44
@@ -219,6 +219,40 @@ def test_bad_arguments_are_refused_at_once(options, message):
         GeometryMonitor(**options)
 
 
+@pytest.mark.parametrize("name", ["every_n_steps", "window", "skip_first_positions"])
+@pytest.mark.parametrize("number", [1.5, True, "3", None])
+def test_numbers_that_are_not_integers_are_refused(name, number):
+    with pytest.raises(TypeError, match=rf"{name} must be an integer.*; got {number!r}"):
+        GeometryMonitor(**{name: number})
+
+
+@pytest.mark.parametrize("extra_steps", [(1, 2.5), (True,), "12", ["1"], 5])
+def test_extra_steps_that_are_not_integers_are_refused(extra_steps):
+    with pytest.raises(TypeError, match="extra_steps must be"):
+        GeometryMonitor(extra_steps=extra_steps)
+
+
+def test_numbers_of_numpy_are_integers():
+    assert GeometryMonitor(np.int64(5), extra_steps=np.arange(3)).schedule.every_n_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"skip_first_positions": 1000}, "skip_first_positions=1000 and the mask leave out all of them"),
+        ({"ignore_token_ids": range(96)}, r"ignore_token_ids=range\(0, 96\) and the mask leave out all"),
+        ({"mask": lambda batch: batch["input_ids"] < 0}, "the mask leaves out all of them"),
+    ],
+)
+@pytest.mark.parametrize("metrics", [None, lambda dim: [Anisotropy(dim)]])
+def test_nothing_to_measure_is_told_once_with_its_cause(tmp_path, options, cause, metrics):
+    monitor = GeometryMonitor(2, metrics=metrics, **options)
+    with pytest.warns(UserWarning, match=f"no token is left to measure at step 0; {cause}") as caught:
+        fit(tmp_path, monitor, max_steps=5)
+    assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
+    assert steps(monitor) == [0, 2, 4, 5]
+
+
 def test_a_probe_that_is_gone_after_one_pass_is_refused():
     with pytest.raises(TypeError, match="got an iterator"):
         GeometryMonitor(probe=iter([]))
@@ -244,4 +278,4 @@ def test_layers_that_no_forward_pass_reaches_are_named_once(tmp_path):
         fit(tmp_path, monitor, max_steps=6)
     messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
     assert messages == ["GeometryMonitor: no forward pass reached gpt_neox.layers."]
-    assert steps(monitor) == [0, 2, 4]
+    assert steps(monitor) == [0, 2, 4, 6]

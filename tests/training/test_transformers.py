@@ -1,9 +1,11 @@
 """GeometryCallback in a real transformers.Trainer."""
 
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from embedgeo import EmbeddingMoments, observe
 from embedgeo.training.transformers import GeometryCallback
@@ -53,14 +55,14 @@ def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_p
     callback = GeometryCallback(3, on_error="raise")
     trainer = hf_trainer(tmp_path / "run", callback, report_to="tensorboard")
     trainer.train()
-    assert n_at(callback) == {0: BATCH, 3: BATCH, 6: BATCH}
+    assert n_at(callback) == dict.fromkeys((0, 3, 6, 7), BATCH)
     blocks = [value(callback, 3, f"block.0{i}", "V") for i in range(3)]
     assert logged(trainer, "geometry.V/block.01")[3] == value(callback, 3, "block.01", "V")
     assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
     assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
     (events,) = (tmp_path / "tb").glob("events*")
     scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in scalars.Scalars("train/geometry.V/block.01")] == [0, 3, 6]
+    assert [event.step for event in scalars.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
 
 
 @pytest.mark.parametrize("with_probe", [False, True])
@@ -74,7 +76,7 @@ def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe
     parameters = zip(plain.model.parameters(), monitored.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in parameters)
     assert logged(plain, "loss") == logged(monitored, "loss")
-    assert steps(callback) == [0, 3, 6]
+    assert steps(callback) == [0, 3, 6, 7]
     assert hooks(monitored.model) == 0
     assert is_unwrapped(monitored)
 
@@ -83,17 +85,17 @@ def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
     callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
     options = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "max_steps": -1}
     hf_trainer(tmp_path, callback, eval_strategy="no", **options).train()
-    assert n_at(callback) == dict.fromkeys((0, 3, 6, 9), 4 * BATCH)
+    assert n_at(callback) == dict.fromkeys((0, 3, 6, 9, 12), 4 * BATCH)
 
 
 def test_evaluation_in_training_is_left_alone(tmp_path):
     callback = GeometryCallback(2, window=2, metrics=moments, on_error="raise")
     trainer = hf_trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=rows(8))
     trainer.train()
-    assert n_at(callback) == {0: 2 * BATCH, 2: 2 * BATCH, 4: 2 * BATCH, 6: BATCH}
+    assert n_at(callback) == {0: 2 * BATCH, 2: 2 * BATCH, 4: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
     trainer.evaluate()
     trainer.predict(rows(8))
-    assert steps(callback) == [0, 2, 4, 6]
+    assert steps(callback) == [0, 2, 4, 6, 7]
 
 
 def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
@@ -168,7 +170,7 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=4, **options).train()
     callback = GeometryCallback(3, metrics=moments, on_error="raise")
     hf_trainer(tmp_path, callback, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert steps(callback) == [6]
+    assert steps(callback) == [6, 7]
 
 
 @pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])
@@ -191,3 +193,66 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
         trainer.train()
     assert trainer.state.global_step == 0
     assert is_unwrapped(trainer)
+
+
+def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    first, second = GeometryCallback(3, on_error="raise"), GeometryCallback(4, prefix="held", probe=held_out())
+    hf_trainer(tmp_path / "run", first, second, report_to="tensorboard").train()
+    (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
+    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
+    titles = [category.title for category in layout.category]
+    assert {"geometry: at a glance", "held: at a glance"} <= set(titles)
+    shown = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
+    assert r"^train/geometry\.M_over_Q\/" in shown
+    assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
+    assert events.Images("held.profile/anisotropy")
+    assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.parametrize("disable_tqdm", [False, True])
+def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, capsys, disable_tqdm):
+    trainer = hf_trainer(tmp_path, GeometryCallback(3), disable_tqdm=disable_tqdm)
+    if disable_tqdm:
+        trainer.add_callback(hf.trainer_callback.PrinterCallback)
+    trainer.train()
+    printed = "".join(capsys.readouterr())
+    assert "'loss'" in printed
+    assert "geometry." not in printed
+    assert list(logged(trainer, "geometry.V/mean")) == [0, 3, 6, 7]
+
+
+def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(tmp_path):
+    callback = GeometryCallback(3, metrics=moments)
+    trainer = hf_trainer(tmp_path, callback, kind=StopsAfterIt)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    callback._file.write()  # the interpreter calls it when it exits
+    assert pd.read_parquet(tmp_path / "history.parquet").to_dict("records") == callback.history
+    callback._stop()
+
+
+def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    callback = GeometryCallback(100, probe=held_out(), metrics=moments, on_error="raise")
+    trainer = hf_trainer(
+        tmp_path,
+        callback,
+        eval_dataset=rows(4),
+        max_steps=6,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the worst: the one after two steps
+        learning_rate=1e-2,
+        **saved,
+    )
+    trainer.train()
+    assert steps(callback) == [0, 6]
+    assert trainer.state.best_global_step == 2
+    last = gpt_neox().eval()
+    last.load_state_dict(type(last).from_pretrained(tmp_path / "checkpoint-6").state_dict())
+    with observe(last, metrics=moments) as geometry, torch.no_grad():
+        for batch in held_out():
+            last(**batch)
+    assert value(callback, 6, "block.02", "V") == pytest.approx(geometry.compute()["block.02"]["V"], rel=1e-6)

@@ -1,27 +1,29 @@
 """What a model was given in a forward pass: token ids and masks, in the order of the rows of a hidden state."""
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from embedgeo.capture.calls import Call, has_gradients
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.rows import LayerRows, covers_cached_positions
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
 from embedgeo.functional.rows import sequence_positions
 
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
+Given = Tensor | Callable[[Any], Tensor]
+"""A tensor, or a function that returns it, given the batch."""
 
 
-class _RunningCall(NamedTuple):
-    """A call of an enclosing module that has not returned yet, and what its arguments say about the rows."""
+class _Lookup(NamedTuple):
+    """A call of an embedding table while no enclosing module was called."""
 
-    module: nn.Module
-    mask: Tensor | None
-    position_ids: Tensor | None
+    table: nn.Module
+    token_ids: Tensor
+    embeddings: Tensor
 
 
 class ForwardInputs:
@@ -29,6 +31,8 @@ class ForwardInputs:
 
     Token ids are what an embedding table is called with. The mask and the position ids are arguments of the outermost
     module called (in an encoder-decoder model: of the encoder and of the decoder), or else of a module inside it.
+    Where the model is given embeddings that end with those that were just looked up (prompt tuning), the positions in
+    front of them are no tokens and do not count.
 
     Args:
         model: any module.
@@ -48,6 +52,7 @@ class ForwardInputs:
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
         self._is_hugging_face = isinstance(measured_model(model), PreTrainedModel)
+        self._inner_modules = set(measured_model(model).modules())
         parts = submodels(model).values()
         self.tables = list(dict.fromkeys(table for part in parts for table in token_tables(part)))
         self.enclosing_modules = list(dict.fromkeys(module for part in parts for module in enclosing_modules(part)))
@@ -56,9 +61,14 @@ class ForwardInputs:
 
     def reset(self) -> None:
         """Forget the current forward pass."""
-        self._running: list[_RunningCall] = []  # the outermost call first
-        self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
+        self._running: list[Call] = []  # the outermost call first
+        self._lookup: _Lookup | None = None
+        self._forget_token_ids()
         self._begin_forward()
+
+    def _forget_token_ids(self) -> None:
+        self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
+        self._num_virtual = 0  # positions in front of the tokens
 
     def _begin_forward(self) -> None:
         """Keep only what the running calls are given."""
@@ -67,48 +77,65 @@ class ForwardInputs:
         self._called = {call.module for call in self._running}
         self._aligned: dict[tuple[torch.Size, bool], tuple[Tensor | None, Tensor | None]] = {}
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the running calls began with gradients on; whether they are on, if none is running."""
+        return all(call.has_gradients for call in self._running) if self._running else has_gradients()
+
     def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Record the arguments of a call of an enclosing module; returns whether a forward pass begins with it.
 
         One begins with the outermost call, and where a module inside it is called once more, on another batch.
         """
-        self.end_call(module)  # torch runs no hook after an interrupt: the interrupted call is still recorded
         begins = not self._running or module in self._called
+        call = Call.of(module, args, kwargs)
         if begins:
             self._begin_forward()
             if module in self._embedding_modules:  # otherwise the token ids were looked up before this call
-                self._token_ids = {}
-        call = _RunningCall(module, *_mask_and_position_ids(module, args, kwargs))
+                self._forget_token_ids()
         if self._mask is None and call.mask is not None:
             self._mask, self._aligned = call.mask, {}
         if self._position_ids is None:
             self._position_ids = call.position_ids
+        if self._lookup is not None and call.embeddings is not None:
+            self._take_lookup(self._lookup, call.embeddings)
+        self._lookup = None
         self._running.append(call)
         self._called.add(module)
         return begins
 
-    def end_call(self, module: nn.Module, *call: Any) -> None:
-        """Record that an enclosing module has returned or raised."""
-        running = [call.module for call in self._running]
-        if module in running:
-            del self._running[running.index(module) :]
+    def end_call(self) -> None:
+        """Record that the enclosing module called last has returned or raised."""
+        del self._running[-1:]  # there is none after a `reset` inside the call
 
-    def record_token_ids(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_token_ids(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record the token ids that an embedding table is called with."""
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self._token_ids[table, ids.shape], self._aligned = ids, {}
+            if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
+                self._lookup = _Lookup(table, ids, output.detach())
+
+    def _take_lookup(self, lookup: _Lookup, embeddings: Tensor) -> None:
+        """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
+        count = lookup.embeddings.shape[1]
+        last = embeddings[:, embeddings.shape[1] - count :]
+        if embeddings.shape[1] >= count and torch.equal(last.to(lookup.embeddings), lookup.embeddings):
+            self._num_virtual = embeddings.shape[1] - count
+            ids = pad(lookup.token_ids, (self._num_virtual, 0))
+            self._token_ids[lookup.table, ids.shape] = ids
 
     def align(
-        self, layer: Layer, hidden: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None
+        self, layer: Layer, hidden: Tensor, token_ids: Given | None = None, mask: Given | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Token ids and mask of the rows of a hidden state.
 
         Args:
             layer: the layer.
             hidden: its hidden state, shape (..., d), batch first.
-            token_ids: used instead of those that the model was given; may also be in the order of the model's rows.
-            mask: used instead of the one that the model was given; in either order, too.
+            token_ids: used instead of those that the model was given; may also be in the order of the model's rows. A
+                function is called with the batch: the outermost call's only argument, or its arguments by name.
+            mask: used instead of the one that the model was given; likewise.
 
         Returns:
             The token ids, shape (...), or None if there are none; and the mask, shape (...), True = count this row, or
@@ -116,48 +143,78 @@ class ForwardInputs:
 
         Raises:
             TypeError: ``token_ids`` are not integers.
-            ValueError: there is not a row for each token, or nothing tells which rows to leave out.
+            ValueError: there is not a row for each token, or nothing tells which rows to leave out, or which of
+                several tables' ids are the tokens.
         """
         key = hidden.shape[:-1], layer.positions_first
         if key not in self._aligned:
-            rows = _LayerRows(layer, hidden.shape[:-1])
-            token_ids = self._fitting_token_ids(rows, token_ids)
-            mask = self._fitting_mask(rows, token_ids, mask, hidden.device)
-            if mask is not None and bool(mask.all()):
-                mask = None
-            token_ids, mask = (None if t is None else t.reshape(rows.shape) for t in (token_ids, mask))
-            self._aligned[key] = token_ids, mask
+            rows = LayerRows(layer, hidden.shape[:-1])
+            ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
+            self._require_call(layer, mask)
+            kept = self._fitting_mask(rows, ids, self._of_batch(mask, "mask"), hidden.device)
+            if kept is not None and bool(kept.all()):
+                kept = None
+            ids, kept = (None if t is None else t.reshape(rows.shape) for t in (ids, kept))
+            self._aligned[key] = ids, kept
         return self._aligned[key]
 
-    def _fitting_token_ids(self, rows: "_LayerRows", given: Tensor | None) -> Tensor | None:
-        """The given token ids, or those recorded; of several tables' (segments), the ids of the largest table."""
+    def _of_batch(self, given: Given | None, name: str) -> Tensor | None:
+        if given is None or isinstance(given, Tensor):
+            return given
+        if not self._running:
+            raise ValueError(
+                f"{name}= can be a function of the batch only where the model is called; its modules were called one "
+                "by one. Give a tensor."
+            )
+        found = given(self._running[0].batch)
+        if not isinstance(found, Tensor):
+            raise TypeError(f"{name}= must return a tensor; got {type(found).__name__}.")
+        return found
+
+    def _require_call(self, layer: Layer, mask: Given | None) -> None:
+        """Raise ValueError where a Hugging Face model's own mask may be lost."""
+        is_inside = layer.calls[0].module in self._inner_modules
+        if mask is None and not self._called and self._is_hugging_face and is_inside:
+            raise ValueError(
+                f"layer {layer.name!r} was run outside of a call of the model, which would tell the attention mask. "
+                "Call the model or its forward(), or give mask= (all ones if there is no padding)."
+            )
+
+    def _fitting_token_ids(self, rows: LayerRows, given: Tensor | None) -> Tensor | None:
+        """The given token ids, or those recorded."""
         if given is not None:
             if given.is_floating_point():
                 raise TypeError(f"token_ids must be an integer tensor; got {given.dtype}.")
             return rows.require_fit(given, "token ids")
-        recorded = [(getattr(table, "num_embeddings", 0), ids) for (table, _), ids in self._token_ids.items()]
-        if not self._is_hugging_face:
-            recorded = [(size, ids) for size, ids in recorded if not _are_position_indices(ids)]
-        fitting = [(size, fitted) for size, ids in recorded if (fitted := rows.fit(ids)) is not None]
+        recorded = list(self._token_ids.values())
+        fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
-            return rows.require_fit(recorded[0][1], "token ids") if recorded else None
+            return rows.require_fit(recorded[0], "token ids") if recorded else None
+        if any(not torch.equal(ids, fitting[0]) for ids in fitting[1:]):
+            raise ValueError(
+                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} embedding tables are called "
+                "with ids that fit, and neither names nor an output head tell which are tokens. Give token_ids=."
+            )
         if rows.layer.positions_first and rows.shape == rows.shape[::-1] and rows.shape[0] > 1:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell sequences from positions to find its token ids; there are "
                 f"{rows.shape[0]} of both. Give token_ids= in the order of its rows, (positions, batch), or use "
                 "batch_first=True."
             )
-        return max(fitting, key=lambda each: each[0])[1]
+        return fitting[0]
 
     def _fitting_mask(
-        self, rows: "_LayerRows", token_ids: Tensor | None, mask: Tensor | None, device: torch.device
+        self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor | None:
         """The given mask, or the recorded one, without the positions and token ids to leave out."""
         if mask is not None:
             mask = rows.require_fit(mask, "mask") != 0
         elif self._mask is not None:
-            covers_cache = token_ids is not None and _covers_cached_positions(self._mask, token_ids)
+            covers_cache = token_ids is not None and covers_cached_positions(self._mask, token_ids)
             mask = self._mask if covers_cache else rows.require_fit(self._mask, "mask", is_batch_first=True)
+        if self._num_virtual and token_ids is not None:
+            tokens = torch.arange(token_ids.shape[-1], device=token_ids.device) >= self._num_virtual
+            mask = tokens.expand_as(token_ids) if mask is None else mask[..., -len(tokens) :].to(tokens.device) & tokens
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
@@ -168,7 +225,7 @@ class ForwardInputs:
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
 
     def _without_first_positions(
-        self, rows: "_LayerRows", token_ids: Tensor | None, mask: Tensor | None, device: torch.device
+        self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor:
         if mask is None and token_ids is not None:
             mask = torch.ones_like(token_ids, dtype=torch.bool)
@@ -185,62 +242,11 @@ class ForwardInputs:
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
 
 
-class _LayerRows(NamedTuple):
-    """The rows of a layer's hidden state; the shape is the hidden state's without its last dimension."""
-
-    layer: Layer
-    shape: torch.Size
-
-    def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
-        """Token ids or a mask in the order of the rows; None if there is not one for each row.
-
-        If the model has positions first, they may be (positions, batch), unless they are known to be batch first.
-        """
-        if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
-            return tensor.T
-        is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
-        return tensor if tensor.shape == self.shape or is_flat else None
-
-    def require_fit(self, tensor: Tensor, what: str, *, is_batch_first: bool = False) -> Tensor:
-        fitted = self.fit(tensor, is_batch_first=is_batch_first)
-        if fitted is None:
-            raise ValueError(
-                f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
-                f"the {what} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
-                "its rows."
-            )
-        return fitted
-
-
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
-    """Check what to leave out: TypeError if the token ids are not integers, ValueError if the number is negative."""
+    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
+    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
+        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
     if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
         raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
     if skip_first_positions < 0:
         raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
-
-
-def _mask_and_position_ids(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask (True = count) and the position ids that a module is called with, if of shape (batch, positions)."""
-    if args:
-        kwargs = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
-    padding = next((kwargs[name] for name in _PADDING_MASKS if kwargs.get(name) is not None), None)
-    mask = kwargs.get("attention_mask") if padding is None else padding.logical_not()
-    both = mask, kwargs.get("position_ids")
-    mask, position_ids = (t if isinstance(t, Tensor) and t.ndim == 2 else None for t in both)
-    return None if mask is None else mask != 0, position_ids
-
-
-def _covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
-    """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
-    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
-
-
-def _are_position_indices(ids: Tensor) -> bool:
-    """Whether the ids are 0, 1, 2 … along the last dimension or the first: a table of positions is called with them."""
-    return ids.ndim > 0 and any(
-        torch.equal(each, torch.arange(each.shape[-1], dtype=each.dtype, device=each.device).expand_as(each))
-        for each in (ids, ids.transpose(0, -1))
-    )

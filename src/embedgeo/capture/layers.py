@@ -9,7 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from embedgeo.capture.structure import contains_any, final_norm, find_stack, module_names, submodels
+from embedgeo.capture.structure import (
+    contains_any,
+    final_norm,
+    find_stack,
+    is_callable,
+    module_names,
+    submodels,
+    unwrapped,
+)
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the model that returns
@@ -94,6 +102,7 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
     mean = _MEAN.fullmatch(pattern)
     if pattern == "blocks":
         if not standard:
+            _require_callable_blocks(model)
             names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
             raise ValueError(
                 f'layers="blocks" needs a list of transformer blocks; found none in {type(model).__name__}. '
@@ -136,10 +145,9 @@ def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
 
 def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
     """``embed``, the blocks and ``final_norm``; nothing if there are no blocks."""
-    stack = find_stack(submodel)
-    if stack is None:
+    stack, blocks = find_stack(submodel), _blocks(submodel)
+    if stack is None or not blocks:
         return
-    blocks = _blocks(submodel)
     width = max(2, len(str(len(blocks) - 1)))
     yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
     for i, block in enumerate(blocks):
@@ -149,9 +157,22 @@ def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
 
 
+def _require_callable_blocks(model: nn.Module) -> None:
+    """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
+    for stack in filter(None, map(find_stack, submodels(model).values())):
+        inside = set(map(unwrapped, stack.blocks[0].children()))
+        *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
+        raise ValueError(
+            f'layers="blocks" needs blocks that are called; those of {type(stack.parent).__name__} are a '
+            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
+            f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
+        )
+
+
 def _blocks(submodel: nn.Module) -> tuple[ModuleCall, ...]:
+    """The calls of the blocks; none if there are no blocks, or if these are lists of modules that are never called."""
     stack = find_stack(submodel)
-    blocks = [] if stack is None else stack.blocks
+    blocks = stack.blocks if stack is not None and all(map(is_callable, stack.blocks)) else []
     return tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from embedgeo.capture.forward_inputs import ForwardInputs
+from embedgeo.capture.calls import watched_calls
+from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer
 
 OnHidden = Callable[[Layer, Tensor, Tensor | None, Tensor | None], None]
@@ -20,9 +20,10 @@ OnHidden = Callable[[Layer, Tensor, Tensor | None, Tensor | None], None]
 class Probe:
     """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
 
-    A forward pass that activation checkpointing repeats during the backward pass is not read. While the probe is
-    attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do torch's own
-    transformer layers, which otherwise have fused kernels for inference.
+    Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
+    activation checkpointing repeats during the backward pass. While the probe is attached, a compiled model runs
+    eagerly, because a compiled graph would not call the hooks; so do torch's own transformer layers, which otherwise
+    have fused kernels for inference.
 
     Args:
         layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
@@ -32,10 +33,14 @@ class Probe:
             count this row, or None if all rows count. It runs without gradients and without autocast.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
+        no_grad_passes: whether to read forward passes without gradients (generation, reference models, teachers); those
+            of an `exclusive` probe are always read. What counts is how the calls of the modules around the blocks
+            began, or, where only blocks are called, how these did: reentrant activation checkpointing changes nothing.
 
     Attributes:
-        token_ids: used instead of those that the model is given, until the probe is detached.
-        mask: used instead of the one that the model is given, until the probe is detached.
+        token_ids: used instead of those that the model is given; see `ForwardInputs.align`.
+        mask: used instead of the one that the model is given; likewise.
+        layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
@@ -46,9 +51,13 @@ class Probe:
         inputs: ForwardInputs,
         on_hidden: OnHidden,
         on_error: Callable[[Exception], None] | None = None,
+        *,
+        no_grad_passes: bool = True,
     ) -> None:
-        self.token_ids: Tensor | None = None
-        self.mask: Tensor | None = None
+        self.token_ids: Given | None = None
+        self.mask: Given | None = None
+        self.layers_without_gradients: set[str] = set()
+        self._no_grad_passes = no_grad_passes
         self._layers = layers
         self._inputs = inputs
         self._on_hidden = on_hidden
@@ -62,8 +71,19 @@ class Probe:
             return
         with ExitStack() as stack:
             stack.enter_context(_eager_mode)
-            for handle in self._hooks():
-                stack.callback(handle.remove)
+            for module in self._inputs.enclosing_modules:
+                stack.enter_context(watched_calls(module, self._call))
+            for table in self._inputs.tables:
+                record = self._hook(table, self._inputs.record_token_ids, "at the embedding table")
+                stack.callback(table.register_forward_hook(record, with_kwargs=True).remove)
+            for layer in self._layers:
+                for i, call in enumerate(layer.calls):
+                    read = self._hook(call.module, partial(self._read, layer, i), f"at layer {layer.name!r}")
+                    if layer.takes_input:
+                        handle = call.module.register_forward_pre_hook(read, with_kwargs=True)
+                    else:
+                        handle = call.module.register_forward_hook(read)
+                    stack.callback(handle.remove)
             self._attached = stack.pop_all()
 
     def detach(self) -> None:
@@ -71,7 +91,6 @@ class Probe:
         stack, self._attached = self._attached, None
         self._inputs.reset()
         self._begin_forward()
-        self.token_ids = self.mask = None
         if stack is not None:
             stack.close()
 
@@ -92,11 +111,7 @@ class Probe:
         self.detach()
 
     def _should_skip(self) -> bool:
-        """Whether a call that has reached a hook must not be read.
-
-        It can come from a copy of the model that was made while the probe was attached, from a forward pass that only
-        another probe may read, or from one that activation checkpointing repeats.
-        """
+        """Whether a call must not be read: only another probe may, or activation checkpointing repeats it."""
         in_backward = torch._C._current_graph_task_id() != -1
         return self._attached is None or Probe._exclusive not in (None, self) or in_backward
 
@@ -104,42 +119,44 @@ class Probe:
         self._num_calls: Counter[tuple[str, int]] = Counter()
         self._sums: dict[str, tuple[int, Tensor]] = {}
 
-    def _hooks(self) -> Iterator[RemovableHandle]:
-        for module in self._inputs.enclosing_modules:
-            yield module.register_forward_pre_hook(self._guarded_hook(self._begin_call), with_kwargs=True, prepend=True)
-            yield module.register_forward_hook(self._guarded_hook(self._inputs.end_call), always_call=True)
-        for table in self._inputs.tables:
-            yield table.register_forward_pre_hook(self._guarded_hook(self._inputs.record_token_ids), with_kwargs=True)
-        for layer in self._layers:
-            for i, call in enumerate(layer.calls):
-                read = self._guarded_hook(partial(self._read, layer, i), f"at layer {layer.name!r}")
-                if layer.takes_input:
-                    yield call.module.register_forward_pre_hook(read, with_kwargs=True)
-                else:
-                    yield call.module.register_forward_hook(read)
+    @contextmanager
+    def _guarded(self, where: str) -> Iterator[None]:
+        """Context for the probe's own work in a forward pass: passes exceptions to ``on_error``."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(where)
+            if self._on_error is None:
+                raise
+            self._on_error(error)
 
-    def _guarded_hook(self, hook: Callable[..., None], where: str = "at the model's call") -> Callable[..., None]:
-        """The hook with the calls left out that must not be read, and with its errors passed to ``on_error``."""
+    @contextmanager
+    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Context in which an enclosing module is called."""
+        if self._should_skip():
+            yield
+            return
+        with self._guarded("at the model's call"):
+            if self._inputs.begin_call(module, args, kwargs):
+                self._begin_forward()
+        try:
+            yield
+        finally:
+            self._inputs.end_call()
 
+    def _hook(self, module: nn.Module, hook: Callable[..., None], where: str) -> "_Hook":
         def guarded(*call: Any) -> None:
-            if self._should_skip():
-                return
-            try:
-                hook(*call)
-            except Exception as error:
-                error.add_note(where)
-                if self._on_error is None:
-                    raise
-                self._on_error(error)
+            if not self._should_skip():
+                with self._guarded(where):
+                    hook(*call)
 
-        return guarded
-
-    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._inputs.begin_call(module, args, kwargs):
-            self._begin_forward()
+        return _Hook(module, guarded)
 
     def _read(self, layer: Layer, index: int, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
         """Read ``layer.calls[index]``; ``value`` is its output, or its keyword arguments if the layer is an input."""
+        if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
+            self.layers_without_gradients.add(layer.name)
+            return
         call, num_calls = layer.calls[index], self._num_calls[layer.name, index]
         self._num_calls[layer.name, index] += 1
         if num_calls % call.calls_per_forward != call.index:
@@ -168,6 +185,20 @@ class Probe:
             return total / count
         self._sums[layer.name] = count, total
         return None
+
+
+class _Hook:
+    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
+
+    def __init__(self, module: nn.Module | None = None, run: Callable[..., None] | None = None) -> None:
+        self._module, self._run = module, run
+
+    def __call__(self, module: nn.Module, *call: Any) -> None:
+        if self._run is not None and module is self._module:
+            self._run(module, *call)
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return _Hook, ()
 
 
 class _EagerMode:

@@ -1,6 +1,7 @@
 """The structure of a model: its blocks, encoder and decoder, embedding tables, and the wrappers around modules."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -8,6 +9,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
+_TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
 
 class Stack(NamedTuple):
@@ -73,9 +76,10 @@ def find_stack(submodel: nn.Module) -> Stack | None:
     best, most = None, 0
     for parent in submodel.modules():
         for stack in parent.children():
-            if not isinstance(stack, nn.ModuleList | nn.Sequential):
+            if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
                 continue
-            blocks = [unwrapped(block) for block in stack]
+            entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
+            blocks = [unwrapped(block) for block in entries if block is not None]
             size = sum(p.numel() for p in stack.parameters())
             if size > most and _are_blocks(stack, blocks, getattr(config, "num_hidden_layers", None)):
                 best, most = Stack(parent, blocks), size
@@ -88,23 +92,32 @@ def find_stack(submodel: nn.Module) -> Stack | None:
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
     """Whether a list of modules holds transformer blocks: of one type, or as many as the configuration says.
 
-    In a `nn.Sequential` the blocks also must have submodules and no convolution, as the stages of a CNN have.
+    In a `nn.Sequential` the blocks also must have submodules and no convolution, as the stages of a CNN have; in a
+    `nn.ModuleDict` they must be of one type and numbered.
     """
+    if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
+        return False
     if len({type(block) for block in blocks}) != 1:
-        return len(blocks) == depth  # as where attention and state-space blocks alternate
+        return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)  # attention and state-space blocks in turn
     inner = [type(module) for module in blocks[0].modules()]
-    return isinstance(stack, nn.ModuleList) or (len(inner) > 1 and nn.Conv2d not in inner)
+    return not isinstance(stack, nn.Sequential) or (len(inner) > 1 and nn.Conv2d not in inner)
+
+
+def is_callable(block: nn.Module) -> bool:
+    """Whether a module has a ``forward``: a list or a dict of modules has none, and so no output."""
+    return getattr(block.forward, "__func__", None) is not nn.Module.forward
 
 
 def final_norm(stack: Stack) -> nn.Module | None:
     """The norm after the last block; None if the model has none."""
     if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's only norm here is applied to relative positions
         return None
-    norms = [
-        child
-        for name, child in stack.parent.named_children()
-        if type(unwrapped(child)).__name__.endswith("Norm") and not ("emb" in name or "proj" in name)
-    ]
+    norms, follows_blocks = [], False
+    for name, child in stack.parent.named_children():
+        follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
+        is_norm = type(unwrapped(child)).__name__.endswith("Norm") and "proj" not in name
+        if is_norm and (follows_blocks or "emb" not in name):  # a norm of embeddings comes before the blocks
+            norms.append(child)
     return norms[-1] if norms else None
 
 
@@ -115,15 +128,39 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     return [m for m in submodel.modules() if unwrapped(m) is m and (m is submodel or contains_any(m, [inner]))]
 
 
-def token_tables(submodel: nn.Module) -> list[nn.Module]:
-    """The input embedding of a Hugging Face model; every `nn.Embedding` of another model, also those of positions."""
-    if isinstance(submodel, PreTrainedModel):
+def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
+    """The embedding tables of tokens: several only where the structure does not tell which one it is.
+
+    In a Hugging Face model, and wherever else there is a ``get_input_embeddings``, it is what that returns. Otherwise,
+    of the `nn.Embedding` modules outside the blocks, without those of positions, segments and time steps (by names such
+    as ``wpe``, ``pos_emb``, ``segment``; unless they share the weight of an output head), it is those named after
+    tokens (``wte``, ``tok_emb``, ``word_embeddings``); if there are none, those that share the weight of an output
+    head; if there are none, those with as many rows as an output head; if there are none, all.
+    """
+    get_table = getattr(submodel, "get_input_embeddings", None)
+    if callable(get_table):
         try:
-            table = submodel.get_input_embeddings()
-        except NotImplementedError:
-            return []
-        return [table] if isinstance(table, nn.Module) else []
-    return [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
+            table = get_table()
+        except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
+            table = None
+        if isinstance(table, nn.Module) or isinstance(submodel, PreTrainedModel):
+            return [table] if isinstance(table, nn.Module) else []
+    stack = find_stack(submodel)
+    in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
+    outside = {module: name for name, module in submodel.named_modules() if module not in in_blocks}
+    heads = [module for module in outside if isinstance(module, nn.Linear)]
+    head_weights, head_rows = {id(head.weight) for head in heads}, {head.out_features for head in heads}
+    words = {table: _words(table, name) for table, name in outside.items() if isinstance(table, nn.Embedding)}
+    tied = [table for table in words if id(table.weight) in head_weights]
+    tables = [table for table in words if table in tied or not any(map(_NO_TOKENS.fullmatch, words[table]))]
+    named = [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))]
+    return named or tied or [table for table in tables if table.num_embeddings in head_rows] or tables
+
+
+def _words(module: nn.Module, path: str) -> list[str]:
+    """The words, in lower case, of the last two names in a module's path and of its class's name."""
+    names = [name for name in path.split(".") if name not in _WRAPPERS][-2:]
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", " ".join([*names, type(module).__name__]))]
 
 
 def input_embedding(model: nn.Module) -> nn.Module | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from embedgeo.results.wording import reason
+
 _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"model\.safetensors"),
     re.compile(r"model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors"),
@@ -145,7 +147,10 @@ def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
         if len(weights) > 1:
             raise ValueError(f"weights in {len(weights)} files must have an index; found none.")
         return
-    named = set(json.loads((folder / index.name).read_text())["weight_map"].values())
+    try:
+        named = set(json.loads((folder / index.name).read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index.name} cannot be read: it must be JSON with a weight_map; {reason(error)}.") from error
     held = {file.name for file in weight_files(weights)}
     if named != held:
         raise ValueError(

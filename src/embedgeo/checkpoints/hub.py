@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
@@ -41,8 +41,22 @@ def list_repositories(pattern: str) -> list[str]:
 
 
 def list_revisions(repository: str) -> dict[str, str]:
-    """Branches and tags of a repository, with the commits that they point to."""
-    refs = retried(lambda: HfApi().list_repo_refs(repository))
+    """Branches and tags of a repository, with the commits that they point to.
+
+    Raises:
+        FileNotFoundError: the Hub has none of that name, or does not answer.
+        ValueError: a revision stands for no commit.
+    """
+    may_be_local = "/" in repository and Path(repository).parent.is_dir()  # a path with a mistake in it
+    try:
+        refs = retried(lambda: HfApi().list_repo_refs(repository), is_patient=not may_be_local)
+    except OSError as error:
+        is_unknown = type(error) is RepositoryNotFoundError
+        why = "the Hub has none that this user may read" if is_unknown else " ".join(str(error).split()).rstrip(".")
+        raise FileNotFoundError(
+            f"{repository} must be a local path that exists or a repository on the Hub; there is no such path, and "
+            f"{why}."
+        ) from error
     commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
     wrong = [name for name, commit in commits.items() if not _COMMIT.fullmatch(commit)]
     if wrong:
@@ -108,26 +122,30 @@ def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path)
     return Path(retried(download))
 
 
-def retried(attempt: Callable[[], T]) -> T:
-    """Call ``attempt`` until it succeeds, a few times, as long as the error may be a passing one.
+def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
+    """Call ``attempt`` until it succeeds, a few times if patient, as long as the error may be a passing one.
 
     Raises:
         OSError, ValueError: as ``attempt`` raises them; ConnectionError in place of all other errors.
     """
-    for wait in (*_WAITS, None):
+    for wait in (*(_WAITS if is_patient else ()), None):
         try:
             return attempt()
         except Exception as error:
             if wait is None or not _may_pass(error):
-                if isinstance(error, OSError | ValueError):
-                    raise
-                raise ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}") from error
+                raised = error
+                if not isinstance(error, OSError | ValueError):
+                    raised = ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}")
+                if _may_pass(error):
+                    raised.add_note("this may pass: run the same command again")
+                raise raised from error.__cause__ if raised is error else error
         time.sleep(wait)
     raise AssertionError
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    if error is None:
+    """Whether an error, or what caused it, is one of the network or the Hub that may pass by itself."""
+    if error is None or isinstance(error, OfflineModeIsEnabled):
         return False
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         return error.response.status_code in (408, 429) or error.response.status_code >= 500

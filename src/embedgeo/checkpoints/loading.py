@@ -1,13 +1,16 @@
 """Load models and tokenizers, without running code that comes with a checkpoint."""
 
 import json
+import os
 import re
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
@@ -18,10 +21,13 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
+from embedgeo.checkpoints.reading import harmless_allowed, reading, require_readable, stored_values
+from embedgeo.results.wording import reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000
@@ -62,7 +68,11 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
                 raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
         return dict(pairs)
 
-    json.loads((folder / "config.json").read_text(), object_pairs_hook=require_harmless)
+    with reading("config.json"):
+        text = (folder / "config.json").read_text()
+        if not isinstance(json.loads(text), dict):
+            raise TypeError("it must be an object")
+    json.loads(text, object_pairs_hook=require_harmless)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(
@@ -112,9 +122,11 @@ def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_re
     """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
     Raises:
-        ValueError: the configuration does not match the weights.
+        ValueError: a file that cannot be read, or a configuration that does not match the weights.
     """
     require_whole_index(folder, contents.weights)
+    for file in weight_files(contents.weights):
+        require_readable(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     empty = empty_model(config, trust_remote_code=trust_remote_code)
@@ -146,15 +158,27 @@ def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_re
     return LoadedModel(model.eval(), is_encoder(config), has_head)
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder, or in a file as ``tokenizer.json``.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    tokenizer: PreTrainedTokenizerBase
+    file = path if path.is_file() else path / "tokenizer.json"
+    if file.is_file():
+        with reading(file.name):
+            parsed = Tokenizer.from_file(str(file))
+    if file == path:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=parsed)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     tokenizer.model_max_length = 10**12  # documents are cut into sequences afterwards: no warning about their length
     return tokenizer
 
 
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a Lightning checkpoint.
+    """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``.
 
     Args:
         path: the ``.ckpt`` file.
@@ -162,28 +186,41 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
         dtype: of the weights.
 
     Raises:
-        ValueError: ``model_class`` is not one.
+        ValueError: ``model_class`` is not one, or a file that cannot be read.
     """
     kind = import_class(model_class)
-    module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    require_readable(path)
+    with harmless_allowed():
+        module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    if measured_model(module) is module and not has_own(module, "forward") and has_own(module, "predict_step"):
+        module.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, ids: self.predict_step(ids, 0)})
     config = getattr(measured_model(module), "config", None)
     return LoadedModel(module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config))
 
 
+def has_own(module: nn.Module, method: str) -> bool:
+    """Whether a method is the model's own rather than one that Lightning has put there in its place."""
+    owner = str(getattr(type(module), method).__module__)
+    return not owner.startswith(("lightning.", "pytorch_lightning."))
+
+
 def import_class(model_class: str) -> Any:
-    """The LightningModule of this name.
+    """The LightningModule of this name; modules in the working directory are found, too.
 
     Raises:
-        ValueError: there is no such class.
+        ValueError: there is no such class, or its module fails or exits when it is imported.
     """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     module_name, _, name = model_class.rpartition(".")
     try:
         kind = getattr(import_module(module_name), name)
         if not hasattr(kind, "load_from_checkpoint"):
             raise TypeError(f"it is a {type(kind).__name__}")
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
-            f"model_class must name a LightningModule as package.module.Class; got {model_class!r} ({error})."
+            f"model_class must name a LightningModule as package.module.Class, in a module that can be imported; got "
+            f"{model_class!r} ({reason(error)})."
         ) from error
     return kind
 
@@ -194,12 +231,12 @@ def lightning_step(path: Path) -> int:
     Raises:
         ValueError: they cannot be read from the file.
     """
+    stored = stored_values(path)
     try:
-        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
-    except Exception as error:
+        return int(stored["global_step"])
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a .ckpt must say its step in its name or inside; {path} has none that can be read "
-            f"({type(error).__name__}). Rename it, or take it away."
+            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
         ) from error
 
 

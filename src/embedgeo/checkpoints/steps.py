@@ -14,6 +14,9 @@ _STEP = re.compile(
 )
 _TOKENS = re.compile(r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE)
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
+_LIKE_STEP = re.compile(
+    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$", re.IGNORECASE
+)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 Steps = str | int | Sequence[int]
@@ -54,6 +57,15 @@ def parse_position(name: str) -> Position | None:
         after = after[: tokens.start()] + after[tokens.end() :]
     series = _EPOCH.sub("", before) + after
     return Position(_amount(match), None if tokens is None else _amount(tokens), series)
+
+
+def looks_like_step(name: str) -> bool:
+    """Whether a name may be meant to name a step, though `parse_position` reads none in it.
+
+    >>> [looks_like_step(name) for name in ("my step 5", "epoch3", "1000", "v1.0", "stepwise", "main")]
+    [True, True, True, False, False, False]
+    """
+    return parse_position(name) is None and _LIKE_STEP.search(name) is not None
 
 
 def _amount(match: re.Match[str]) -> int:

@@ -18,8 +18,8 @@ from embedgeo.demo import DemoSettings
 from embedgeo.demo.training import HEAD_WIDTH, LanguageModel, SaveCheckpoints, new_model, training_batches
 from embedgeo.report import write_report
 from embedgeo.results.files import make_empty
-from embedgeo.results.folder import SCHEMA
 from embedgeo.results.glossary import HEADLINES
+from embedgeo.results.parquet import SCHEMA
 from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import shell_command
 from embedgeo.sweep import SweepSettings, sweep

@@ -96,9 +96,9 @@ def legend(figure: Figure, ax: Axes) -> None:
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 
-def png(figure: Figure) -> tuple[bytes, int, int]:
+def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:
     """The picture as a PNG of at most 256 colours, its width and height."""
-    figure.set_dpi(DPI)
+    figure.set_dpi(dpi)
     canvas: Any = figure.canvas
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

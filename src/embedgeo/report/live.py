@@ -14,7 +14,10 @@ Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
 
 _DRAWN = {*HEADLINES, "M", "V", "V_W_unbiased", "V_B_unbiased"}
+_OFTEN = ("curves", "heatmap")
+_GROWTH = 1.05
 _MOST_STEPS = 512
+_PIXELS = 700
 _PAUSE = 50
 """Pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time."""
 
@@ -22,11 +25,14 @@ _PAUSE = 50
 class TensorBoardPictures:
     """The monitor's images and text in TensorBoard.
 
-    The images are the report's figures: for each metric to look at first, a heatmap (layer against step) and a profile
-    (value against layer, a line for each step); and the shares of M, V_W and V_B in the embeddings' size at each layer.
-    They are drawn at the first, second, fourth, eighth … measurement and at the last; the heatmaps also at every other
-    measurement unless that would take more than 2 % of the time. At most 512 steps are drawn, evenly spaced along the
-    axis. A text that explains each metric is written once.
+    For each metric to look at first, its curves (value against step, a coloured line for each layer), a heatmap (layer
+    against step) and a profile (value against layer, a line for each step); and the shares of M, V_W and V_B in the
+    embeddings' size at each layer. They are drawn at the first, second, fourth, eighth … measurement and at the last;
+    curves and heatmaps also whenever there are 5 % more measurements, unless that would take more than 2 % of the time:
+    what is written does not grow with the square of a run's length. At most 512 steps are drawn, evenly spaced along
+    the axis. A text that explains each metric is written once.
+
+    The images are 700 pixels wide, twice the width at which TensorBoard shows them.
 
     Args:
         prefix: of the tags.
@@ -36,8 +42,8 @@ class TensorBoardPictures:
     def __init__(self, prefix: str = "geometry", start: int = 0) -> None:
         self.prefix = prefix
         self._start = start
-        self._num_drawn = dict.fromkeys(("heatmap", "profile", "shares"), start)
-        self._num_measurements = 0
+        self._num_drawn = dict.fromkeys(("curves", "heatmap", "profile", "shares"), start)
+        self._num_measurements = self._measurements_drawn = 0
         self._paused_until = 0.0
 
     def write(self, writers: Sequence[Any], history: Sequence[StepRecord], *, last: bool = False) -> None:
@@ -58,21 +64,24 @@ class TensorBoardPictures:
         self._num_measurements += not last
         is_due = last or self._num_measurements & (self._num_measurements - 1) == 0
         started = monotonic()
-        wanted = {"heatmap": is_due or started >= self._paused_until, "profile": is_due, "shares": is_due}
-        kinds = [kind for kind, is_wanted in wanted.items() if is_wanted and self._num_drawn[kind] < len(history)]
+        is_welcome = started >= self._paused_until and self._num_measurements >= _GROWTH * self._measurements_drawn
+        wanted = self._num_drawn if is_due else _OFTEN if is_welcome else ()
+        kinds = [kind for kind in wanted if self._num_drawn[kind] < len(history)]
         if not kinds:
             return
         for tag, picture in _pictures(history[self._start :], self.prefix, kinds):
             for writer in writers:
                 _add_image(writer, tag, *picture, step)
         self._num_drawn |= dict.fromkeys(kinds, len(history))
+        self._measurements_drawn = self._num_measurements
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)
 
 
 def _pictures(history: Sequence[StepRecord], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Picture]]:
     from embedgeo.report import figures, shares
-    from embedgeo.report.drawing import png, style
+    from embedgeo.report.curves import curves
+    from embedgeo.report.drawing import style
     from embedgeo.report.runs import make_run
 
     steps = _thinned({record["step"] for record in history})
@@ -81,11 +90,18 @@ def _pictures(history: Sequence[StepRecord], prefix: str, kinds: Collection[str]
         return
     metrics = [metric for metric in HEADLINES if metric in run.values and run.values[metric].notna().any()]
     with style():
-        for kind, draw in (("heatmap", figures.heatmap), ("profile", figures.profile)):
+        for kind, draw in (("curves", curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):
             for metric in metrics if kind in kinds else ():
-                yield f"{prefix}.{kind}/{metric}", png(draw(run, metric).figure)
+                yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
         if "shares" in kinds and shares.has_shares(run):
-            yield f"{prefix}.shares/M, V_W, V_B", png(shares.shares_by_layer(run).figure)
+            yield f"{prefix}.shares/M, V_W, V_B", _picture(shares.shares_by_layer(run).figure)
+
+
+def _picture(figure: Any) -> Picture:
+    """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
+    from embedgeo.report.drawing import png
+
+    return png(figure, (_PIXELS + 0.5) / figure.get_size_inches()[0])
 
 
 def _thinned(steps: Iterable[int]) -> set[int]:

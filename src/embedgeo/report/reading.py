@@ -11,8 +11,9 @@ from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import baseline_values
 from embedgeo.report.runs import Run, make_run
 from embedgeo.results.events import EVENTS, read_events
-from embedgeo.results.folder import SweepFolder, read_parquet, read_table
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.history import read_histories
+from embedgeo.results.parquet import read_table
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -48,7 +49,6 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def _read_folder(folder: Path) -> Iterator[Run]:
     """The runs in a folder, each labelled by what tells it from the others."""
     sweep = SweepFolder(folder)
-    history = folder / "history.parquet"
     if sweep.done():
         for series, checkpoints in sweep.read_runs().items():
             records = pd.concat(checkpoints.values(), ignore_index=True)
@@ -65,8 +65,9 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 projections={step: read_table(planes[step]) for step in sorted(planes)[-1:]},
                 failures=sweep.reasons(),
             )
-    elif history.exists():
-        yield make_run("", read_parquet(history, list(StepRecord.__annotations__)))
+    elif histories := list(read_histories(folder)):
+        for path, prefix, records in histories:
+            yield make_run(f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". "), records)
     else:
         for events in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
             for prefix, written in read_events(events):

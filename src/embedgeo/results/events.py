@@ -14,27 +14,58 @@ EVENTS = "events.out.tfevents."
 """What the name of an event file starts with."""
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
+_MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
+_MEANS = ("mean", "encoder.mean", "decoder.mean")
 
 
 def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
 
-    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
+    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``. In a tag the layer
+    ``mean(last4)`` is ``mean_last4``: see `tag_part`.
 
     >>> V = {"layer_index": 0, "width": 8, "metric": "V"}
     >>> tagged_scalars([{"layer": "block.00", "value": 2.0, **V}, {"layer": "block.01", "value": 4.0, **V}])
     {'geometry.V/block.00': 2.0, 'geometry.V/block.01': 4.0, 'geometry.V/mean': 3.0}
     """
     records = list(records)
-    sides = {block: side for side, blocks in blocks_by_side(r["layer"] for r in records).items() for block in blocks}
+    layers = _layer_tags(record["layer"] for record in records)
+    sides = {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
     scalars: dict[str, float] = {}
     block_values: dict[str, list[float]] = {}
     for record in records:
-        layer, value, tag = record["layer"], record["value"], f"{prefix}.{record['metric']}"
-        scalars[f"{tag}/{layer}"] = value
+        layer, value, chart = record["layer"], record["value"], _chart(prefix, record["metric"])
+        scalars[f"{chart}/{layers[layer]}"] = value
         if layer in sides:
-            block_values.setdefault(f"{tag}/{sides[layer]}mean", []).append(value)
+            block_values.setdefault(f"{chart}/{sides[layer]}mean", []).append(value)
     return scalars | {tag: sum(values) / len(values) for tag, values in block_values.items()}
+
+
+def tag_part(name: str) -> str:
+    """A name as it stands in tags: an underscore for whatever is not a letter, a digit or one of ``_ . -``.
+
+    TensorBoard's custom-scalars page draws nothing in a chart that has a tag with an opening parenthesis (2.21).
+
+    >>> tag_part("mean(last4)"), tag_part("encoder.block.07"), tag_part("a/b [1]")
+    ('mean_last4', 'encoder.block.07', 'a_b_1')
+    """
+    return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
+
+
+def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
+    """The name of each layer in tags, distinct from each other's and from the means over blocks."""
+    tags: dict[str, str] = {}
+    for layer in dict.fromkeys(layers):
+        tag = tag_part(layer)
+        while tag in (*_MEANS, *tags.values()):
+            tag += "_"
+        tags[layer] = tag
+    return tags
+
+
+def _chart(prefix: str, metric: str) -> str:
+    """What the tags of a metric start with, up to the slash before the layer."""
+    return f"{'/'.join(map(tag_part, prefix.split('/')))}.{tag_part(metric)}"
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
@@ -48,7 +79,7 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
     for metric in in_order(metrics):
         name = term(metric).name
         title = name if name.replace(" ", "_") == metric else f"{name} ({metric})"
-        chart = ["Multiline", [rf"^{re.escape(f'{prefix}.{metric}')}\/"]]
+        chart = ["Multiline", [rf"^{re.escape(_chart(prefix, metric))}\/"]]
         layout[f"{prefix}: {term(metric).group}"][title] = chart
     return {group: charts for group, charts in layout.items() if charts}
 
@@ -81,6 +112,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
 
     Yields:
         A prefix of the tags, and the records that were written under it. Their width is 0: event files do not hold it.
+        Layers have their names in the tags, but for ``mean(last4)``.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -90,8 +122,9 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
     layers: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
-        if match and match["layer"] != "mean":
+        if match and match["layer"] not in _MEANS:
             prefix, metric, layer = match.groups()
+            layer = _MEAN_OF_LAST.sub(r"\1(\2)", layer)
             index = layers.setdefault(prefix, {}).setdefault(layer, len(layers[prefix]))
             records.setdefault(prefix, []).extend(
                 StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value)

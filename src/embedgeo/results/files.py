@@ -13,8 +13,11 @@ _ONE_DAY = 86_400
 
 
 def temporary_path(path: Path) -> Path:
-    """A hidden path beside ``path`` whose name says which process of which machine uses it."""
-    return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name}"
+    """A hidden path beside ``path`` whose name says which process of which machine uses it.
+
+    Of a long name it has the end: with all of it, it could be too long for the file system.
+    """
+    return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name[-100:]}"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -10,37 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
-from embedgeo.results.schema import Record
-
-SCHEMA = pa.schema(
-    [
-        ("model", pa.string()),
-        ("revision", pa.string()),
-        ("step", pa.int64()),
-        ("commit", pa.string()),
-        ("series", pa.string()),
-        ("weights_sha256", pa.string()),
-        ("duplicate_of", pa.string()),
-        ("layer", pa.string()),
-        ("layer_index", pa.int64()),
-        ("width", pa.int64()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-    ]
-)
-"""Columns of the records of a sweep."""
-
-_BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa.int64()), ("n", pa.float64())]
-TABLES = {
-    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V"))]),
-    "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
-}
-"""Columns of the tables of token types, by their folder."""
+from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.parquet import SCHEMA, TABLES, read_about, read_records, read_table, to_records, write_parquet
+from embedgeo.results.schema import MODEL
 
 _PARQUET = "[!.]*.parquet"
 
@@ -51,12 +26,12 @@ class SweepFolder:
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
       them with their moments, the most frequent ones in the plane. They are written before the records.
-    - ``metrics.csv`` and ``tensorboard/``: the same values, rebuilt from the records alone.
+    - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
     Every file is written under a temporary name, then renamed. Several processes may write into one folder, each its
-    own checkpoints.
+    own checkpoints; `Locks` on the manifest share them out.
 
     Args:
         path: the folder; `open` makes it.
@@ -84,9 +59,10 @@ class SweepFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in TABLES))
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
-            manifest = {"asked": dict(asked), **about}
-            with replacing(self.path / "manifest.json", keep=True) as temporary:
-                temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+            if not self.manifest():
+                manifest = {"asked": dict(asked), **about}
+                with replacing(self.path / "manifest.json", keep=True) as temporary:
+                    temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
         self.require_same(asked)  # another process may have made it meanwhile
@@ -129,22 +105,46 @@ class SweepFolder:
 
     def read(self, name: str) -> pd.DataFrame:
         """The records of a checkpoint that is done."""
-        return read_parquet(self.checkpoints / f"{name}.parquet", SCHEMA.names)
+        return read_records(self.checkpoints / f"{name}.parquet")
+
+    def about(self, name: str) -> dict[str, str]:
+        """What `write` was told about a checkpoint that is done."""
+        return read_about(self.checkpoints / f"{name}.parquet")
 
     def read_runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
 
-        A run has the name of its series, fit for a folder; a single series is the run ``""``, unless the sweep is to
-        have ``num_series`` of them.
+        A run has the name of its series, fit for a folder; a single series that of the model, unless the sweep is to
+        have ``num_series`` of them. Models of different widths, depths or classes in one series are runs of their own:
+        their ``series`` says by what they differ.
         """
         found = {name: self.read(name) for name in self.done()}
-        series = {name: str(records["series"].iloc[0]) for name, records in found.items()}
-        is_one_run = max(num_series, len(set(series.values()))) == 1
+        series = self._series(found)
+        found = {name: records.assign(series=series[name]) for name, records in found.items()}
+        models = {Path(records["model"].iloc[0]).name for records in found.values()}
+        if len(models) == max(num_series, len(set(series.values()))) == 1:
+            series = dict.fromkeys(series, models.pop())
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)):
-            run = "" if is_one_run else quote(series[name], safe=" =+,@") or "other"
+            run = quote(series[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
             runs.setdefault(run, {})[name] = found[name]
         return runs
+
+    def _series(self, found: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+        """The series of each checkpoint; where a series has several models, with what tells them apart."""
+        groups: dict[str, list[str]] = {}
+        for name, records in found.items():
+            groups.setdefault(str(records["series"].iloc[0]), []).append(name)
+        series = {}
+        for one, names in groups.items():
+            classes = {name: self.about(name).get("model_class", "") for name in names}
+            is_named = len(set(classes.values()) - {""}) > 1
+            models = {
+                name: f"{classes[name]} {_shape(found[name])}" if is_named else _shape(found[name]) for name in names
+            }
+            apart = len(set(models.values())) > 1
+            series.update({name: " ".join((one, models[name])).strip() if apart else one for name in names})
+        return series
 
     def tables(self, kind: str) -> dict[str, Path]:
         """Files of the tables of token types of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
@@ -159,12 +159,24 @@ class SweepFolder:
         return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
 
     def write(
-        self, name: str, records: pd.DataFrame, tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
+        self,
+        name: str,
+        records: pd.DataFrame,
+        tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
+        about: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Write the tables of token types of a checkpoint, then its records, which makes it done."""
+        """Write the tables of token types of a checkpoint, then its records, which makes it done.
+
+        Args:
+            name: of the checkpoint.
+            records: its records.
+            tables: by kind, a key of `TABLES`.
+            about: further facts, for `about`: ``model_class``, by which models of one series are told apart, and
+                ``files``, by which a change of local weights is noticed.
+        """
         for kind, table in tables.items():
-            _write(self.path / kind / f"{name}.parquet", table, TABLES[kind])
-        _write(self.checkpoints / f"{name}.parquet", records, SCHEMA)
+            write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
+        write_parquet(self.checkpoints / f"{name}.parquet", records, SCHEMA, about)
         self._reason(name).unlink(missing_ok=True)
 
     def fail(self, name: str, reason: str) -> None:
@@ -204,42 +216,8 @@ class SweepFolder:
         return self.failed / f"{name}.txt"
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a Parquet file that has at least these columns.
-
-    Raises:
-        ValueError: it cannot be read, or lacks columns.
-    """
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} must be a Parquet file; it cannot be read ({error}). Remove it.") from error
-    missing = [column for column in columns if column not in table.column_names]
-    if missing:
-        raise ValueError(
-            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
-            "another version of embedgeo? Then measure again, into another folder."
-        )
-    return table.to_pandas()
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table of token types; its folder says of which kind it is."""
-    return read_parquet(path, TABLES[path.parent.name].names)
-
-
-def _write(path: Path, frame: pd.DataFrame, schema: pa.Schema) -> None:
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
-
-
-def to_records(frame: pd.DataFrame) -> list[Record]:
-    """The records in a table of a checkpoint."""
-    records: Any = frame[[*Record.__annotations__]].to_dict("records")
-    return records
-
-
-def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
-    """Records as a table, with the columns that all records of a checkpoint share."""
-    return pd.DataFrame(list(records)).assign(**checkpoint)[SCHEMA.names]
+def _shape(records: pd.DataFrame) -> str:
+    """Width and depth of the model, as its records have them."""
+    widths = records[records["layer"] != MODEL].drop_duplicates("layer").set_index("layer")["width"]
+    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
+    return f"{widths[blocks].max()} wide, {len(blocks)} deep"

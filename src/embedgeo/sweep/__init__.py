@@ -3,6 +3,9 @@
 The command line imports this module; the commands import what they need when they run.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
 
 
@@ -22,6 +25,15 @@ def sweep(settings: SweepSettings) -> int:
         ValueError: settings that do not fit each other, the model or the folder.
         OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
+    _require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
+    for path in settings.texts:
+        if not Path(path).expanduser().exists():
+            raise ValueError(f"text must be files that exist; got {path!r}.")
+
+    from embedgeo.sweep.plan import parse_shard
+
+    parse_shard(settings.shard)
+
     from embedgeo.sweep.command import run_sweep
 
     return run_sweep(settings)
@@ -38,6 +50,17 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     Returns:
         Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if some cannot be read.
     """
+    _require_sources(model=[model] if isinstance(model, str) else model)
+
     from embedgeo.sweep.command import run_check
 
     return run_check(model, steps, revisions)
+
+
+def _require_sources(**named: Sequence[str]) -> None:
+    """Refuse paths that do not exist before the command is imported, which takes seconds."""
+    from embedgeo.checkpoints import require_source
+
+    for name, sources in named.items():
+        for source in sources:
+            require_source(name, source)

@@ -8,13 +8,13 @@ from typing import Any
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.wording import shell_command
-from embedgeo.sweep.plan import Planned, describe, make_plan, parse_shard, shard_of
+from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
 from embedgeo.sweep.probe_text import ProbeText, prepare_text
 from embedgeo.sweep.processes import launched, make_fabric
 from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.summary import summarize
+from embedgeo.sweep.summary import shortfall, summarize
 from embedgeo.text import hash_documents, hash_ids, read_documents
 
 _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
@@ -37,11 +37,13 @@ def run_sweep(settings: SweepSettings) -> int:
         if fabric.is_global_zero:
             plan = _plan(settings, folder)
             done = folder.done()
-            pending = [planned for planned in shard_of(plan, part) if planned.name not in done]
+            pending = [each for each in shard_of(plan, part) if each.name not in done or each.is_stale]
             text = ProbeText()
             if pending or not folder.manifest():
                 text = prepare_text(documents, plan, settings)
                 text.batches(settings.batch_size, world_size=fabric.world_size)
+                if less := shortfall(settings.num_tokens, text):
+                    print(less)
             _open(folder, asked, text)
             job = plan, pending, text
         with launched(fabric):
@@ -51,10 +53,11 @@ def run_sweep(settings: SweepSettings) -> int:
             failures = Sweep(fabric, settings, plan, pending, text, folder).run()
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
-    records = {planned.name: folder.read(planned.name) for planned in plan if planned.name in folder.done()}
-    print(summarize(records, plan, failures))
+    records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
+    mine = shard_of(plan, part)
+    print(summarize(records, plan, mine, failures))
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
-    return 3 if failures else 0
+    return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3
 
 
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
@@ -79,7 +82,10 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
 
 
 def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
-    known = {name: str(folder.read(name)["weights_sha256"].iloc[0]) for name in folder.done()}
+    known = {
+        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
+        for name in folder.done()
+    }
     return make_plan(settings.models, settings.revisions, settings.steps, known)
 
 

@@ -34,7 +34,8 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
     model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
     with torch.inference_mode():
         metrics = with_after_processing if settings.after_processing else None
-        geometry = Geometry(model, settings.layers, metrics, settings.skip_first_positions, settings.ignore_token_ids)
+        left_out = settings.skip_first_positions, settings.ignore_token_ids
+        geometry = Geometry(model, settings.layer_patterns, metrics, *left_out)
         try:
             measured = [call.module for layer in geometry.layers for call in layer.calls]
             loss = TokenLoss(loaded, measured, text.mask_token_id)

@@ -4,11 +4,21 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
-from embedgeo.checkpoints import Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+import pandas as pd
+
+from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
 from embedgeo.results.wording import reason
 
 _THREADS = 8
+
+
+class Recorded(NamedTuple):
+    """The weights that a checkpoint had when it was measured: their hash, and `Checkpoint.weights_state`."""
+
+    sha256: str
+    state: str
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,8 @@ class Planned:
         checkpoint: its name, step and source.
         contents: its files; None if they could not be listed, or need not be.
         weights_sha256: hash of its weights; empty if unknown.
+        weights_state: see `Checkpoint.weights_state`.
+        is_stale: it was measured with other weights than are there now.
         duplicate_of: name of an earlier checkpoint of the sweep with the same weights.
         error: why its files could not be listed; empty if they could.
     """
@@ -26,6 +38,8 @@ class Planned:
     checkpoint: Checkpoint
     contents: Contents | None = None
     weights_sha256: str = ""
+    weights_state: str = ""
+    is_stale: bool = False
     duplicate_of: str | None = None
     error: str = ""
 
@@ -34,9 +48,15 @@ class Planned:
         """Name of the checkpoint."""
         return self.checkpoint.name
 
+    def is_done(self, records: pd.DataFrame | None) -> bool:
+        """Whether it has records, and they are of the weights that it has now."""
+        return records is not None and (
+            not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
+        )
+
 
 def make_plan(
-    model: str | Sequence[str], revisions: str, steps: Steps, known: Mapping[str, str] = MappingProxyType({})
+    model: str | Sequence[str], revisions: str, steps: Steps, known: Mapping[str, Recorded] = MappingProxyType({})
 ) -> list[Planned]:
     """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
 
@@ -44,10 +64,12 @@ def make_plan(
         model: see `embedgeo.checkpoints.list_checkpoints`.
         revisions: likewise.
         steps: see `embedgeo.checkpoints.select_steps`.
-        known: hashes of the weights of checkpoints that are done, by name: local ones are not read again.
+        known: the weights of checkpoints that are done, by name: local ones are read again only if they look changed.
     """
     listed = list_checkpoints(model, revisions)
-    chosen = select_steps((checkpoint.step for checkpoint in listed), steps)
+    chosen = select_steps((checkpoint.step for checkpoint in listed if checkpoint.step != UNREADABLE), steps)
+    if steps in ("all", "log"):
+        chosen.add(UNREADABLE)  # so that it is said to have failed
     checkpoints = [checkpoint for checkpoint in listed if checkpoint.step in chosen]
     with ThreadPoolExecutor(_THREADS) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
@@ -55,14 +77,19 @@ def make_plan(
     return [replace(planned, duplicate_of=owners.get(planned.name)) for planned in plan]
 
 
-def _inspect(checkpoint: Checkpoint, weights_sha256: str | None) -> Planned:
-    if weights_sha256 is not None and checkpoint.path is not None:
-        return Planned(checkpoint, weights_sha256=weights_sha256)
+def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
+    state = ""
     try:
+        state = checkpoint.weights_state()  # before they are read: of what changes meanwhile it is out of date
+        if known is not None and checkpoint.path is not None and state == known.state:
+            return Planned(checkpoint, weights_sha256=known.sha256, weights_state=state)
         contents = checkpoint.contents()
     except Exception as error:
-        return Planned(checkpoint, weights_sha256=weights_sha256 or "", error=reason(error))
-    return Planned(checkpoint, contents, weights_sha256 or contents.sha256)
+        if known is not None and checkpoint.path is not None:  # it is gone: what was measured stays
+            return Planned(checkpoint, weights_sha256=known.sha256, weights_state=known.state)
+        return Planned(checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error))
+    sha256 = known.sha256 if known and checkpoint.path is None else contents.sha256  # a revision that moved keeps its
+    return Planned(checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256)
 
 
 def parse_shard(shard: str) -> tuple[int, int]:
@@ -94,13 +121,15 @@ def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
     for planned in plan:
         size = 0 if planned.contents is None else sum(file.size for file in planned.contents.files)
         note = f"duplicate of {planned.duplicate_of}" if planned.duplicate_of else planned.error
-        if planned.name in done:
+        if planned.is_stale:
+            note = "measured with other weights: to be measured again"
+            to_read += size
+        elif planned.name in done:
             note = "done"
         elif not note:
             to_read += size
         commit = planned.checkpoint.commit[:12] or "local"
-        rows.append(
-            f"{planned.checkpoint.step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip()
-        )
+        step = "?" if planned.checkpoint.step == UNREADABLE else str(planned.checkpoint.step)
+        rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

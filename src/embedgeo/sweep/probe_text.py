@@ -1,6 +1,7 @@
 """The text that the models of a sweep are measured on, and whether they fit it."""
 
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
+from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, is_local, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
-from embedgeo.results.wording import reason
+from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text import tokenize_sequences
@@ -85,11 +87,36 @@ def require_fit(model: nn.Module, token_ids: Tensor, settings: SweepSettings) ->
     Raises:
         ValueError: it lacks some.
     """
-    resolve_layers(model, settings.layers)
+    resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, token_ids)
-    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(longest, int) and settings.seq_len > longest:
+    measured = measured_model(model)
+    if not loading.has_own(measured, "forward"):
+        raise ValueError(
+            f"model_class must be a model that can be run; {type(measured).__name__} has neither forward nor "
+            "predict_step. Give it a forward that takes token ids of shape (sequences, positions)."
+        )
+    longest = getattr(getattr(measured, "config", None), "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        longest = _longest(measured, token_ids)
+    if settings.seq_len > longest > 0:
         raise ValueError(f"seq_len must be at most the model's {longest} positions; got {settings.seq_len}.")
+
+
+def _longest(model: nn.Module, token_ids: Tensor) -> int:
+    """Positions of the first sequence that a model can be run on: all that are asked for, or fewer."""
+
+    def fails(num_positions: int) -> bool:
+        try:
+            model(token_ids[:1, :num_positions])
+        except Exception:
+            return True
+        return False
+
+    num_positions = token_ids.shape[1]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return num_positions
+    with torch.inference_mode():
+        return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
@@ -111,7 +138,11 @@ def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path)
 
     The model is None if none loads: each will be tried again, and its failure recorded.
     """
-    files = {planned.name: path for planned in plan if (path := planned.checkpoint.path) and path.is_file()}
+    files = {
+        planned.name: path
+        for planned in plan
+        if (path := planned.checkpoint.path) and path.is_file() and not planned.error
+    }
     if files and settings.model_class is None:
         raise ValueError(f"model_class must name the LightningModule of {next(iter(files))}; got none.")
     if settings.model_class is not None:
@@ -142,9 +173,11 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
             return loading.load_tokenizer(locate(), trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{source} ({reason(error)})")
+    models = listed(list(dict.fromkeys(planned.checkpoint.model for planned in plan)))
+    found = f"none loads: {'; '.join(tried)}" if tried else f"{models} has no files of one, nor have its checkpoints"
     raise ValueError(
-        f"a tokenizer must come from tokenizer=, the checkpoints or main; found none that loads. Tried: "
-        f"{'; '.join(tried) or 'nothing, no files of one were found'}. Name one by tokenizer=."
+        f"a tokenizer must come from tokenizer=, the checkpoints or main; {found}. Name a folder, a repository or a "
+        "tokenizer.json by tokenizer=."
     )
 
 
@@ -166,7 +199,7 @@ def _tokenizer_sources(
 
 
 def _tokenizer_of(source: str, folder: Path) -> Path:
-    """A local folder itself; of a repository, the files of its branch ``main``, fetched into ``folder``."""
+    """A local folder or file itself; of a repository, the files of its branch ``main``, fetched into ``folder``."""
     if is_local(source):
         return Path(source).expanduser()
     commit = hub.list_revisions(source).get("main")

@@ -5,10 +5,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_ADVICE = (  # about options that are the user's choice, and about how lightning walks batches
+_ADVICE = (  # about options that are the user's choice, about how lightning walks batches, and to the writer of a file
     ".*does not have many workers",
     "GPU available but not used",
     ".*treespec, LeafSpec",
+    "Detected pickle protocol",
 )
 
 
@@ -22,6 +23,8 @@ def quiet() -> Iterator[None]:
     with ExitStack() as after, warnings.catch_warnings():
         for message in _ADVICE:
             warnings.filterwarnings("ignore", message)
+        after.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not where in the code it is from
         for library in (hub_logging, transformers_logging):
             after.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(logging.ERROR)

@@ -2,27 +2,36 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
+from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import loading
-from embedgeo.results.folder import SweepFolder, to_frame, to_records
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.locks import Locks
+from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.schema import Record, model_record
-from embedgeo.results.wording import reason
+from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.downloads import Downloads
-from embedgeo.sweep.measure import Measured, measure
+from embedgeo.sweep.measure import measure
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.summary import headline
+from embedgeo.sweep.summary import Lines
+
+_POLL_SECONDS = 1.0
+
+Results = tuple[list[Record], dict[str, pd.DataFrame], str]
+"""Records of a model, its tables of token types, and the name of its class."""
 
 
 @dataclass
@@ -49,56 +58,115 @@ class Sweep:
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
         self.failures: dict[str, str] = {}
         self._downloads = Downloads(self.out.path, evict=self.settings.evict)
+        self._locks = Locks(self.out.path / "manifest.json")
+        self._left = list(self.pending)
+        self._console = Console(quiet=not self.fabric.is_global_zero)
+        self._said: set[str] = set()
         self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
 
     def run(self) -> dict[str, str]:
         """Measure all pending checkpoints; returns the reasons of those that failed, by name."""
-        console = Console(quiet=not self.fabric.is_global_zero)
-        bar = Progress(console=console, disable=not self.pending, transient=True)
+        is_shown = bool(self.pending) and self._console.is_terminal
+        bar = Progress(console=self._console, disable=not is_shown, transient=True)
         task = bar.add_task("", total=len(self.pending))
-        with bar, self._downloads:
-            for i, planned in enumerate(self.pending):
-                bar.update(task, description=f"{planned.name}  {i + 1}/{len(self.pending)}")
-                self._finish(planned, self.pending[i + 1 :], console)
-                bar.update(task, advance=1)
+        lines = Lines(self.pending)
+        with bar, closing(self._locks), self._downloads:
+            while (planned := self._next()) is not None:
+                number = len(self.pending) - len(self._left)
+                bar.update(task, description=f"{planned.name}  {number}/{len(self.pending)}", completed=number - 1)
+                started = time.monotonic()
+                try:
+                    frame = self._finish(planned)
+                except Exception as error:
+                    line = lines.failed(planned, number, self._fail(planned, error))
+                else:
+                    line = lines.measured(planned, number, frame, time.monotonic() - started)
+                finally:
+                    self._downloads.remove(planned)
+                    self._locks.release(_begun(planned))
+                self._say(line)
+                self._rebuild_sometimes()
             if self.fabric.is_global_zero:
                 self.out.rebuild(self._num_series)
         return self.failures
 
-    def _finish(self, planned: Planned, following: Sequence[Planned], console: Console) -> None:
-        """Write the results of a checkpoint, or why there are none."""
-        started = time.monotonic()
-        try:
-            records, tables = self._copied(planned) or self._measured(planned, following)
-            frame = to_frame(records, **self._columns(planned))
-            if self.fabric.is_global_zero:
-                self.out.write(planned.name, frame, tables)
-        except Exception as error:
-            why = self.failures[planned.name] = planned.error or reason(error)
-            if self.fabric.is_global_zero:
-                self.out.fail(planned.name, why)
-            line = f"{planned.name}  failed: {why}"
-        else:
-            line = f"{planned.name}  {headline(frame)}  ({time.monotonic() - started:.1f} s)"
-            self._rebuild_sometimes()
-        finally:
-            self._downloads.remove(planned)
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def _next(self) -> Planned | None:
+        """The checkpoint to measure now, the same on all ranks; None at the end.
 
-    def _copied(self, planned: Planned) -> Measured | None:
+        What another process has begun comes last, once that process is through with it or gone.
+        """
+        while True:
+            chosen = self._free(self._left) if self.fabric.is_global_zero else None
+            if chosen is not None:
+                self._left.remove(chosen)
+            chosen, self._left = self.fabric.broadcast((chosen, self._left))
+            if chosen is not None or not self._left:
+                return chosen
+            self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
+            time.sleep(_POLL_SECONDS)
+
+    def _free(self, among: Sequence[Planned]) -> Planned | None:
+        """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0."""
+        for planned in list(among):
+            if not self._locks.take(_begun(planned)):
+                self._say_once(f"another sweep is at work in {self.out.path}: what it has begun is left to it")
+            elif self._is_done(planned):  # by another process, since this one has made its plan
+                self._left.remove(planned)
+                self._locks.release(_begun(planned))
+            else:
+                if self._locks.error:
+                    self._say_once(
+                        f"{self.out.path} cannot be locked ({self._locks.error}): another sweep of the same "
+                        "checkpoints at the same time would measure them, too"
+                    )
+                return planned
+        return None
+
+    def _is_done(self, planned: Planned) -> bool:
+        if planned.name not in self.out.done():
+            return False
+        return not planned.is_stale or planned.is_done(self.out.read(planned.name))
+
+    def _finish(self, planned: Planned) -> pd.DataFrame:
+        """Measure a checkpoint or copy its duplicate, and write the results."""
+        records, tables, model_class = self._copied(planned) or self._measured(planned)
+        frame = to_frame(records, **self._columns(planned))
+        if self.fabric.is_global_zero:
+            about = {"model_class": model_class, "files": planned.weights_state}
+            self.out.write(planned.name, frame, tables, {key: value for key, value in about.items() if value})
+        return frame
+
+    def _fail(self, planned: Planned, error: Exception) -> str:
+        why = self.failures[planned.name] = planned.error or reason(error)
+        if self.fabric.is_global_zero:
+            self.out.fail(planned.name, why)
+        return why
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _copied(self, planned: Planned) -> Results | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
         copied = None
         original = planned.duplicate_of
         if self.fabric.is_global_zero and original in self.out.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
                 first = next(other.checkpoint for other in self.plan if other.name == original)
-                if first.config_digest() == planned.contents.config_digest:
-                    records = self.out.read(original)
+                records = self.out.read(original)
+                is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
+                if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
-                    copied = [*to_records(records[records["metric"] != "tokens_seen"]), *_tokens_seen(planned)], tables
+                    kept = to_records(records[records["metric"] != "tokens_seen"])
+                    model_class = self.out.about(original).get("model_class", "")
+                    copied = [*kept, *_tokens_seen(planned)], tables, model_class
         return self.fabric.broadcast(copied)
 
-    def _measured(self, planned: Planned, following: Sequence[Planned]) -> Measured:
+    def _measured(self, planned: Planned) -> Results:
         path = None
         with all_agree(self.fabric):
             if planned.error:
@@ -110,11 +178,13 @@ class Sweep:
         with all_agree(self.fabric):
             loaded = self._load(planned, path)
             require_vocabulary(loaded.model, self.text.token_ids)
-        upcoming = next((p for p in following if not p.duplicate_of and not p.error), None)
-        if self.fabric.local_rank == 0 and upcoming is not None:  # duplicates are expected to be copied
+        to_fetch = [p for p in self._left if not p.duplicate_of and not p.error]  # duplicates are expected to be copied
+        upcoming = self.fabric.broadcast(self._free(to_fetch) if self.fabric.is_global_zero else None)
+        if self.fabric.local_rank == 0 and upcoming is not None:
             self._downloads.start(upcoming)
+        model_class = type(measured_model(loaded.model)).__name__
         records, tables = measure(self.fabric, loaded, self.text, self.settings)
-        return [*records, *_tokens_seen(planned)], tables
+        return [*records, *_tokens_seen(planned)], tables, model_class
 
     def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
         dtype = getattr(torch, self.settings.dtype)
@@ -145,6 +215,11 @@ class Sweep:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
                 self.out.rebuild(self._num_series)
             self._rebuilt = started, time.monotonic() - started
+
+
+def _begun(planned: Planned) -> str:
+    """What a process holds of a checkpoint that it has begun: duplicates go with their original, to be copied."""
+    return planned.duplicate_of or planned.name
 
 
 def _tokens_seen(planned: Planned) -> list[Record]:

@@ -1,5 +1,6 @@
 """The settings of a sweep. Imported by the command line: nothing heavy may be imported here."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +21,14 @@ class SweepSettings:
             of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``).
         steps: ``all``; ``log``: the first, the last and those nearest to powers of two; or steps, as ``0,1,512``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``; default: Python's documentation.
-        tokenizer: a folder or repository; default: that of the checkpoint, else of ``main``.
+        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
+            says; default: Python's documentation.
+        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
         num_tokens: number of tokens to use, from the start of the text.
         seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
             or, for an encoder, to each sequence, within its length.
         batch_size: sequences in a batch; sampled metrics depend on it.
-        layers: ``blocks``, patterns of module names, or a list of these.
+        layers: ``blocks``, patterns of module names, or several of these, with commas between them or as a list.
         dtype: data type of the weights.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out.
@@ -35,7 +37,7 @@ class SweepSettings:
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         out: the folder; default: ``runs/sweep-<name>``.
-        shard: take part i of n, as ``0/4``; processes that share the folder take one each. i counts from 0 or from 1.
+        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
             into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
@@ -74,8 +76,11 @@ class SweepSettings:
         for name in ("model", "text", "layers"):
             value: Any = getattr(self, name)
             listed = value if isinstance(value, list | tuple) else [value]
-            if not all(isinstance(each, str) for each in listed):
+            if not all(isinstance(each, str) for each in listed) or not (listed or name == "text"):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
+        ignored: Any = self.ignore_token_ids
+        if not isinstance(ignored, list | tuple) or not all(isinstance(each, int) for each in ignored):
+            raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
         skipped = self.skip_first_positions
@@ -95,6 +100,13 @@ class SweepSettings:
         return [self.text] if isinstance(self.text, str) else self.text
 
     @property
+    def layer_patterns(self) -> str | list[str]:
+        """What ``layers`` names, in a list if there are several; a comma in the brackets of a pattern is part of it."""
+        given = [self.layers] if isinstance(self.layers, str) else self.layers
+        patterns = [pattern.strip() for each in given for pattern in re.split(r",(?![^[]*\])", each)]
+        return patterns if len(patterns) > 1 else patterns[0]
+
+    @property
     def folder(self) -> Path:
         """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
         return Path(self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}")
@@ -103,5 +115,5 @@ class SweepSettings:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
         asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         asked["model"] = list(self.models)
-        asked["layers"] = self.layers if isinstance(self.layers, str) or len(self.layers) > 1 else self.layers[0]
+        asked["layers"] = self.layer_patterns
         return {**asked, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}

@@ -1,53 +1,113 @@
 """What a sweep prints: one line for each checkpoint, and a summary at the end."""
 
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import pandas as pd
 
 from embedgeo.results.glossary import HEADLINES
 from embedgeo.results.outliers import loss_outliers
 from embedgeo.results.schema import MODEL
+from embedgeo.results.wording import listed
 from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.probe_text import ProbeText
 
 _HEADLINES = HEADLINES[:4]  # as many as fit in a line
+_COLUMNS = ("loss", *_HEADLINES, "time", "left")
+_OVER = "means over {}"
 
 
-def headline(records: pd.DataFrame) -> str:
-    """The loss, and means over blocks (over all layers if none is a block), in one line."""
-    loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
-    parts = [f"loss {loss.iloc[0]:.4g}"] if len(loss) else []
-    blocks = records[records["layer"].str.startswith("block.")]
-    if not len(blocks):
-        blocks = records[records["layer"] != MODEL]
-    means = blocks.groupby("metric")["value"].mean()
-    return "  ".join([*parts, *(f"{key} {means[key]:.4g}" for key in _HEADLINES if key in means)])
-
-
-def summarize(records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], failures: Mapping[str, str]) -> str:
-    """How many checkpoints are done, and which are duplicates, have moved, have an outlying loss or failed.
+class Lines:
+    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left.
 
     Args:
-        records: of the checkpoints that are done, by name.
+        pending: the checkpoints that are to be measured.
+    """
+
+    def __init__(self, pending: Sequence[Planned]) -> None:
+        self._total = len(pending)
+        self._width = min(max([len(_OVER.format("blocks")), *(len(planned.name) for planned in pending)]), 40)
+        self._started = time.monotonic()
+        self._num_ended = 0
+        self._is_headed = False
+
+    def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
+        """The loss, and means over blocks (over all layers if none is a block); above the first line, the columns."""
+        at_layers = records[records["layer"] != MODEL]
+        blocks = at_layers[at_layers["layer"].str.startswith("block.")]
+        means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
+        loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
+        values = {**means, **({"loss": loss.iloc[0]} if len(loss) else {})}
+        cells = [f"{values[key]:.4g}" if key in values else "" for key in ("loss", *_HEADLINES)]
+        self._num_ended += 1
+        left = (time.monotonic() - self._started) / self._num_ended * (self._total - number)
+        cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
+        heading = (
+            "" if self._is_headed else self._line("", _OVER.format("blocks" if len(blocks) else "layers"), _COLUMNS)
+        )
+        self._is_headed = True
+        return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
+
+    def failed(self, planned: Planned, number: int, why: str) -> str:
+        """Why there are no results."""
+        self._num_ended += 1
+        return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
+
+    def _line(self, number: str, name: str, cells: Sequence[str]) -> str:
+        aligned = [f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, _COLUMNS, strict=False)]
+        return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
+
+
+def shortfall(num_tokens: int, text: ProbeText) -> str:
+    """Whether fewer tokens are used than were asked for, in a sentence; empty if all are, or nothing is measured."""
+    num_sequences, seq_len = text.token_ids.shape
+    used = num_sequences * seq_len
+    if not num_sequences or used == num_tokens:
+        return ""
+    why = "the text has no more" if num_tokens - used >= seq_len else "what does not fill a sequence is left out"
+    return f"{num_tokens:,} tokens asked for, {used:,} used ({num_sequences:,} sequences of {seq_len:,}): {why}"
+
+
+def summarize(
+    records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]
+) -> str:
+    """How many checkpoints are done, and which are duplicates, have moved, were replaced, are other models, or failed.
+
+    Args:
+        records: of the checkpoints that are done, by name, as `SweepFolder.read_runs` has them.
         plan: all checkpoints of the sweep.
+        mine: those that this run was to have done.
         failures: reasons, by name.
     """
-    lines = [f"{len(records)} of {len(plan)} checkpoints done"]
-    listed = {planned.name: planned.checkpoint for planned in plan}
-    losses: dict[str, list[tuple[int, str, float]]] = {}
-    for name, frame in records.items():
-        original = frame["duplicate_of"].iloc[0]
-        if isinstance(original, str):
-            lines.append(f"  duplicate: {name} has the weights of {original}")
-        before, now = frame["commit"].iloc[0], listed[name].commit
+    done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
+    left = [planned.name for planned in mine if planned not in done]
+    part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
+    lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
+    losses: dict[str, list[tuple[str, float]]] = {}
+    models: dict[str, dict[str, list[str]]] = {}
+    for planned in done:
+        name, frame = planned.name, records[planned.name]
+        if planned.duplicate_of:
+            lines.append(f"  duplicate: {name} has the weights of {planned.duplicate_of}")
+        before, now = frame["commit"].iloc[0], planned.checkpoint.commit
         if before != now:
             lines.append(f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} now")
+        if planned.is_stale:
+            lines.append(f"  replaced: {name} was measured before with other weights; measured again")
+        series = str(frame["series"].iloc[0])
+        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
-            losses.setdefault(listed[name].position.series, []).append((int(frame["step"].iloc[0]), name, float(value)))
-    for found in losses.values():
-        by_step = [(name, value) for _, name, value in sorted(found)]
+            losses.setdefault(series, []).append((name, float(value)))
+    for apart in models.values():
+        if len(apart) > 1:
+            which = "; ".join(f"{series} ({listed(names)})" for series, names in apart.items())
+            lines.append(f"  different models, kept apart as runs of their own: {which}")
+    for by_step in losses.values():
         for name in loss_outliers(by_step):
             lines.append(f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its neighbours")
     lines += [f"  failed: {name}: {reason}" for name, reason in failures.items()]
-    if failures:
-        lines.append(f"{len(failures)} checkpoints failed; run the same command again to try only those")
+    lines += [f"  not done: {name}: its results are gone again" for name in left if name not in failures]
+    if left:
+        lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
     return "\n".join(lines)

@@ -1,9 +1,10 @@
-"""What the monitor needs from a trainer, and how it runs the model on held-out batches."""
+"""What the monitor needs from a trainer, and how it runs the model on batches by itself."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.results.schema import Record
+from embedgeo.training.states import kept_buffers, kept_modes
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,12 @@ class TrainerAdapter:
         model: the module in which layers are found.
         device: the device of this process.
         to_device: moves a batch to the device.
-        forward: runs the model on a batch of the probe.
+        forward: runs the model on a batch, outside of a training step.
         log: called with the step and the records measured at it.
         process_group: the ranks that have different rows; None: all ranks.
+        writes: whether this process writes files.
+        folder: where the trainer writes its results; None: nowhere.
+        set_train_mode: puts the model into the mode that it has in a training step, if it can be in another one.
     """
 
     model: nn.Module
@@ -33,37 +38,55 @@ class TrainerAdapter:
     forward: Callable[[Any], object]
     log: Callable[[int, list[Record]], None]
     process_group: dist.ProcessGroup | None = None
+    writes: bool = True
+    folder: Path | None = None
+    set_train_mode: Callable[[], object] = lambda: None
 
 
-def run_probe(
-    probe: Iterable[Any], adapter: TrainerAdapter, attach: Callable[[Any], None], detach: Callable[[], None]
+def run_model(
+    batches: Iterable[Any],
+    adapter: TrainerAdapter,
+    attach: Callable[[Any], None],
+    detach: Callable[[], None],
+    *,
+    as_training: bool = False,
 ) -> None:
-    """Run the model on the batches of a probe, in eval mode and without gradients.
+    """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
 
     Each round takes one batch for each rank. Either all ranks run the model in a round or none does, because they
     gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
 
     Args:
-        probe: the same batches on every rank.
+        batches: the same on every rank, which share them.
         adapter: moves batches and runs the model.
         attach: called with a batch, on the device, before the model runs on it, if it is to be measured.
-        detach: called after the model has run.
+        detach: called after the model has run, also where it fails.
+        as_training: run the model as in a training step, dropout included, instead of in eval mode; the batches are
+            those of this rank, which shares them with no other one.
 
     Raises:
-        Exception: an error of this rank in the probe, ``attach`` or the model.
+        Exception: an error of this rank in the batches, ``attach`` or the model.
         RuntimeError: there was an error on another rank.
-        ValueError: the probe has another number of batches on another rank.
+        ValueError: there is another number of batches on another rank.
     """
-    num_ranks = dist.get_world_size(adapter.process_group) if is_distributed() else 1
-    rank = current_rank(adapter.process_group)
-    batches = chain.from_iterable([probe])  # calls iter(probe), which may fail, in the first round
+    is_shared = is_distributed() and not as_training
+    num_ranks = dist.get_world_size(adapter.process_group) if is_shared else 1
+    rank = current_rank(adapter.process_group) if is_shared else 0
+    rounds = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
     error: Exception | None = None
     num_taken = num_ranks
-    with _eval_mode(adapter.model), torch.no_grad():
+    with ExitStack() as kept, torch.no_grad():
+        kept.callback(detach)
+        kept.enter_context(kept_modes(adapter.model))
+        if as_training:
+            kept.enter_context(kept_buffers(adapter.model))
+            adapter.set_train_mode()
+        else:
+            adapter.model.eval()
         while num_taken:
             num_taken, own = 0, None
             try:
-                for num_taken, batch in enumerate(islice(batches, 0 if error else num_ranks), 1):
+                for num_taken, batch in enumerate(islice(rounds, 0 if error else num_ranks), 1):
                     if num_taken <= rank + 1:
                         own = batch
                 if num_taken:
@@ -97,14 +120,3 @@ def _agree_on_error(error: Exception | None, num_taken: int, device: torch.devic
             f"another one {most}. Do not shard the probe's data."
         )
     return error
-
-
-@contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
-    training = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, was_training in training:
-            m.training = was_training

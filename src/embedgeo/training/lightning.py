@@ -1,22 +1,24 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.report.live import TensorBoardPictures
-from embedgeo.results.events import custom_scalars_layout, tagged_scalars
+from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.monitor import Monitor
+from embedgeo.training.tensorboard import TensorBoardPage
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -43,9 +45,11 @@ class GeometryMonitor(Monitor, Callback):
         metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
         window: measure the batches of this many consecutive optimizer steps together, logged at the first of them.
         probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, and
-            once more after the last step. Ranks share the batches.
+            dated with the weights that they have seen at the end of a batch, before a checkpoint of them is saved.
+            Ranks share the batches.
         probe_forward: runs the model on a batch of the probe, given the module that is trained and the batch. Default:
-            the outermost Hugging Face model is called with the batch's items by keyword, another module with the batch.
+            the outermost Hugging Face model is called with the batch's items by keyword, another module with the batch;
+            of a module without a ``forward``, the Hugging Face model inside it is called with the batch.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         token_ids: returns the token ids of a batch; default: those that the input embedding is called with.
@@ -56,11 +60,20 @@ class GeometryMonitor(Monitor, Callback):
         seed: seed of the rows that the default metrics sample.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
             of its tokens that count.
+        measure_last: measure the last weights, too, whether or not their step is one to measure at: on the probe, or
+            on the training batches of the last step (the last ``window`` steps), which are run again as in training
+            and without gradients. References to these batches are kept until then.
+        folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix than the default
+            one); default: the folder of the first logger. See `embedgeo.results.history.HistoryFile`.
+        no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
+            model, a teacher. By default those count whose outermost call began with gradients on, activation
+            checkpointing or not. A probe's passes always count.
 
     Raises:
-        TypeError: ``probe`` can be iterated over only once, or ``ignore_token_ids`` are not integers.
-        ValueError: an argument is outside its range; when training starts: layers are not found, or two metrics have
-            the same key.
+        TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
+        ValueError: an argument is outside its range; when training starts: layers are not found, two metrics have
+            the same key, or a ModelCheckpoint monitors values of training batches, which are those of the weights
+            before the step.
 
     Example::
 
@@ -69,24 +82,36 @@ class GeometryMonitor(Monitor, Callback):
         trainer.fit(model, train_dataloader)
     """
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._last_values: dict[str, float] = {}
+        self._made_lenient: list[EarlyStopping] = []
+
     @property
     def state_key(self) -> str:
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._last_step is None:
+        if self._place.last_step is None:
             return {}
-        return {"last_step": self._last_step, "window_start": self._window_start}
+        place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
+        return {**place, "last_values": self._last_values}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last_step, self._window_start = state_dict["last_step"], state_dict["window_start"]
+        self._place.last_step, self._place.window_start = state_dict["last_step"], state_dict["window_start"]
+        self._last_values = state_dict.get("last_values", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._reset()  # Lightning loads the state of a checkpoint after setup
+        for checkpoint in trainer.checkpoint_callbacks if stage == "fit" and self.probe is None else []:
+            if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
+                raise ValueError(
+                    f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; that of a training "
+                    "batch is of the weights before the step. Give GeometryMonitor held-out batches: probe=."
+                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._chart_metrics: list[str] = []
-        self._pictures = TensorBoardPictures(self.prefix, len(self.history))
+        self._page = TensorBoardPage(self.prefix, len(self.history))
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -97,8 +122,15 @@ class GeometryMonitor(Monitor, Callback):
             forward=partial(self._forward, trainer, pl_module),
             log=partial(self._log, trainer),
             process_group=group,
+            writes=trainer.is_global_zero,
+            folder=_logger_folder(trainer.loggers),
         )
         self._start(adapter, trainer.global_step)
+        trainer.callback_metrics.update(_tensors(self._last_values))
+        for callback in trainer.early_stopping_callbacks:
+            if callback.strict and self._is_own(tag := callback.monitor) and tag not in trainer.callback_metrics:
+                callback.strict = False  # until there is a value: validation may come before the first measurement
+                self._made_lenient.append(callback)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._before_batch(trainer.global_step, batch)
@@ -114,7 +146,7 @@ class GeometryMonitor(Monitor, Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
         with self._guarded():
-            self._write_pictures(trainer, last=True)
+            self._write_page(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -122,6 +154,18 @@ class GeometryMonitor(Monitor, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop()
+
+    def _stop(self) -> None:
+        self._make_strict()
+        super()._stop()
+
+    def _make_strict(self) -> None:
+        for callback in self._made_lenient:
+            callback.strict = True
+        self._made_lenient.clear()
+
+    def _is_own(self, tag: str) -> bool:
+        return tag.startswith(f"{self.prefix}.") and "/" in tag
 
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         assert self._geometry is not None
@@ -132,6 +176,8 @@ class GeometryMonitor(Monitor, Callback):
         elif model is not pl_module and isinstance(batch, Mapping):
             sharded = (FullyShardedDataParallel, FSDPModule)
             call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
+        elif model is not pl_module and type(pl_module).forward is LightningModule.forward:
+            call = partial(model, batch)
         else:
             call = partial(pl_module, batch)
         with trainer.precision_plugin.forward_context():
@@ -142,31 +188,34 @@ class GeometryMonitor(Monitor, Callback):
 
     def _log(self, trainer: Trainer, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
-        trainer.callback_metrics.update(
-            {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
-        )
-        is_first = not self._chart_metrics
-        if is_first:
-            self._chart_metrics = list(dict.fromkeys(record["metric"] for record in records))
+        self._last_values = scalars
+        trainer.callback_metrics.update(_tensors(scalars))
+        self._make_strict()
         for logger in trainer.loggers:
-            if is_first and isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(_charts(trainer))
             logger.log_metrics(scalars, step=step)
-        self._write_pictures(trainer)
+        self._write_page(trainer)
 
-    def _write_pictures(self, trainer: Trainer, *, last: bool = False) -> None:
-        """Write images and text to TensorBoard, on rank zero."""
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    def _write_page(self, trainer: Trainer, *, last: bool = False) -> None:
+        """Write charts, images and text to TensorBoard, on rank zero."""
         if trainer.is_global_zero and not self._failed:
-            self._pictures.write([logger.experiment for logger in loggers], self.history, last=last)
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            pages = [callback._page for callback in callbacks if isinstance(callback, GeometryMonitor)]
+            writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+            self._page.write(writers, self.history, pages, last=last)
 
 
-def _charts(trainer: Trainer) -> dict[str, dict[str, list[Any]]]:
-    """The charts of all monitors of the trainer that have measured: TensorBoard keeps only the last layout."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    monitors = [callback for callback in callbacks if isinstance(callback, GeometryMonitor)]
-    layouts = [custom_scalars_layout(m._chart_metrics, m.prefix) for m in monitors if m._chart_metrics]
-    return {category: charts for layout in layouts for category, charts in layout.items()}
+def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    return {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
+
+
+def _logger_folder(loggers: Iterable[Logger]) -> Path | None:
+    """The folder on this machine in which the first logger writes, if it has one."""
+    for logger in loggers:
+        for folder in (logger.log_dir, logger.save_dir):
+            if isinstance(folder, str | Path) and "://" not in str(folder):
+                return Path(folder)
+        return None
+    return None
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:

@@ -1,14 +1,14 @@
 """When to measure while a model trains, and what to do about a failure: the part that all trainers share."""
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -17,9 +17,14 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
+from embedgeo.results.history import HistoryFile
 from embedgeo.results.schema import StepRecord
-from embedgeo.training.adapter import TrainerAdapter, run_probe
-from embedgeo.training.schedule import Schedule
+from embedgeo.results.wording import reason
+from embedgeo.training import messages
+from embedgeo.training.adapter import TrainerAdapter, run_model
+from embedgeo.training.configuration import instantiated
+from embedgeo.training.schedule import Place, Schedule
+from embedgeo.training.states import kept_random_states
 
 
 class Monitor:
@@ -49,7 +54,7 @@ class Monitor:
         layers: str | Sequence[Any] | Callable[[nn.Module], Any] = "blocks",
         metrics: Callable[[int], list[Metric]] | None = None,
         window: int = 1,
-        probe: Iterable[Any] | None = None,
+        probe: Iterable[Any] | dict[str, Any] | None = None,
         probe_forward: Callable[[Any, Any], Any] | None = None,
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
@@ -59,83 +64,93 @@ class Monitor:
         on_error: Literal["warn", "raise"] = "warn",
         seed: int = 0,
         rows: RowUnit = "tokens",
+        measure_last: bool = True,
+        folder: str | Path | None = None,
+        no_grad_passes: bool = False,
     ) -> None:
         require_row_unit(rows)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
-        if isinstance(probe, Iterator):
+        self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+        if isinstance(self.probe, Iterator):
             raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
         if window > 1 and probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-        self.probe = probe
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
         self.prefix = prefix
         self.on_error = on_error
+        self.measure_last = measure_last
+        self.folder = folder
         self.history: list[StepRecord] = []
-        self._make_geometry = partial(
-            Geometry,
-            layers=layers,
-            metrics=metrics or partial(default_metrics, seed=seed),
-            skip_first_positions=skip_first_positions,
-            ignore_token_ids=ignore_token_ids,
-            rows=rows,
-        )
+        self._make_metrics = metrics or partial(default_metrics, seed=seed)
+        self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
+        options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
+        self._make_geometry = partial(Geometry, layers=layers, metrics=self._make_metrics, **options)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
+        self._file: HistoryFile | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._window_start: int | None = None
-        self._last_step: int | None = None  # scheduled steps up to this one are done
+        self._place = Place(self.schedule)
+        self._measured_step: int | None = None  # the last one
+        self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._failed = False
-        self._has_measured = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         device, group = adapter.device, adapter.process_group
         self._geometry = self._make_geometry(adapter.model, on_error=self._fail, device=device, process_group=group)
         self._adapter = adapter
-        if self._last_step is None:
-            self._last_step = step - 1
-        if self._window_start is not None and step >= self._window_start + self.schedule.window:
-            self._window_start = None
+        self._first_step = step
+        self._place.start(step)
+        if adapter.writes and (folder := self.folder or adapter.folder):
+            self._file = HistoryFile(Path(folder), self.prefix)
+        metrics = self._make_metrics(2)
+        rank_zero_info(messages.opening(self, self._geometry.layers, metrics, self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
-        if self._window_start is None:
-            due, self._last_step = self._is_due(step), step
-            if due and self.probe is not None:
+        if self.measure_last and self.probe is None:
+            self._recent = [kept for kept in self._recent if kept[0] > step - self.schedule.window]
+            self._recent.append((step, batch))
+        if self._place.window_start is None and self._place.take_due(step):
+            if self.probe is not None:
                 self._measure_probe(step)
-            elif due:
-                self._window_start = step
-        if self._window_start is not None:
+            else:
+                self._place.window_start = step
+        if self._place.window_start is not None:
             with self._guarded():
                 self._attach(batch)
 
     def _after_batch(self, step: int) -> None:
         self._detach()
-        if self._window_start is not None and step >= self._window_start + self.schedule.window:
+        if self._place.is_window_over(step):
             self._end_window()
+        elif self.probe is not None and self._geometry is not None and self._place.take_due(step):
+            self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
         self._detach()
-        if self._window_start is not None:
+        if self._place.window_start is not None:
             self._end_window()
-        elif self.probe is not None and self._geometry is not None and self._is_due(step):
-            self._measure_probe(step)
+        if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
+            (self._measure_recent if self.probe is None else self._measure_probe)(step)
 
     def _stop(self) -> None:
-        """Leave the run; `_last_step` and `_window_start` stay, as they may still be saved to a checkpoint."""
+        """Leave the run; `_place` stays, as it may still be saved to a checkpoint."""
         self._detach()
-        self._adapter = self._geometry = None
-
-    def _is_due(self, step: int) -> bool:
-        assert self._last_step is not None
-        return self.schedule.is_due(self._last_step, step)
+        if self._file is not None:
+            with self._guarded():
+                self._file.close()
+            if self._file.path.exists():
+                rank_zero_info(messages.closing(self, self._file))
+        self._adapter = self._geometry = self._file = None
+        self._recent = []
 
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
@@ -150,18 +165,33 @@ class Monitor:
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
-        assert self._geometry is not None
-        assert self._adapter is not None
         with self._guarded():
-            try:
-                with self._geometry.probe.exclusive():
-                    run_probe(self.probe, self._adapter, self._attach, self._detach)
-            finally:
-                self._detach()
+            self._run(self.probe)
         self._measure(step)
 
+    def _measure_recent(self, step: int) -> None:
+        """Measure the last weights on the last training batches, which are run again as in a training step."""
+        assert self._geometry is not None
+        try:
+            with kept_random_states():
+                self._run([batch for _, batch in self._recent], as_training=True)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._geometry.reset()
+            warnings.warn(messages.not_measured(self, step, reason(error)), stacklevel=2)
+        else:
+            self._measure(step)
+
+    def _run(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
+        """Run the model on batches while the probe of `Geometry`, and no other one, reads it."""
+        assert self._geometry is not None
+        assert self._adapter is not None
+        with self._geometry.probe.exclusive():
+            run_model(batches, self._adapter, self._attach, self._detach, as_training=as_training)
+
     def _end_window(self) -> None:
-        step, self._window_start = self._window_start, None
+        step, self._place.window_start = self._place.window_start, None
         assert step is not None
         self._measure(step)
 
@@ -173,23 +203,26 @@ class Monitor:
         failed = torch.tensor(int(self._failed), device=adapter.device)
         if bool(all_reduce_max(failed) if is_distributed() else failed):
             if not self._failed:
-                self._warn(f"it failed on another rank before step {step}")
+                warnings.warn(messages.off(self, f"it failed on another rank before step {step}"), stacklevel=2)
             self._geometry = None
             return
+        is_first, self._measured_step = self._measured_step is None, step
         with self._guarded():
             records = geometry.records()
-            silent = geometry.silent_layers()
-            self.history += [StepRecord(step=step, **record) for record in records]
+            gap = messages.gap(self, step, records, geometry.why_silent(), self._exclusions)
+            measured = [StepRecord(step=step, **record) for record in records]
+            self.history += measured
+            if self._file is not None:
+                self._file.add(measured)
             adapter.log(step, records)
             geometry.reset()
-            if silent and not self._has_measured:
-                warnings.warn(f"{type(self).__name__}: no forward pass reached {', '.join(silent)}.", stacklevel=2)
-            self._has_measured = True
+            if is_first and gap:
+                warnings.warn(gap, stacklevel=2)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
-        with _kept_random_states():
+        with kept_random_states():
             try:
                 yield
             except Exception as error:
@@ -201,21 +234,7 @@ class Monitor:
             raise error
         if not self._failed:
             self._failed = True
-            self._warn(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+            cause = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+            warnings.warn(messages.off(self, cause), stacklevel=2)
         if self._geometry is not None:
             self._geometry.switch_off()
-
-    def _warn(self, cause: str) -> None:
-        warnings.warn(f"{type(self).__name__} is off for the rest of this run, training goes on: {cause}", stacklevel=2)
-
-
-@contextmanager
-def _kept_random_states() -> Iterator[None]:
-    """Restores the global random states of Python, NumPy and torch (CPU and all GPUs) on exit."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
+
+from embedgeo.results.wording import listed
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -22,6 +25,7 @@ class Schedule:
         window: how many consecutive steps make one measurement.
 
     Raises:
+        TypeError: an argument is not an integer, or ``extra_steps`` are not several.
         ValueError: an argument is outside its range, or the window reaches into the next scheduled step.
 
     >>> schedule = Schedule(100, extra_steps=(1, 2))
@@ -30,8 +34,12 @@ class Schedule:
     """
 
     def __init__(self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1) -> None:
-        extra = [("extra_steps", step, 0) for step in extra_steps]
+        if isinstance(extra_steps, str | int | float):
+            raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
+        extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
         for name, value, least in (("every_n_steps", every_n_steps, 1), ("window", window, 1), *extra):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an integer, a number of optimizer steps; got {value!r}.")
             if value < least:
                 raise ValueError(f"{name} must be at least {least}; got {value}.")
         self.every_n_steps = every_n_steps
@@ -43,6 +51,15 @@ class Schedule:
         if window > gap:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
 
+    def __str__(self) -> str:
+        """The steps, for a message.
+
+        >>> str(Schedule(100)), str(Schedule(100, extra_steps=(0, 1, 2, 100)))
+        ('every 100 steps', 'every 100 steps and at 1, 2')
+        """
+        extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
+        return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
+
     def is_due(self, last_step: int, step: int) -> bool:
         """Whether a scheduled step is after ``last_step`` and not after ``step``.
 
@@ -52,3 +69,39 @@ class Schedule:
         return step // self.every_n_steps > last_step // self.every_n_steps or any(
             last_step < extra <= step for extra in self.extra_steps
         )
+
+
+class Place:
+    """How far a run has come in its schedule: what is saved in its checkpoints.
+
+    Attributes:
+        last_step: scheduled steps up to this one are done; None before the start.
+        window_start: the step at which the open window began; None if there is none.
+
+    >>> place = Place(Schedule(5))
+    >>> place.start(step=4)
+    >>> [place.take_due(step) for step in (4, 5, 5)]
+    [False, True, False]
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.last_step: int | None = None
+        self.window_start: int | None = None
+
+    def start(self, step: int) -> None:
+        """Begin at a step, or go on at it from where a checkpoint was saved."""
+        if self.last_step is None:
+            self.last_step = step - 1
+        if self.is_window_over(step):
+            self.window_start = None
+
+    def take_due(self, step: int) -> bool:
+        """Whether there is a scheduled step up to this one that has not been taken yet."""
+        assert self.last_step is not None
+        last, self.last_step = self.last_step, step
+        return self.schedule.is_due(last, step)
+
+    def is_window_over(self, step: int) -> bool:
+        """Whether there is a window that does not reach this step."""
+        return self.window_start is not None and step >= self.window_start + self.schedule.window

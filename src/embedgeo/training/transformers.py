@@ -1,27 +1,33 @@
 """The monitor as a callback of the Hugging Face Trainer."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.monitor import Monitor
+from embedgeo.training.tensorboard import TensorBoardPage
 
 
 class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
     Scalars go through ``trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``. Their names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
-    and so are the arguments; ``probe_forward`` is given the model that the Trainer runs. Nothing is measured in
-    evaluate and predict.
+    ``trainer.state.log_history``, but not to the console, which they would fill. TensorBoard gets charts, images and a
+    text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are the arguments;
+    ``probe_forward`` is given the model that the Trainer runs, and the default of ``folder`` is the Trainer's
+    ``output_dir``. Nothing is measured in evaluate and predict.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -51,18 +57,28 @@ class GeometryCallback(Monitor, TrainerCallback):
             to_device=lambda batch: move_data_to_device(batch, args.device),
             forward=self._forward,
             log=self._log,
+            writes=state.is_world_process_zero,
+            folder=Path(args.output_dir) if args.output_dir else None,
+            set_train_mode=trainer.model.train,
         )
         self._start(adapter, state.global_step)
         self._trainer = trainer
+        self._page = TensorBoardPage(self.prefix, len(self.history), tag_start="train/")
         self._wrap_training_step(trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._after_batch(state.global_step)
 
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._trainer is not None and "train_runtime" in kwargs.get("logs", ()):
+            # training has ended, but the weights are still the last ones: the best model may be loaded after this
+            self._finish(state.global_step)
+            with self._guarded():
+                self._write_page(last=True)
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._finish(state.global_step)
         self._stop()
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
@@ -110,9 +126,32 @@ class GeometryCallback(Monitor, TrainerCallback):
         now, should_log = state.global_step, control.should_log
         state.global_step = step  # `log` dates values with it
         try:
-            self._trainer.log(tagged_scalars(records, self.prefix))
+            with _console_left_out(self._trainer):
+                self._trainer.log(tagged_scalars(records, self.prefix))
         finally:
             state.global_step, control.should_log = now, should_log
+        self._write_page()
+
+    def _write_page(self, *, last: bool = False) -> None:
+        """Write charts, images and text to TensorBoard, on the rank that has a writer, if there is one."""
+        assert self._trainer is not None
+        callbacks = self._trainer.callback_handler.callbacks
+        pages = [each._page for each in callbacks if isinstance(each, GeometryCallback)]
+        boards = [each for each in callbacks if isinstance(each, TensorBoardCallback) and each.tb_writer is not None]
+        if boards and not self._failed:
+            self._page.write([board.tb_writer for board in boards], self.history, pages, last=last)
+
+
+@contextmanager
+def _console_left_out(trainer: Trainer) -> Iterator[None]:
+    """Context in which `trainer.log` does not print: a measurement has hundreds of values."""
+    handler = trainer.callback_handler
+    callbacks = handler.callbacks
+    handler.callbacks = [each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)]
+    try:
+        yield
+    finally:
+        handler.callbacks = callbacks
 
 
 def _calling_trainer() -> Trainer:

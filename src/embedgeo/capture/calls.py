@@ -1,0 +1,145 @@
+"""A module's calls, also those of its bare ``forward``, which torch's hooks do not see."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+"""Makes the context in which a call runs, given the module and the call's arguments."""
+
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
+"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
+
+
+class Call(NamedTuple):
+    """A module's call, and what its arguments say about the rows of hidden states.
+
+    Attributes:
+        module: the module that is called.
+        batch: its only argument, if that is given without a name, otherwise the arguments by name.
+        mask: shape (batch, positions), True = count; None if there is none of this shape.
+        position_ids: shape (batch or 1, positions), likewise.
+        embeddings: what the module is to take for embeddings of tokens, shape (batch, positions, d), likewise.
+        has_gradients: whether gradients were on when it began; see `has_gradients`.
+    """
+
+    module: nn.Module
+    batch: Any
+    mask: Tensor | None
+    position_ids: Tensor | None
+    embeddings: Tensor | None
+    has_gradients: bool
+
+    @classmethod
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
+        """The call of a module with these arguments; a TypeError if they do not fit its ``forward``."""
+        given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
+        padding = next((given[name] for name in _PADDING_MASKS if given.get(name) is not None), None)
+        mask = _tensor(given.get("attention_mask") if padding is None else padding.logical_not(), 2)
+        return cls(
+            module=module,
+            batch=args[0] if len(args) == 1 and not kwargs else given,
+            mask=None if mask is None else mask != 0,
+            position_ids=_tensor(given.get("position_ids"), 2),
+            embeddings=_tensor(given.get("inputs_embeds"), 3),
+            has_gradients=has_gradients(),
+        )
+
+
+@contextmanager
+def watched_calls(module: nn.Module, on_call: OnCall) -> Iterator[None]:
+    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside ``on_call``'s.
+
+    The module is an instance of a subclass of its class meanwhile, as `torch.nn.utils.parametrize` makes one; copies
+    and replicas of the module are not watched.
+    """
+    if not _is_watched(module):
+        module.__class__ = _watched_class(module)
+    watched: Any = module.__class__
+    watchers: list[OnCall] = watched._embedgeo_watchers
+    watchers.append(on_call)
+    try:
+        yield
+    finally:
+        watchers.remove(on_call)
+        if not watchers and module.__class__ is watched:
+            module.__class__ = watched.__bases__[1]
+
+
+def has_gradients() -> bool:
+    """Whether gradients are on where this runs, or were where an autograd function began whose forward runs.
+
+    Such a function is reentrant activation checkpointing, which runs modules without gradients that it makes up for.
+    """
+    in_function = not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
+    return torch.is_grad_enabled() or in_function
+
+
+def _tensor(value: Any, ndim: int) -> Tensor | None:
+    return value if isinstance(value, Tensor) and value.ndim == ndim else None
+
+
+class _Watched:
+    """Mixed into the class of a watched module: a property comes before a ``forward`` of the instance itself."""
+
+    _embedgeo_module: ClassVar[ReferenceType[nn.Module]]
+    _embedgeo_watchers: ClassVar[list[OnCall]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the class unknown to the ``__init_subclass__`` of the module's own, which may register it."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        module: Any = self
+        forward = _plain(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
+        if not _is_watched(self):
+            return forward
+
+        @wraps(forward)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                for on_call in self._embedgeo_watchers:
+                    stack.enter_context(on_call(module, args, kwargs))
+                return forward(*args, **kwargs)
+
+        watched._embedgeo_plain = forward  # type: ignore[attr-defined]
+        return watched
+
+    @forward.setter
+    def forward(self, forward: Callable[..., Any]) -> None:
+        self.__dict__["forward"] = _plain(forward)
+
+    @forward.deleter
+    def forward(self) -> None:
+        del self.__dict__["forward"]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, or a pickle, is of the module's own class."""
+        own = type(self).__bases__[1]
+        reduced: Any = super().__reduce_ex__(protocol)
+        make, args, *state = reduced
+        if make.__name__ == "__newobj__":  # which pickle refuses for another class
+            make = own.__new__
+        return make, tuple(own if arg is type(self) else arg for arg in args), *state
+
+
+def _is_watched(module: Any) -> bool:
+    return isinstance(module, _Watched) and module._embedgeo_module() is module
+
+
+def _watched_class(module: nn.Module) -> Any:
+    own: Any = type(module)
+    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    watched = {"_embedgeo_module": ref(module), "_embedgeo_watchers": []}
+    return type(own)(own.__name__, (_Watched, own), {**names, **watched})
+
+
+def _plain(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``forward`` without what watches it: others may take one from a watched module, and put it back later."""
+    return getattr(forward, "_embedgeo_plain", forward)

@@ -1,0 +1,41 @@
+"""The rows of a layer's hidden state, and which tensors have an entry for each of them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedgeo.capture.layers import Layer
+
+
+class LayerRows(NamedTuple):
+    """The rows of a layer's hidden state; the shape is the hidden state's without its last dimension."""
+
+    layer: Layer
+    shape: torch.Size
+
+    def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
+        """Token ids or a mask in the order of the rows; None if there is not one for each row.
+
+        If the model has positions first, they may be (positions, batch), unless they are known to be batch first.
+        """
+        if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
+            return tensor.T
+        is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
+        return tensor if tensor.shape == self.shape or is_flat else None
+
+    def require_fit(self, tensor: Tensor, what: str, *, is_batch_first: bool = False) -> Tensor:
+        """As `fit`, but a ValueError, with ``what`` the tensor is, instead of None."""
+        fitted = self.fit(tensor, is_batch_first=is_batch_first)
+        if fitted is None:
+            raise ValueError(
+                f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
+                f"the {what} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
+                "its rows."
+            )
+        return fitted
+
+
+def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
+    """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
+    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]

@@ -1,0 +1,39 @@
+"""Checks of metrics that are computed together."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from embedgeo.functional.distributed import all_reduce_max
+
+
+def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
+    """Raise TypeError if what is made for a width are not metrics, ValueError if two of them give the same key."""
+    owners: dict[str, str] = {}
+    for metric in make_metrics(2):
+        if not isinstance(metric, Metric):
+            raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
+        metric.update(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+        metric._to_sync = False
+        name = type(metric).__name__
+        for key in metric.compute():
+            if key in owners:
+                raise ValueError(
+                    f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
+                )
+            owners[key] = name
+
+
+def require_same_values(names: Sequence[str], values: Tensor) -> None:
+    """Raise ValueError, naming the first, if values differ between ranks; every rank must call this."""
+    if not names:
+        return
+    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num())
+    differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
+    if bool(differs.any()):
+        raise ValueError(
+            "ranks that run one model in parallel must see the same rows at a layer; "
+            f"{names[int(differs.nonzero()[0])]} differs between them: each rank has a part of it. Leave the layer out."
+        )

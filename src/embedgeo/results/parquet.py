@@ -1,0 +1,114 @@
+"""Parquet files of results: the columns of records and of tables of token types, read and written."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedgeo.results.files import replacing
+from embedgeo.results.schema import Record
+
+SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("revision", pa.string()),
+        ("step", pa.int64()),
+        ("commit", pa.string()),
+        ("series", pa.string()),
+        ("weights_sha256", pa.string()),
+        ("duplicate_of", pa.string()),
+        ("layer", pa.string()),
+        ("layer_index", pa.int64()),
+        ("width", pa.int64()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+"""Columns of the records of a sweep."""
+
+_BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa.int64()), ("n", pa.float64())]
+TABLES = {
+    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V"))]),
+    "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
+}
+"""Columns of the tables of token types, by their folder."""
+
+
+def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
+    """Read a Parquet file that has at least these columns.
+
+    Args:
+        path: the file.
+        columns: that it must have.
+        remedy: what to do about a file that is not as it must be.
+
+    Raises:
+        ValueError: it cannot be read, or lacks columns.
+    """
+    return _read(path, columns, remedy).to_pandas()
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read the records of a checkpoint.
+
+    Raises:
+        ValueError: it is not a file of these, or holds none.
+    """
+    remedy = f"Removing it is safe: the next sweep measures {path.stem} again."
+    table = _read(path, SCHEMA.names, remedy)
+    try:
+        table = table.select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(f"{path} must have columns of records; it has others ({error}). {remedy}") from error
+    if not table.num_rows:
+        raise ValueError(f"{path} must hold the records of a checkpoint; it holds none. {remedy}")
+    return table.to_pandas()
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table of token types; its folder says of which kind it is."""
+    again = path.parents[1] / "checkpoints" / path.name
+    remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
+    return read_parquet(path, TABLES[path.parent.name].names, remedy)
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """What is written in a Parquet file beside its columns."""
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+
+
+def write_parquet(path: Path, frame: pd.DataFrame, schema: pa.Schema, about: Mapping[str, str] | None = None) -> None:
+    """Write a table, whole or not at all, with what is to be known beside its columns."""
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(about)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path} must be a Parquet file; it cannot be read ({error}). {remedy or 'Remove it.'}"
+        ) from error
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        raise ValueError(
+            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
+            f"another version of embedgeo? Then measure again, into another folder. {remedy}".rstrip()
+        )
+    return table
+
+
+def to_records(frame: pd.DataFrame) -> list[Record]:
+    """The records in a table of a checkpoint."""
+    records: Any = frame[[*Record.__annotations__]].to_dict("records")
+    return records
+
+
+def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
+    """Records as a table, with the columns that all records of a checkpoint share."""
+    return pd.DataFrame(list(records)).assign(**checkpoint)[SCHEMA.names]

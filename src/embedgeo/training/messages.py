@@ -1,0 +1,59 @@
+"""What a monitor tells its user: what it will measure, what it has measured, what it could not."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torchmetrics import Metric
+
+from embedgeo.capture.layers import Layer
+from embedgeo.results.history import HistoryFile
+from embedgeo.results.schema import Record
+from embedgeo.results.wording import listed, shell_command
+from embedgeo.training.schedule import Schedule
+
+
+def opening(
+    monitor: object, layers: Sequence[Layer], metrics: Sequence[Metric], schedule: Schedule, file: HistoryFile | None
+) -> str:
+    """Layers, metrics, steps and file in a line, for the start of training."""
+    names, kinds = [layer.name for layer in layers], [type(metric).__name__ for metric in metrics]
+    where = f"written to {file.path}" if file else "kept in its history alone (folder= has it written)"
+    return f"{type(monitor).__name__}: {len(names)} layers ({listed(names, 4)}), {listed(kinds)}, {schedule}; {where}."
+
+
+def closing(monitor: object, file: HistoryFile) -> str:
+    """Where the history is, and the command that draws it, which can be pasted."""
+    command = shell_command("embedgeo", "report", file.path.parent)
+    return f"{type(monitor).__name__}: its history is in {file.path}; to look at it: {command}"
+
+
+def off(monitor: object, cause: str) -> str:
+    """That a failure has turned the monitor off."""
+    return f"{type(monitor).__name__} is off for the rest of this run, training goes on: {cause}"
+
+
+def not_measured(monitor: object, step: int, cause: str) -> str:
+    """Why the last weights could not be measured on training batches, and what to do."""
+    return (
+        f"{type(monitor).__name__}: the weights of the last step, {step}, are not measured, because the model could "
+        f"not be run on a training batch outside of its training step ({cause}). Give probe_forward=, a function of "
+        "the module and a batch, or measure_last=False."
+    )
+
+
+def gap(
+    monitor: object,
+    step: int,
+    records: Sequence[Record],
+    why_silent: str,
+    exclusions: Mapping[str, object],
+) -> str | None:
+    """What a measurement lacks, and why: layers that no forward pass has reached, or all rows."""
+    name = type(monitor).__name__
+    if why_silent:
+        return f"{name}: {why_silent}"
+    if any(record["value"] and not math.isnan(record["value"]) for record in records):
+        return None
+    causes = [*(f"{name}={value!r}" for name, value in exclusions.items() if value), "the mask"]
+    verb = "leave" if len(causes) > 1 else "leaves"
+    return f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them."

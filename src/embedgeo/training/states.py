@@ -1,0 +1,45 @@
+"""What a measurement leaves as it was: random states, modes and buffers."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restores the global random states of Python, NumPy and torch (CPU and all GPUs) on exit."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Puts each module back into train or eval mode on exit."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restores the values of buffers on exit, as of the running statistics that a pass in train mode updates."""
+    values = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in values:
+                    buffer.copy_(values[name])

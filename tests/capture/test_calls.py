@@ -1,0 +1,202 @@
+"""Calls of a model by its bare forward, of its copies and replicas, and those of its blocks alone."""
+
+import copy
+import inspect
+import io
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch.strategies.strategy import _ForwardRedirection
+from torch import nn
+
+from embedgeo import observe
+from tests.models import FAMILIES, NanoGPT, TorchEncoder, gpt_neox, token_batch
+from tests.observed import Rows, observed, rows_seen
+
+
+class SentenceEncoder(nn.Module):
+    """Calls the forward of its encoder, as sentence-transformers does, and means over the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.auto_model = FAMILIES["bert"].build().base_model
+
+    def forward(self, sentences):
+        hidden = self.auto_model.forward(**sentences, return_dict=True).last_hidden_state
+        keep = sentences["attention_mask"][..., None]
+        return (hidden * keep).sum(1) / keep.sum(1)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "bert", "bloom", "opt", "modernbert", "distilbert", "albert", "t5"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whole):
+    model, batch = FAMILIES[family].build().eval(), token_batch(padding="right")
+    if family == "t5":
+        batch["decoder_input_ids"] = batch["input_ids"]
+    elif not whole:
+        model = model.base_model
+    expected = observed(model, batch, "*block.01")
+    with observe(model, "*block.01", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        model.forward(**batch)
+    for layer in expected.compute():
+        for seen, rows in zip(rows_seen(geometry, layer), rows_seen(expected, layer), strict=True):
+            assert torch.equal(seen, rows), layer
+    assert len(rows_seen(geometry, "encoder.block.01" if family == "t5" else "block.01")[0]) == 36
+
+
+def test_means_of_sentences_leave_padding_out():
+    model, batch = SentenceEncoder().eval(), token_batch(padding="right")
+    with observe(model, "block.02", lambda dim: [Rows(dim)], rows="mean") as geometry, torch.no_grad():
+        means = model(batch)
+    torch.testing.assert_close(rows_seen(geometry, "block.02")[0], means)
+
+
+def test_a_forward_that_is_wrapped_on_the_instance_is_watched_too():
+    model, batch = gpt_neox().eval(), token_batch(padding="left")
+    model.forward = partial(model.forward)  # as accelerate does for mixed precision
+    given = model.__dict__["forward"]
+    base = model.gpt_neox
+    with observe(model, "block.01", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        model.forward(**batch)
+        base.forward(**batch)
+    assert len(rows_seen(geometry, "block.01")[0]) == 2 * 36
+    assert model.__dict__["forward"] is given
+    assert "forward" not in base.__dict__
+
+
+def test_a_block_run_outside_of_any_call_of_a_hugging_face_model_is_refused():
+    model = gpt_neox().eval()
+
+    def run(**options):
+        with observe(model, "block.00", lambda dim: [Rows(dim)], **options) as geometry, torch.no_grad():
+            x = torch.randn(2, 5, 16)
+            model.gpt_neox.layers[0](x, position_embeddings=model.gpt_neox.rotary_emb(x, torch.arange(5)[None]))
+        return len(rows_seen(geometry, "block.00")[0])
+
+    with pytest.raises(ValueError, match=r"layer 'block.00' was run outside of a call of the model.*give mask="):
+        run()
+    assert run(mask=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])) == 7
+
+
+@pytest.mark.parametrize("as_function", [True, False])
+def test_observe_takes_a_mask_and_token_ids_or_functions_of_the_batch(as_function):
+    model, batch = gpt_neox().eval(), token_batch()
+    keep, ids = batch["input_ids"] > 40, batch["input_ids"] + 7
+    options = {"mask": keep, "token_ids": ids}
+    if as_function:
+        options = {"mask": lambda b: b["input_ids"] > 40, "token_ids": lambda b: b["input_ids"] + 7}
+    geometry = observed(model, batch, "block.01", **options)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], ids[keep])
+
+
+def test_a_batch_is_the_only_argument_or_the_arguments_by_name():
+    model, batch = NanoGPT().eval(), token_batch()["input_ids"]
+    with observe(model, "block.01", lambda dim: [Rows(dim)], mask=lambda ids: ids > 40) as geometry:
+        model(batch)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], batch[batch > 40])
+    encoder = TorchEncoder().eval()
+    by_name = {"mask": lambda b: b["ids"] > 40, "token_ids": lambda b: b["ids"]}
+    with observe(encoder, "block.01", lambda dim: [Rows(dim)], **by_name) as geometry:
+        encoder(batch, None)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], batch[batch > 40])
+
+
+def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
+    model, batch = gpt_neox().eval(), token_batch()
+    with pytest.raises(TypeError, match="mask= must return a tensor; got list"):
+        observed(model, batch, mask=lambda b: b["input_ids"].tolist())
+    parts = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})
+    message = "mask= can be a function of the batch only where the model is called"
+    with pytest.raises(ValueError, match=message), observe(parts, mask=lambda b: b):
+        parts["layers"][0](torch.randn(2, 5, 4))
+
+
+# ── Copies and replicas ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_copy_made_while_the_model_is_measured_is_never_counted():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        twin = copy.deepcopy(model)
+        model(**batch)
+        twin(**batch)
+        twin.forward(**batch)
+    assert len(rows_seen(geometry, "block.02")[0]) == 48
+    with geometry.probe, torch.no_grad():
+        twin(**batch)
+    assert len(rows_seen(geometry, "block.02")[0]) == 48
+    with observe(twin, "block.02", lambda dim: [Rows(dim)]) as of_twin, torch.no_grad():
+        twin(**batch)
+    assert len(rows_seen(of_twin, "block.02")[0]) == 48
+
+
+def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model):
+        twin = copy.deepcopy(model)
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        model(**batch)
+    saved.seek(0)
+    for other in (twin, torch.load(saved, weights_only=False)):
+        assert [type(module) for module in other.modules()] == [type(module) for module in model.modules()]
+        torch.nn.init.zeros_(other.get_output_embeddings().weight)
+        assert not other.forward(**batch).logits.any()
+        assert not other(**batch).logits.any()
+    assert type(model) is type(gpt_neox())
+    assert model(**batch).logits.any()
+    hooks = [hook for module in twin.modules() for hook in module._forward_hooks.values()]
+    assert hooks
+    assert all(hook._run is hook._module is None for hook in hooks)
+
+
+def test_a_replica_runs_its_own_forward_and_is_not_counted():
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        model(**batch)
+        replica = model._replicate_for_data_parallel()
+        assert replica.forward.__self__ is replica
+        assert "wrapped" not in inspect.getsource(replica.forward)
+    assert len(rows_seen(geometry, "block.02")[0]) == 48
+
+
+def test_a_forward_taken_from_a_watched_model_and_put_back_stays_its_own():
+    model, batch = NanoGPT().eval(), token_batch()["input_ids"]
+    model.training_step = model.forward
+    for _ in range(3):  # under Lightning's DDP in each measured step
+        with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+            _ForwardRedirection()(model, model, "training_step", batch)
+            twin = copy.deepcopy(model)
+        assert len(rows_seen(geometry, "block.02")[0]) == 48
+        assert model.__dict__["forward"].__self__ is model
+        assert twin.__dict__["forward"].__self__ is twin
+
+
+def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_watched_one():
+    subclasses = []
+
+    class Registered(NanoGPT):
+        def __init_subclass__(cls, *, name):
+            subclasses.append(name)
+
+    model = Registered()
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
+        assert isinstance(model, Registered)
+        model(token_batch()["input_ids"])
+    assert len(rows_seen(geometry, "block.02")[0]) == 48
+    assert not subclasses
+
+
+def test_two_probes_may_end_in_any_order():
+    model, batch = gpt_neox().eval(), token_batch(padding="left")
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as first:
+        second = observe(model, "block.01", lambda dim: [Rows(dim)])
+        inner = second.__enter__()
+        model.forward(**batch)
+    model.forward(**batch)
+    second.__exit__(None, None, None)
+    model.forward(**batch)
+    assert len(rows_seen(first, "block.02")[0]) == 36
+    assert len(rows_seen(inner, "block.01")[0]) == 2 * 36
+    assert type(model) is type(gpt_neox())

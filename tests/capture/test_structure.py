@@ -1,0 +1,203 @@
+"""Which table has the tokens, which modules are the blocks, and which is the final norm."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from embedgeo import observe
+from embedgeo.capture.layers import resolve_layers
+from embedgeo.capture.structure import input_embedding, token_tables
+from tests.models import VOCABULARY, Block, NanoGPT, token_batch
+from tests.observed import Rows, observed, rows_seen
+
+# ── Tables ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class CharacterModel(NanoGPT):
+    """As nanoGPT's: tied to its head, and with a context longer than its vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer.wte.weight = self.lm_head.weight
+
+    @torch.no_grad()
+    def generate(self, idx, count):
+        for _ in range(count):
+            idx = torch.cat([idx, self(idx)[:, -1:].argmax(-1)], 1)
+        return idx
+
+
+def test_generation_from_id_zero_is_measured():
+    model = CharacterModel().eval()
+    with observe(model, "block.01", lambda dim: [Rows(dim)]) as geometry:
+        ids = model.generate(torch.zeros(1, 1, dtype=torch.long), 5)
+    passes = [ids[:, :length] for length in range(1, 6)]
+    assert torch.equal(rows_seen(geometry, "block.01")[1], torch.cat(passes, 1)[0])
+
+
+@pytest.mark.parametrize("model", [NanoGPT, CharacterModel])
+def test_ids_that_count_up_from_zero_are_ids(model):
+    ids = torch.arange(12).expand(2, 12)
+    with observe(model()) as geometry:
+        geometry.model(ids)
+    assert geometry.compute()["block.01"]["token_types"] == 12
+    assert geometry.compute()["block.01"]["V_W"] >= 0
+
+
+class Tables(nn.Module):
+    """Adds up one embedding a table, given its ids; two blocks; a head, tied or not."""
+
+    def __init__(self, *, head=None, tied=None, **sizes):
+        super().__init__()
+        for name, size in sizes.items():
+            self.add_module(name, nn.Embedding(size, 16))
+        self.names = list(sizes)
+        self.blocks = nn.ModuleList([Block(16), Block(16)])
+        if head is not None:
+            self.head = nn.Linear(16, head, bias=False)
+        if tied is not None:
+            self.head.weight = getattr(self, tied).weight
+
+    def forward(self, **ids):
+        x = sum(getattr(self, name)(ids[name]) for name in self.names)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Tables(embedding=9, pos=64), ["embedding"]),
+        (Tables(position_embedding_table=64, token_embedding_table=9), ["token_embedding_table"]),
+        (Tables(token_type_embeddings=2, word_embeddings=9, position_embeddings=64), ["word_embeddings"]),
+        (Tables(tokEmb=9, posEmb=64, segEmb=3), ["tokEmb"]),
+        (Tables(a=9, b=64, head=9, tied="a"), ["a"]),
+        (Tables(pos=9, b=64, head=9, tied="pos"), ["pos"]),
+        (Tables(a=64, b=9, head=9), ["b"]),
+        (Tables(source_tokens=9, target_tokens=9, head=9), ["source_tokens", "target_tokens"]),
+        (Tables(a=9, b=64), ["a", "b"]),
+        (Tables(wpe=64), []),
+        (Tables(), []),
+    ],
+)
+def test_the_table_of_tokens_is_told_by_names_and_the_head(model, expected):
+    assert token_tables(model) == [getattr(model, name) for name in expected]
+
+
+def test_tables_in_the_blocks_hold_no_tokens():
+    model = Tables(a=9)
+    model.blocks[0].bias = nn.Embedding(32, 2)
+    assert token_tables(model) == [model.a]
+
+
+def test_a_model_may_name_its_table_itself():
+    model = Tables(a=64, tokens=9)
+    model.get_input_embeddings = lambda: model.a
+    assert token_tables(model) == [model.a]
+    assert input_embedding(model) is model.a
+
+
+def test_of_tables_that_nothing_tells_apart_the_ids_must_fit_or_be_given():
+    model, ids = Tables(a=VOCABULARY, b=64), token_batch()["input_ids"]
+    positions = torch.arange(12)
+    assert torch.equal(rows_seen(observed(model, {"a": ids, "b": positions}), "block.01")[1], ids.flatten())
+    with pytest.raises(ValueError, match=r"2 embedding tables are called with ids that fit.*Give token_ids="):
+        observed(model, {"a": ids, "b": positions.expand(4, 12)})
+    geometry = observed(model, {"a": ids, "b": positions.expand(4, 12)}, token_ids=lambda batch: batch["a"])
+    assert torch.equal(rows_seen(geometry, "block.01")[1], ids.flatten())
+
+
+# ── Blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def names(model, layers="blocks"):
+    return [layer.name for layer in resolve_layers(model, layers)]
+
+
+class Titan(nn.Module):
+    """As torchtitan builds it; a pipeline stage has some of the blocks."""
+
+    def __init__(self, numbers=range(3)):
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleDict({str(i): Block(16) for i in numbers})
+        self.norm, self.output = nn.RMSNorm(16), nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens):
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            h = layer(h)
+        return self.output(self.norm(h))
+
+
+def test_blocks_in_a_module_dict():
+    model, ids = Titan().eval(), token_batch()["input_ids"]
+    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    geometry = observed(model, {"tokens": ids})
+    x = model.tok_embeddings(ids)
+    for i in range(3):
+        x = model.layers[str(i)](x)
+        rows, seen = rows_seen(geometry, f"block.0{i}")
+        assert torch.equal(rows, x.flatten(0, 1))
+        assert torch.equal(seen, ids.flatten())
+    assert len(names(Titan([4, 5]))) == 4
+
+
+def test_a_dict_of_named_modules_is_no_list_of_blocks():
+    model = NanoGPT()
+    model.adapters = nn.ModuleDict({"english": nn.Linear(99, 99), "french": nn.Linear(99, 99)})
+    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+
+
+@pytest.mark.parametrize("layers", ["blocks", "block.01", "*.mlp"])
+def test_an_entry_of_a_list_may_be_none(layers):
+    model = NanoGPT()
+    before = names(model, layers)
+    model.skips = nn.ModuleList([None, nn.Linear(2, 2), None])
+    model.transformer.h.append(None)
+    assert names(model, layers) == before
+
+
+def test_blocks_that_are_lists_are_refused_with_a_pattern_that_works():
+    class Sublayers(nn.Module):  # as x-transformers builds it
+        def __init__(self):
+            super().__init__()
+            parts = [
+                nn.ModuleList(
+                    [nn.ModuleList([nn.LayerNorm(4)]), nn.Sequential(*map(nn.Linear, [4] * 3, [4] * 3)), nn.Identity()]
+                )
+                for _ in "ab"
+            ]
+            self.layers = nn.ModuleList(parts)
+
+        def forward(self, x):
+            for (norm,), inner, residual in self.layers:
+                x = residual(inner(norm(x)) + x)
+            return x
+
+    model = nn.ModuleDict({"net": Sublayers()})
+    pattern = "net.layers.??.02"
+    message = "needs blocks that are called; those of Sublayers are a ModuleList of modules each.*such as layers='"
+    with pytest.raises(ValueError, match=message + pattern.replace("?", r"\?")):
+        resolve_layers(model)
+    x = torch.randn(2, 3, 4)
+    with observe(model, pattern, lambda dim: [Rows(dim)]) as geometry:
+        output = model["net"](x)
+    assert list(geometry.compute()) == ["net.layers.00.02", "net.layers.01.02"]
+    assert torch.equal(rows_seen(geometry, "net.layers.01.02")[0], output.flatten(0, 1))
+    with pytest.raises(ValueError, match="the model has 0"):
+        resolve_layers(model, "mean(last2)")
+
+
+def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
+    size = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
+    config = hf.Lfm2Config(vocab_size=VOCABULARY, num_hidden_layers=2, layer_types=["conv", "full_attention"], **size)
+    model, ids = hf.Lfm2ForCausalLM(config).eval(), token_batch()["input_ids"]
+    assert names(model) == ["embed", "block.00", "block.01", "final_norm"]
+    with torch.no_grad():
+        last = model(ids, output_hidden_states=True).hidden_states[-1]
+    rows, seen = rows_seen(observed(model, {"input_ids": ids}), "final_norm")
+    assert torch.equal(rows, last.flatten(0, 1))
+    assert torch.equal(seen, ids.flatten())

@@ -1,0 +1,139 @@
+"""Files of a checkpoint that are damaged or mean harm: the error names the file, and nothing in it is run."""
+
+import argparse
+import os
+import pickle
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
+
+import jsonargparse
+import pytest
+import torch
+
+from embedgeo.checkpoints.files import Contents, StoredFile
+from embedgeo.checkpoints.loading import lightning_step, load_model, load_tokenizer
+from embedgeo.checkpoints.reading import require_readable, stored_values
+from embedgeo.checkpoints.sources import list_checkpoints
+from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, write_files
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def said(error):
+    """An error's words: one line, without advice or colours."""
+    line = str(error.value)
+    for unwanted in ("\n", "\x1b", "weights_only", "Weights only", "add_safe_globals", "pytorch.org"):
+        assert unwanted not in line
+    return line
+
+
+SAFE = checkpoint_files(1)["model.safetensors"]
+BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("model.safetensors", SAFE[:-100], "not fully covered"),
+        ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "JSON"),
+        ("model.safetensors", b"", "Safetensor"),
+        ("pytorch_model.bin", BIN[:-20000], "damaged"),
+        ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1\n" * 9, "damaged"),
+        ("pytorch_model.bin", b"hello", "damaged"),
+        ("pytorch_model.bin", b"", "damaged"),
+        ("pytorch_model.bin", bin_file([1]), "must hold weights by their names"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_named(tmp_path, name, data, words):
+    write_files(tmp_path, {name: data})
+    with pytest.raises(ValueError, match=rf"^{name} ") as error:
+        require_readable(tmp_path / name)
+    assert words in said(error)
+
+
+def test_whole_weights_are_read_without_their_data(tmp_path):
+    write_files(tmp_path, {"model.safetensors": SAFE, "pytorch_model.bin": BIN})
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        require_readable(tmp_path / name)
+    assert all(tensor.is_meta for tensor in stored_values(tmp_path / "pytorch_model.bin").values())
+
+
+def test_the_damaged_one_of_several_weight_files_is_named(tmp_path):
+    files = checkpoint_files(1, shards=True)
+    broken = sorted(name for name in files if name.endswith(".safetensors"))[1]
+    write_files(tmp_path / "step1", {**files, broken: files[broken][:-10]})
+    with pytest.raises(ValueError, match=f"^{broken} cannot be read"):
+        load_model(tmp_path / "step1", list_checkpoints(str(tmp_path))[0].contents(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[]"])
+def test_json_that_cannot_be_read_is_named(tmp_path, name, data):
+    files = {**checkpoint_files(1, shards=True), name: data}
+    write_files(tmp_path, files)
+    contents = Contents(tuple(StoredFile(each, 1, "") for each in files if "model" in each))
+    with pytest.raises(ValueError, match=rf"^{name} cannot be read: .*(JSON|Unicode|must be|object)") as error:
+        load_model(tmp_path, contents, dtype=torch.float32)
+    said(error)
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[]", b"{}"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, data, is_file):
+    write_files(tmp_path, {"tokenizer.json": data})
+    with pytest.raises(ValueError, match=r"^tokenizer\.json cannot be read") as error:
+        load_tokenizer(tmp_path / "tokenizer.json" if is_file else tmp_path)
+    said(error)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "mine.json"])
+def test_a_bare_file_is_a_tokenizer(tmp_path, monkeypatch, name):
+    whole = load_tokenizer(write_files(tmp_path / "whole", tokenizer_files()))
+    write_files(tmp_path / "bare", {name: tokenizer_files()["tokenizer.json"]})
+    monkeypatch.chdir(tmp_path)
+    paths = [tmp_path / "bare" / name, Path("bare") / name]
+    for path in [*paths, Path("bare")] if name == "tokenizer.json" else paths:
+        assert load_tokenizer(path)(TEXT[0])["input_ids"] == whole(TEXT[0])["input_ids"]
+
+
+def test_hyperparameters_may_be_paths_and_namespaces(tmp_path):
+    kept = {
+        "path": tmp_path / "a b",
+        "inside": argparse.Namespace(path=Path("x"), rate=0.1),
+        "parsed": jsonargparse.Namespace(a=1),
+        "simple": SimpleNamespace(b=2),
+    }
+    other = {"posix": PurePosixPath("/a/b"), "windows": PureWindowsPath("c", "d")}
+    torch.save({"global_step": 7, "hyper_parameters": {**kept, **other}}, tmp_path / "last.ckpt")
+    loaded = stored_values(tmp_path / "last.ckpt")["hyper_parameters"]
+    assert {name: loaded[name] for name in kept} == kept
+    assert loaded["posix"] == Path("/a/b")
+    assert loaded["windows"] == Path("c", "d")
+    assert lightning_step(tmp_path / "last.ckpt") == 7
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_what_may_run_code_is_named_and_not_run(tmp_path, is_archive):
+    target = tmp_path / "executed"
+    value = {"global_step": 1, "hyper_parameters": argparse.Namespace(path=Payload(str(target)))}
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(bin_file(value) if is_archive else pickle.dumps(value, protocol=2))
+    with pytest.raises(
+        ValueError, match=r"^last\.ckpt cannot be read: it (holds a pickled \w+\.mkdir|is damaged)"
+    ) as error:
+        lightning_step(path)
+    said(error)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("value", [{}, [], {"global_step": "many"}])
+def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
+    torch.save(value, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match=r"must say its step .* last\.ckpt does neither"):
+        lightning_step(tmp_path / "last.ckpt")

@@ -1,0 +1,90 @@
+"""The curves of a metric: a line a layer, coloured by depth, `embed` on a scale of its own."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+
+from embedgeo.report.curves import curves
+from embedgeo.report.drawing import png, style
+from embedgeo.report.runs import make_run
+
+BLOCKS = [f"block.{i:02d}" for i in range(6)]
+STEPS = [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+def drawn(values, steps=STEPS, metric="M_over_Q"):
+    """The figure of some layers, given each one's value at the first step; all double."""
+    rows = [
+        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value * (1 + k)}
+        for k, step in enumerate(steps)
+        for i, (layer, value) in enumerate(values.items())
+    ]
+    with style():
+        figure = curves(make_run("", pd.DataFrame(rows)), metric).figure
+        picture, width, _ = png(figure, 200)
+    assert picture.startswith(b"\x89PNG")
+    assert width == 700
+    return figure
+
+
+def panels(figure):
+    """The axes that have lines of layers, from the top: the values of each line."""
+    found = [(ax, c) for ax in figure.axes for c in ax.collections if isinstance(c, LineCollection)]
+    return [(ax, [np.asarray(s).reshape(-1, 2)[:, 1] for s in collection.get_segments()]) for ax, collection in found]
+
+
+def texts(figure):
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+def test_embed_has_a_scale_of_its_own_and_the_blocks_fill_the_height():
+    blocks = {layer: 0.02 + 0.002 * i for i, layer in enumerate(BLOCKS)}
+    figure = drawn({"embed": 40.0, **blocks, "final_norm": 0.03})
+    (main, lines), (strip, below) = panels(figure)
+    assert len(lines) == 7
+    assert [line[0] for line in below] == [40]
+    low, high = main.get_ylim()
+    seen = np.concatenate(lines)
+    assert np.ptp(seen) > 0.85 * (high - low)
+    assert texts(figure) == ["embed"]
+    np.testing.assert_allclose(main.get_xlim(), strip.get_xlim())
+    assert "log" in strip.get_xlabel()
+    assert not main.get_xlabel()
+
+
+def test_lines_are_coloured_by_depth_and_each_has_its_place_in_the_key():
+    figure = drawn(dict.fromkeys(BLOCKS, 0.1))
+    (collection,) = [c for c in figure.axes[0].collections if isinstance(c, LineCollection)]
+    colours = collection.get_colors()[:, :3]
+    lightness = colours @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(lightness) > 0.05).all()  # deeper is brighter, and no two are alike
+    (image,) = [image for ax in figure.axes for image in ax.images]
+    np.testing.assert_allclose(image.cmap(np.arange(6))[:, :3], colours)
+    assert [label.get_text() for label in image.axes.get_yticklabels()] == list("012345")
+
+
+@pytest.mark.parametrize(("norm", "apart"), [(0.05, False), (9.0, True)])
+def test_a_final_norm_that_squeezes_the_blocks_has_a_scale_of_its_own(norm, apart):
+    figure = drawn({"embed": 0.0, "block.00": 0.02, "block.01": 0.04, "final_norm": norm})
+    assert texts(figure) == ["embed", "norm"][: 1 + apart]
+
+
+def test_means_of_the_last_blocks_are_named():
+    means = [f"mean(last{count})" for count in (1, 2, 3, 4)]
+    figure = drawn({"embed": 1.0, "block.00": 2.0, "block.01": 3.0, **dict.fromkeys(means, 2.5)})
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == means
+
+
+def test_encoder_and_decoder():
+    layers = [f"{side}.{name}" for side in ("encoder", "decoder") for name in ("embed", *BLOCKS, "final_norm")]
+    figure = drawn({layer: 1.0 + i for i, layer in enumerate(layers)})
+    assert texts(figure) == ["enc embed", "dec embed"]
+    assert len(panels(figure)[0][1]) == 14
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, np.nan])
+@pytest.mark.parametrize("layers", [["embed"], ["embed", "block.00", "final_norm"], ["a.mlp", "x" * 40]])
+@pytest.mark.parametrize("steps", [[5], STEPS])
+def test_anything_can_be_drawn(layers, value, steps):
+    assert panels(drawn(dict.fromkeys(layers, value), steps, "Q"))

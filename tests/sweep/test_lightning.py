@@ -1,0 +1,168 @@
+"""Lightning's files as checkpoints, and the classes that they are loaded with."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from embedgeo.cli import main
+from embedgeo.results.folder import SweepFolder
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import bin_file, local_run, tokenizer_files, write_files
+
+
+class Blocks(pl.LightningModule):
+    """A language model with as many positions as its table has."""
+
+    def __init__(self, folder=None, options=None, num_positions=64):
+        super().__init__()
+        self.save_hyperparameters()
+        self.embedding, self.positions = nn.Embedding(300, 8), nn.Embedding(num_positions, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 300)
+
+    def run(self, token_ids):
+        hidden = self.embedding(token_ids) + self.positions(torch.arange(token_ids.shape[1]))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+
+class Forward(Blocks):
+    def forward(self, token_ids):
+        return self.run(token_ids)
+
+
+class PredictStep(Blocks):
+    def predict_step(self, batch, batch_idx):
+        return self.run(batch)
+
+
+def save(path, model, step):
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.strategy.connect(model)
+    trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+    path.parent.mkdir(exist_ok=True)
+    trainer.save_checkpoint(path)
+
+
+@pytest.fixture
+def asked(options, tmp_path):
+    return {**options, "tokenizer": str(write_files(tmp_path / "tok", tokenizer_files()) / "tokenizer.json")}
+
+
+def class_of(model):
+    return f"{__name__}.{type(model).__name__}"
+
+
+def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
+    model = Forward()
+    for step in (1, 2):
+        save(tmp_path / "run" / f"step={step}.ckpt", model, step)
+    (tmp_path / "run" / "last.ckpt").write_bytes(b"half of a file")
+    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 3
+    out = capsys.readouterr().out
+    assert "failed: last.ckpt: ValueError: last.ckpt cannot be read: it is damaged" in out
+    assert "run the same command again" not in out
+    assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {1, 2}
+    assert (
+        sweep(str(tmp_path / "run"), **{**asked, "out": f"{asked['out']}2"}, model_class=class_of(model), steps="1")
+        == 0
+    )
+    capsys.readouterr()
+    assert sweep(str(tmp_path / "run"), **{**asked, "out": f"{asked['out']}3"}, dry_run=True) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
+
+
+@pytest.mark.parametrize("data", [b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([])])
+def test_a_broken_last_file_beside_folders_fails_alone(tmp_path, options, data):
+    write_files(local_run(tmp_path / "run", steps=(1,)), {"last.ckpt": data})
+    assert sweep(str(tmp_path / "run"), **options) == 3
+    assert SweepFolder(options["out"]).done() == {"step1"}
+
+
+def test_hyperparameters_with_paths_and_namespaces_load(tmp_path, asked):
+    model = Forward(Path("data"), argparse.Namespace(rate=0.1, path=Path("/x")))
+    save(tmp_path / "run" / "last.ckpt", model, 3)
+    save(tmp_path / "run" / "step=2.ckpt", model, 2)
+    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
+    assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {2, 3}
+
+
+def test_a_version_beside_its_original_is_refused_with_a_way_out_that_works(tmp_path, asked):
+    model = Forward()
+    for name in ("epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt"):
+        save(tmp_path / "run" / name, model, 10)
+    with pytest.raises(ValueError, match=r"all name step 10\. Move all but one of them to another folder"):
+        sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "run" / "epoch=0-step=10.ckpt").rename(tmp_path / "other" / "epoch=0-step=10.ckpt")
+    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
+
+
+def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):
+    torch.manual_seed(0)
+    ways = Forward(), PredictStep()
+    ways[1].load_state_dict(ways[0].state_dict())
+    tables = []
+    for model in ways:
+        name = type(model).__name__
+        save(tmp_path / name / "step=1.ckpt", model, 1)
+        out = str(tmp_path / f"out-{name}")
+        assert sweep(str(tmp_path / name), **{**asked, "out": out}, model_class=class_of(model)) == 0
+        tables.append(pd.read_csv(Path(out) / "metrics.csv").drop(columns=["model", "weights_sha256"]))
+    pd.testing.assert_frame_equal(*tables)
+    assert "loss" in set(tables[0]["metric"])
+
+
+def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked):
+    save(tmp_path / "run" / "step=1.ckpt", Blocks(), 1)
+    with pytest.raises(ValueError, match=r"Blocks has neither forward nor predict_step\. Give it a forward"):
+        sweep(str(tmp_path / "run"), **asked, model_class=class_of(Blocks()))
+    assert not Path(asked["out"]).exists()
+
+
+def test_a_model_that_is_too_short_is_refused_with_the_number(tmp_path, asked):
+    model = Forward(num_positions=13)
+    save(tmp_path / "run" / "step=1.ckpt", model, 1)
+    with pytest.raises(ValueError, match="seq_len must be at most the model's 13 positions; got 16"):
+        sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
+    assert not Path(asked["out"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise RuntimeError('no GPU\\nhere')", "RuntimeError: no GPU here"),
+        ("import sys; sys.exit('usage')", "SystemExit: usage"),
+        ("1 +", "SyntaxError"),
+        ("import nothing_of_that_name", "nothing_of_that_name"),
+        ("", "has no attribute 'Model'"),
+        ("Model = 1", "it is a int"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_gives_one_line(tmp_path, asked, monkeypatch, capsys, code, words):
+    save(tmp_path / "run" / "step=1.ckpt", Forward(), 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "their_model", raising=False)
+    (tmp_path / "their_model.py").write_text(code)
+    given = [f"--{name}={value}" for name, value in asked.items()]
+    assert main(["sweep", "--model", "run", *given, "--model-class", "their_model.Model"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("embedgeo: error: model_class must name a LightningModule as package.module.Class")
+    assert words in line
+    assert not Path(asked["out"]).exists()
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, asked, monkeypatch):
+    save(tmp_path / "run" / "step=1.ckpt", Forward(), 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    (tmp_path / "module_that_is_here.py").write_text(f"from {__name__} import Forward as Mine\n")
+    assert sweep("run", **asked, model_class="module_that_is_here.Mine") == 0

@@ -1,0 +1,88 @@
+"""Names of checkpoints: those of the entries in the folder, distinct, and short enough for a file."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from embedgeo.checkpoints import list_checkpoints
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.quiet import quiet
+from tests.sweep.conftest import REPOSITORY
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import checkpoint_files, local_run, write_files
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """Two links in a folder, whose targets are of one name."""
+    (tmp_path / "run").mkdir()
+    for step, where in ((10, "a"), (20, "b")):
+        write_files(tmp_path / where / "hf", checkpoint_files(step))
+        (tmp_path / "run" / f"step{step}").symlink_to(tmp_path / where / "hf")
+    return tmp_path / "run"
+
+
+def test_a_linked_checkpoint_has_the_name_of_the_link(linked, options, monkeypatch):
+    assert sweep(str(linked), **options) == 0
+    folder = SweepFolder(options["out"])
+    assert folder.done() == {"step10", "step20"}
+    assert set(folder.read("step20")["revision"]) == {"step20"}
+    assert [(c.name, c.step) for c in list_checkpoints(str(linked / "step20"))] == [("step20", 20)]
+    (linked / "latest").symlink_to(linked / "step20")
+    (linked.parent / "step5").mkdir()
+    write_files(linked.parent / "step5", checkpoint_files(5))
+    monkeypatch.chdir(linked.parent / "step5")
+    assert [c.name for c in list_checkpoints(".")] == ["step5"]
+    (linked.parent / "best").symlink_to(linked.parent / "step5")
+    assert [c.name for c in list_checkpoints(str(linked.parent / "best"))] == ["step5"]  # the link names no step
+
+
+def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, options):
+    for name in ("Step1", "step2", "STEP2"):
+        write_files(tmp_path / "run" / name, checkpoint_files(1))
+    with pytest.raises(ValueError, match=r"differ in their names, not only in case; .*STEP2 and .*step2 would share"):
+        sweep(str(tmp_path / "run"), **options)
+    runs = [str(local_run(tmp_path / where / "run", steps=(step,))) for where, step in (("a", 1), ("b", 2))]
+    with pytest.raises(ValueError, match=r"folders must differ in their names.*a/run, .*b/run"):
+        sweep(runs, **options)
+    checkpoints = [str(tmp_path / where / "step10") for where in "ab"]
+    for path in checkpoints:
+        write_files(Path(path), checkpoint_files(1))
+    with pytest.raises(ValueError, match="folders must differ in their names"):
+        sweep(checkpoints, **options)
+    assert not Path(options["out"]).exists()
+
+
+@pytest.mark.parametrize("name", ["step1-" + "x" * 200, "step1-" + "ä" * 60], ids=["ascii", "quoted"])
+def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(hub, tmp_path, options, name):
+    write_files(tmp_path / "run" / name, checkpoint_files(1))
+    hub.add(REPOSITORY, name, checkpoint_files(1))
+    for model in (str(tmp_path / "run"), REPOSITORY):
+        with pytest.raises(ValueError, match=r"at most 200 bytes in a file name; step1-.*… takes \d+\. Rename it"):
+            sweep(model, **options)
+    assert not Path(options["out"]).exists()
+
+
+def test_a_name_of_the_largest_length_is_swept(tmp_path, options):
+    write_files(tmp_path / "run" / ("step1-" + "x" * 194), checkpoint_files(1))
+    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
+
+
+def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, options):
+    run = local_run(tmp_path / "run", steps=(1,))
+    for name in ("my step 5", "epoch3", "logs", "1000", "stepwise"):
+        (run / name).mkdir()
+    with pytest.warns(UserWarning, match=r"run: left out '1000', 'epoch3', 'my step 5', in which no step is read"):
+        assert [c.name for c in list_checkpoints(str(run))] == ["step1"]
+    for name in ("step1", "epoch3", "main", "v1.0"):
+        hub.add(REPOSITORY, name, checkpoint_files(1))
+    with pytest.warns(UserWarning, match=r"lab/tiny: left out 'epoch3', in which"):
+        assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step1"]
+
+
+def test_a_warning_during_a_sweep_is_one_line():
+    before = warnings.formatwarning
+    with quiet():
+        assert warnings.formatwarning("run: left out", UserWarning, "sources.py", 1) == "warning: run: left out\n"
+    assert warnings.formatwarning is before

@@ -1,0 +1,324 @@
+"""What changes between and beside sweeps: weights that are replaced, other models, damaged files, other processes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from embedgeo.checkpoints import sources
+from embedgeo.checkpoints.files import hashed_file
+from embedgeo.report.reading import read_runs
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.locks import Locks
+from embedgeo.sweep import run as sweep_run
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import checkpoint_files, local_run, write_files
+
+WEIGHTS = "model.safetensors"
+
+
+def done_of(said: str) -> str:
+    return next(line for line in said.splitlines() if "checkpoints done" in line)
+
+
+# ── weights that are replaced ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys, is_older):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(run), **options)
+    folder = SweepFolder(options["out"])
+    first, second = folder.read("step1"), folder.read("step2")
+    kept = (folder.checkpoints / "step1.parquet").stat().st_mtime_ns
+    (run / "step2" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
+    if is_older:  # copied with its time, as by cp -p
+        os.utime(run / "step2" / WEIGHTS, (1, 1))
+    capsys.readouterr()
+    assert sweep(str(run), **options, dry_run=True) == 0
+    assert re.search(r"step2 .* measured with other weights: to be measured again", capsys.readouterr().out)
+    assert folder.read("step2").equals(second)
+    assert sweep(str(run), **options) == 0
+    said = capsys.readouterr().out
+    assert "replaced: step2 was measured before with other weights; measured again" in said
+    again = folder.read("step2")
+    assert again["weights_sha256"].iloc[0] != second["weights_sha256"].iloc[0]
+    assert not again["value"].equals(second["value"])
+    assert folder.read("step1").equals(first)
+    assert (folder.checkpoints / "step1.parquet").stat().st_mtime_ns == kept
+    assert sweep(str(run), **options) == 0
+    assert "replaced" not in capsys.readouterr().out
+    expected = {**options, "out": str(tmp_path / "expected")}
+    sweep(str(run), **expected)
+    assert (Path(options["out"]) / "metrics.csv").read_bytes() == (tmp_path / "expected" / "metrics.csv").read_bytes()
+
+
+def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(run), **options)
+    (run / "step2" / WEIGHTS).write_bytes(b"no weights")
+    for _ in range(2):
+        capsys.readouterr()
+        assert sweep(str(run), **options) == 3
+        assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
+
+
+def test_weights_are_read_again_only_where_size_or_time_differ(tmp_path, options, capsys, monkeypatch):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(run), **options)
+    hashed = []
+    monkeypatch.setattr(sources, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
+    assert sweep(str(run), **options) == 0
+    assert hashed == []
+    os.utime(run / "step2" / WEIGHTS)
+    assert sweep(str(run), **options) == 0
+    assert run / "step2" / WEIGHTS in hashed
+    assert "replaced" not in capsys.readouterr().out
+    shutil.rmtree(run / "step1")
+    (run / "step1").mkdir()  # the weights were removed to save space
+    assert sweep(str(run), **options) == 0
+
+
+def test_a_copy_of_weights_that_were_replaced_is_measured_itself(tmp_path, options):
+    run = local_run(tmp_path / "run", steps=(1,))
+    sweep(str(run), **options)
+    (run / "step1" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
+    write_files(run / "step3", checkpoint_files(8))
+    assert sweep(str(run), **options) == 0
+    folder = SweepFolder(options["out"])
+    assert folder.read("step3")["value"].equals(folder.read("step1")["value"])
+    assert folder.read("step3")["duplicate_of"].iloc[0] == "step1"
+
+
+def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, capsys, monkeypatch):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    rebuild = SweepFolder.rebuild
+
+    def lose(folder, num_series):
+        rebuild(folder, num_series)
+        (folder.checkpoints / "step1.parquet").unlink(missing_ok=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepFolder, "rebuild", lose)
+        assert sweep(str(run), **options) == 3
+    said = capsys.readouterr().out
+    assert done_of(said) == "1 of 2 checkpoints done"
+    assert "not done: step1" in said
+    assert sweep(str(run), **options) == 0
+
+
+# ── other models ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    assert sweep(str(run), **options) == 0
+    assert "different models" not in capsys.readouterr().out
+    local_run(run, steps=(8, 16), kind="gpt2")
+    local_run(run, steps=(32,), kind="gpt_neox_wide")
+    assert sweep(str(run), **options) == 0
+    names = {
+        "step GPTNeoXForCausalLM 16 wide, 2 deep": [1, 2],
+        "step GPT2LMHeadModel 16 wide, 2 deep": [8, 16],
+        "step GPTNeoXForCausalLM 32 wide, 3 deep": [32],
+    }
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if "different models" in line]
+    for name, steps in names.items():
+        assert f"{name} ({', '.join(f'step{step}' for step in steps)})" in line
+    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
+    assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
+    assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
+    drawn = {run.label: run.steps for run in read_runs([Path(options["out"])])}
+    assert drawn == {f"out: {name}": steps for name, steps in names.items()}
+
+
+# ── damaged files ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damaged(path: Path, how: str) -> None:
+    records = pd.read_parquet(path)
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-50])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "no columns":
+        pd.DataFrame({"a": [1]}).to_parquet(path)
+    elif how == "a column of another kind":
+        records.assign(value="high").to_parquet(path)
+    else:
+        records.iloc[:0].to_parquet(path)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "no columns", "a column of another kind", "no rows"])
+def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(run), **options)
+    path = Path(options["out"]) / "checkpoints" / "step2.parquet"
+    before = path.read_bytes()
+    damaged(path, how)
+    with pytest.raises(ValueError, match="Removing it is safe: the next sweep measures step2 again") as caught:
+        sweep(str(run), **options)
+    assert str(path) in str(caught.value)
+    path.unlink()
+    assert sweep(str(run), **options) == 0
+    assert path.read_bytes() == before
+
+
+# ── two sweeps of the same checkpoints ──────────────────────────────────────────────────────────────────────────────
+
+HOLD = """
+import sys
+from pathlib import Path
+from embedgeo.results.locks import Locks
+locks = Locks(Path(sys.argv[1]))
+print(locks.take(sys.argv[2]) and not locks.error, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold():
+    """Processes that hold names, as a sweep holds what it has begun."""
+    started = []
+
+    def start(path, name):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "True\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
+    path = tmp_path / "manifest.json"
+    path.write_text("{}")
+    other = hold(path, "step1")
+    locks = Locks(path)
+    assert not locks.take("step1")
+    assert locks.take("step2")
+    assert locks.take("step2")
+    other.kill()
+    other.wait()
+    assert locks.take("step1")
+    assert locks.error == ""
+    locks.close()
+    assert path.read_text() == "{}"
+
+
+def test_where_there_are_no_locks_every_name_can_be_taken(tmp_path):
+    locks = Locks(tmp_path / "nothing")
+    assert locks.take("step1")
+    assert "No such file" in locks.error
+
+
+def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
+    tmp_path, options, capsys, monkeypatch, hold
+):
+    run = local_run(tmp_path / "run", steps=(1,))
+    sweep(str(run), **options)
+    folder = SweepFolder(options["out"])
+    local_run(run, steps=(2, 8))
+    write_files(run / "step9", checkpoint_files(2))  # a duplicate of what the other has begun waits, too
+    other = hold(folder.path / "manifest.json", "step2")
+    seen = []
+
+    def killed(seconds):
+        seen.append(folder.done())
+        other.kill()
+        other.wait()
+
+    monkeypatch.setattr(sweep_run.time, "sleep", killed)
+    capsys.readouterr()
+    assert sweep(str(run), **options) == 0
+    assert seen == [{"step1", "step8"}]
+    assert folder.done() == {"step1", "step2", "step8", "step9"}
+    said = capsys.readouterr().out
+    assert said.count("another sweep is at work in") == 1
+    assert said.count("waiting for another sweep to be through with step2, step9") == 1
+    assert done_of(said) == "4 of 4 checkpoints done"
+
+
+def test_what_another_sweep_has_done_meanwhile_is_not_done_again(tmp_path, options, monkeypatch, hold):
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    aside = {**options, "out": str(tmp_path / "aside")}
+    sweep(str(run), **aside)
+    sweep(str(run), **options)
+    folder = SweepFolder(options["out"])
+    for step in (1, 2):
+        (folder.checkpoints / f"step{step}.parquet").unlink()
+    other = hold(folder.path / "manifest.json", "step1")
+
+    def finished(seconds):
+        shutil.copy2(tmp_path / "aside" / "checkpoints" / "step1.parquet", folder.checkpoints)
+        other.kill()
+        other.wait()
+
+    measured = []
+    load = sweep_run.Sweep._load
+    monkeypatch.setattr(sweep_run.Sweep, "_load", lambda self, p, path: measured.append(p.name) or load(self, p, path))
+    monkeypatch.setattr(sweep_run.time, "sleep", finished)
+    assert sweep(str(run), **options) == 0
+    assert measured == ["step2"]
+    assert (folder.path / "metrics.csv").read_bytes() == (tmp_path / "aside" / "metrics.csv").read_bytes()
+
+
+def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(tmp_path, options, capsys, monkeypatch):
+    def no_locks(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    assert sweep(str(local_run(tmp_path / "run", steps=(1, 2))), **options) == 0
+    assert capsys.readouterr().out.count("cannot be locked ([Errno 37] No locks available)") == 1
+
+
+# ── what is printed ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, capsys, monkeypatch):
+    run = local_run(tmp_path / "run", steps=(1, 2, 1000))
+    (run / "step2" / "config.json").write_text("{")
+    assert sweep(str(run), **options) == 3
+    said = capsys.readouterr().out
+    assert said.count("means over blocks") == 1
+    heading, first, failed, last = said.splitlines()[:4]
+    columns = ["loss", "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "time", "left"]
+    assert heading.split()[3:] == columns
+    ends = [match.end() for match in re.finditer(r"\S+", heading)][3:]
+    for line, number, name in ((first, "1/3", "step1"), (last, "3/3", "step1000")):
+        assert line.split()[:2] == [number, name]
+        assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for end in ends)
+    assert re.search(r" 0:00:0\d$", last)
+    assert failed.split()[:3] == ["2/3", "step2", "failed:"]
+
+
+def test_fewer_tokens_than_asked_for_are_said(tmp_path, options, capsys):
+    run = str(local_run(tmp_path / "run", steps=(1,)))
+    for number, (asked, why) in enumerate(((8192, "the text has no more"), (70, "what does not fill a sequence"))):
+        assert sweep(run, **{**options, "num_tokens": asked, "out": str(tmp_path / str(number))}) == 0
+        said = capsys.readouterr().out
+        assert re.search(rf"{asked:,} tokens asked for, \d+ used \(\d+ sequences of 16\): {why}", said)
+    assert sweep(run, **options) == 0
+    assert "asked for" not in capsys.readouterr().out
+
+
+def test_a_shard_counts_its_own_part(tmp_path, options, capsys):
+    run = str(local_run(tmp_path / "run", steps=(1, 2, 8)))
+    assert sweep(run, **options, shard="0/2") == 0
+    assert done_of(capsys.readouterr().out) == "2 of 3 checkpoints done (2 of 2 in this shard)"

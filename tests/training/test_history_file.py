@@ -1,0 +1,175 @@
+"""history.parquet: whole, in the folder of the run, readable by `embedgeo report`, also of a run that broke off."""
+
+import errno
+import logging
+import shlex
+
+import pandas as pd
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from embedgeo import GeometryMonitor
+from embedgeo.report.reading import read_runs
+from embedgeo.results import history
+from embedgeo.results.history import COLUMNS, HistoryFile
+from tests.training.runs import TinyLM, fit, loader, moments, steps
+from tests.training.test_monitor_faults import UserError, raises_in
+
+
+class Remote(DummyLogger):
+    """Writes nothing on this machine but knows a folder, as the loggers of tracking services do."""
+
+    log_dir = None
+
+    def __init__(self, save_dir):
+        super().__init__()
+        self._save_dir = save_dir
+
+    @property
+    def save_dir(self):
+        return self._save_dir
+
+
+def read(folder, name="history.parquet"):
+    return pd.read_parquet(folder / name)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard", "remote", "two", "told", "told and logger"])
+def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
+    csv = CSVLogger(tmp_path, name="csv", version="")
+    board = TensorBoardLogger(tmp_path, name="tb", version="")
+    loggers, folder = {
+        "csv": (csv, tmp_path / "csv"),
+        "tensorboard": (board, tmp_path / "tb"),
+        "remote": (Remote(str(tmp_path / "wandb")), tmp_path / "wandb"),
+        "two": ([csv, board], tmp_path / "csv"),
+        "told": (False, tmp_path / "told"),
+        "told and logger": (csv, tmp_path / "told"),
+    }[kind]
+    told = {"folder": str(folder)} if "told" in kind else {}
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise", **told)
+    fit(tmp_path, monitor, max_steps=5, logger=loggers)
+    written = read(folder)
+    assert tuple(written) == COLUMNS == ("step", "layer", "layer_index", "width", "metric", "value")
+    assert written.to_dict("records") == [{name: r[name] for name in COLUMNS} for r in monitor.history]
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    (run,) = read_runs([folder])
+    assert run.steps == [0, 2, 4, 5]
+    assert run.label == folder.name
+
+
+@pytest.mark.parametrize("logger", [False, Remote(None), Remote("s3://bucket/runs")])
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, logger):
+    monkeypatch.chdir(tmp_path)
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, max_steps=3, logger=logger)
+    assert list(tmp_path.iterdir()) == []
+    assert steps(monitor) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_a_run_that_breaks_off_has_its_history(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(history, "_PAUSE", 1e9)  # so that nothing is written after the first time but at the end
+    monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path)
+    with pytest.raises((UserError, SystemExit)):
+        fit(tmp_path, monitor, module=raises_in("training_step", error), max_steps=6)
+    assert sorted(read(tmp_path)["step"].unique()) == steps(monitor) == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_replaces_it(tmp_path):
+    def run(**options):
+        monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
+        fit(tmp_path, monitor, saving, data=loader(), enable_checkpointing=True, **options)
+        return steps(monitor), sorted(read(tmp_path)["step"].unique())
+
+    assert run(max_steps=8) == ([0, 2, 4, 6], [0, 2, 4, 6])
+    at_3 = tmp_path / "saved" / "epoch=0-step=3.ckpt"
+    assert run(max_steps=9, ckpt_path=at_3) == ([4, 6, 8], [0, 2, 4, 6, 8])
+    assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
+    assert run(max_steps=3) == ([0, 2], [0, 2])
+
+
+def test_one_monitor_in_two_runs_writes_each_into_its_own_file(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    for name in ("a", "b"):
+        fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path, name=name, version=""))
+        assert sorted(read(tmp_path / name)["step"]) == sorted([0, 2, 3] * (len(read(tmp_path / name)) // 3))
+
+
+def test_two_monitors_have_a_file_each_and_the_report_tells_them_apart(tmp_path):
+    first = GeometryMonitor(2, metrics=moments, on_error="raise")
+    second = GeometryMonitor(3, layers="embed", metrics=moments, prefix="held/out", on_error="raise")
+    fit(tmp_path, first, second, max_steps=5, logger=CSVLogger(tmp_path, name="run", version=""))
+    assert sorted(p.name for p in (tmp_path / "run").glob("*.parquet")) == [
+        "history.held%2Fout.parquet",
+        "history.parquet",
+    ]
+    runs = {run.label: run.steps for run in read_runs([tmp_path / "run"])}
+    assert runs == {"run: geometry": [0, 2, 4, 5], "run: held/out": [0, 3, 5]}
+    outer = {run.label for run in read_runs([tmp_path])}
+    assert outer == {f"{tmp_path.name}: run geometry", f"{tmp_path.name}: run held/out"}
+
+
+def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        folder = tmp_path / "my run"
+        fit(tmp_path, GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder), max_steps=3)
+    start, end = (record.message for record in caplog.records if "GeometryMonitor" in record.message)
+    assert start == (
+        "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), EmbeddingMoments, every 50 steps "
+        f"and at 1, 2; written to {folder / 'history.parquet'}."
+    )
+    assert "\n" not in end
+    assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]
+
+
+def test_a_full_disk_turns_monitoring_off_and_training_goes_on(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(history.pq, "write_table", full)
+    monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
+    with pytest.warns(UserWarning, match="GeometryMonitor is off .* OSError: .*No space left on device") as caught:
+        _, run = fit(tmp_path, monitor, module=TinyLM(), max_steps=5)
+    assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
+    assert run.global_step == 5
+    assert list(tmp_path.glob("*")) == []
+
+
+def records(step):
+    return [{"step": step, "layer": "embed", "layer_index": 0, "width": 8, "metric": "V", "value": 1.0}]
+
+
+def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_path, monkeypatch):
+    class Clock:
+        now = 0.0
+
+    written = []
+    monkeypatch.setattr(history, "monotonic", lambda: Clock.now)
+
+    def write_table(table, path):
+        written.append(table.num_rows)
+        Clock.now += 0.1  # what writing takes
+        path.touch()
+
+    monkeypatch.setattr(history.pq, "write_table", write_table)
+    file = HistoryFile(tmp_path)
+    for step in range(10_000):
+        file.add(records(step))
+        Clock.now += 0.05
+    assert 0.1 * len(written) <= 0.025 * Clock.now
+    file.close()
+    assert written[-1] == 10_000
+    file.close()
+    assert written.count(10_000) == 1
+
+
+def test_a_file_that_is_none_of_ours_is_named(tmp_path):
+    (tmp_path / "history.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(ValueError, match=r"history.parquet must be a Parquet file.*Remove it"):
+        HistoryFile(tmp_path).add(records(0))

@@ -1,0 +1,125 @@
+"""The weights after the last step are measured, too, and nothing is changed by that."""
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from embedgeo import GeometryMonitor, observe
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+
+
+class WithoutDropout(TinyLM):
+    def __init__(self):
+        super().__init__()
+        self.model = gpt_neox()
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("window", "accumulate"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurement_takes(tmp_path, window, accumulate):
+    monitor = GeometryMonitor(4, window=window, metrics=moments, on_error="raise")
+    options = {"max_steps": 6, "accumulate_grad_batches": accumulate}
+    module, _ = fit(tmp_path, monitor, module=WithoutDropout(), **options)
+    assert steps(monitor) == [0, 4, 6]
+    with observe(module.model, metrics=moments) as geometry, torch.no_grad():
+        for batch in module.seen[-window * accumulate :]:
+            module.model(**batch)
+    for layer, expected in geometry.compute().items():
+        got = {r["metric"]: r["value"] for r in monitor.history if r["step"] == 6 and r["layer"] == layer}
+        assert got == pytest.approx(expected, rel=1e-9, nan_ok=True)
+    assert monitor._recent == []
+
+
+def test_a_step_that_is_measured_already_is_not_measured_again(tmp_path):
+    monitor = GeometryMonitor(3, metrics=moments, probe=loader(4), on_error="raise")
+    fit(tmp_path, monitor, max_steps=6)
+    rows = [r for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"]
+    assert [r["step"] for r in rows] == [0, 3, 6]
+
+
+def test_they_are_left_out_where_told(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, measure_last=False, on_error="raise")
+    fit(tmp_path, monitor, max_steps=6)
+    assert steps(monitor) == [0, 4]
+    assert monitor._recent == []
+
+
+class WithStatistics(TinyLM):
+    """A normalization that updates its buffers in train mode, and a part that is frozen in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.model.gpt_neox.final_layer_norm = nn.Sequential(
+            nn.Flatten(0, 1), nn.BatchNorm1d(16), nn.Unflatten(0, (4, 12))
+        )
+        self.modes = []
+
+    def on_train_start(self):
+        self.model.gpt_neox.layers[0].eval()
+        self.model.gpt_neox.layers[1].register_forward_pre_hook(lambda m, args: self.modes.append(m.training))
+
+
+def test_buffers_and_modes_are_those_that_training_left(tmp_path):
+    states, modes = [], []
+    for callbacks in ((), (GeometryMonitor(100, layers="block.*", metrics=moments, on_error="raise"),)):
+        L.seed_everything(0, verbose=False)
+        module, _ = fit(tmp_path, *callbacks, module=WithStatistics(), max_steps=3)
+        states.append(module.state_dict())
+        modes.append([m.training for m in module.modules()])
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
+    assert modes[0] == modes[1]
+    assert module.modes == [True] * 4  # as in training, once more
+
+
+class ByHand(L.LightningModule):
+    """A module that only its own training step can run."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(96, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def training_step(self, batch, batch_idx):
+        hidden = self.table(batch["input_ids"])
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def test_a_model_that_cannot_be_run_on_a_batch_is_told_once_how(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments)
+    with pytest.warns(
+        UserWarning, match="last step, 5, are not measured.*probe_forward=.*measure_last=False"
+    ) as caught:
+        _, run = fit(tmp_path, monitor, module=ByHand(), max_steps=5)
+    assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
+    assert steps(monitor) == [0, 2, 4]
+    assert run.global_step == 5
+    forward = lambda module, batch: module.training_step(batch, 0)  # noqa: E731
+    by_hand = GeometryMonitor(2, metrics=moments, probe_forward=forward, on_error="raise")
+    fit(tmp_path, by_hand, module=ByHand(), max_steps=5)
+    assert steps(by_hand) == [0, 2, 4, 5]
+
+
+class OnIds(TinyLM):
+    """A module without a forward, on batches of ids alone, as in examples/pretrain.py."""
+
+    def training_step(self, ids, batch_idx):
+        return self.model(input_ids=ids, labels=ids).loss
+
+
+def test_a_module_without_a_forward_is_run_on_ids_by_the_model_inside(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
+    data = torch.utils.data.DataLoader(token_batch(32)["input_ids"], batch_size=4)
+    fit(tmp_path, monitor, module=OnIds(), data=data, max_steps=6)
+    assert steps(monitor) == [0, 4, 6]
+    assert value(monitor, 6, "embed", "n") == 48

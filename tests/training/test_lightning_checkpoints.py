@@ -1,0 +1,111 @@
+"""What ModelCheckpoint and EarlyStopping see of the geometry: values of the weights that are saved, in time."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from embedgeo import GeometryMonitor, observe
+from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, steps, value
+from tests.training.test_lightning_loops import Manual
+
+TAG = "geometry.V/block.01"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+]
+
+
+def held_out():
+    return loader(8, seed=1)
+
+
+def measured(path):
+    """The value of the weights in a checkpoint."""
+    module = TinyLM().eval()
+    saved = torch.load(path, weights_only=True)
+    module.load_state_dict(saved["state_dict"])
+    with observe(module.model, metrics=moments) as geometry, torch.no_grad():
+        for batch in held_out():
+            module.model(**batch)
+    return geometry.compute()["block.01"]["V"]
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (TinyLM, {"max_steps": 6}),
+        (TinyLM, {"max_steps": 4, "accumulate_grad_batches": 2}),
+        (lambda: Manual(optimizers=2), {"max_steps": 8}),
+        (ValidatedLM, {"max_steps": 6, "val": loader(4), "val_check_interval": 2}),
+    ],
+)
+def test_each_checkpoint_is_scored_by_the_weights_it_holds(tmp_path, make, options):
+    when = {} if "val" in options else {"every_n_train_steps": 2}
+    best = ModelCheckpoint(tmp_path, monitor=TAG, save_top_k=-1, filename="{step}", **when)
+    monitor = GeometryMonitor(2, probe=held_out(), metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, best, module=make(), data=loader(), enable_checkpointing=True, **options)
+    assert len(best.best_k_models) >= 2
+    for path, score in best.best_k_models.items():
+        assert score.item() == pytest.approx(measured(path), rel=1e-6), path
+    assert len({score.item() for score in best.best_k_models.values()}) == len(best.best_k_models)
+
+
+def test_a_checkpoint_cannot_be_scored_by_a_training_batch(tmp_path):
+    best = ModelCheckpoint(tmp_path, monitor=TAG, every_n_train_steps=2)
+    with pytest.raises(ValueError, match=r"monitor='geometry.V/block.01'.* before the step.*probe="):
+        fit(tmp_path, GeometryMonitor(2, metrics=moments), best, max_steps=4, enable_checkpointing=True)
+    other = ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=2)
+    fit(tmp_path, GeometryMonitor(2, metrics=moments), other, max_steps=4, enable_checkpointing=True)
+
+
+def test_a_probe_measured_when_a_checkpoint_was_saved_is_neither_repeated_nor_lost(tmp_path):
+    def monitor():
+        return GeometryMonitor(3, probe=held_out(), metrics=moments, measure_last=False, on_error="raise")
+
+    whole, first, second = monitor(), monitor(), monitor()
+    options = {"data": loader(), "enable_checkpointing": True}
+    fit(tmp_path, whole, max_steps=9, data=loader())
+    first_saved, second_saved = (ModelCheckpoint(tmp_path, every_n_train_steps=3) for _ in range(2))
+    fit(tmp_path, first, first_saved, max_steps=3, **options)
+    fit(tmp_path, second, second_saved, max_steps=9, ckpt_path=first_saved.best_model_path, **options)
+    assert steps(whole) == [0, 3, 6, 9]
+    assert (steps(first), steps(second)) == ([0, 3], [6, 9])
+    assert value(first, 3, "block.01", "V") == value(whole, 3, "block.01", "V")
+
+
+@pytest.mark.parametrize("monitor_first", [False, True])
+def test_early_stopping_waits_for_the_first_measurement(tmp_path, monitor_first):
+    stop = EarlyStopping("geometry.n/mean", patience=2, mode="max", check_on_train_epoch_end=False)
+    monitor = GeometryMonitor(20, window=4, metrics=moments, on_error="raise")
+    callbacks = (monitor, stop) if monitor_first else (stop, monitor)
+    options = {"max_steps": 50, "val": loader(4), "val_check_interval": 1, "num_sanity_val_steps": 1}
+    _, run = fit(tmp_path, *callbacks, module=ValidatedLM(), **options)
+    assert stop.strict
+    assert 4 <= run.global_step < 10
+
+
+def test_early_stopping_on_a_tag_that_is_never_measured_is_an_error_as_before(tmp_path):
+    stop = EarlyStopping("geometry.anisotropi/mean", check_on_train_epoch_end=False)
+    monitor = GeometryMonitor(20, window=2, metrics=moments, on_error="raise")
+    with pytest.raises(RuntimeError, match=r"conditioned on metric `geometry.anisotropi/mean` which"):
+        fit(tmp_path, stop, monitor, module=ValidatedLM(), max_steps=9, val=loader(4), val_check_interval=1)
+
+
+def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
+    def callbacks():
+        stop = EarlyStopping(TAG, patience=100, check_on_train_epoch_end=False)
+        saved = ModelCheckpoint(tmp_path, every_n_train_steps=2)
+        return GeometryMonitor(4, probe=held_out(), metrics=moments, on_error="raise"), stop, saved
+
+    options = {"val": loader(4), "val_check_interval": 1, "data": loader(), "enable_checkpointing": True}
+    fit(tmp_path, *callbacks(), module=ValidatedLM(), max_steps=2, **options)
+    monitor, stop, saved = callbacks()
+    path = tmp_path / "epoch=0-step=2.ckpt"
+    fit(tmp_path, monitor, stop, saved, module=ValidatedLM(), max_steps=5, ckpt_path=path, **options)
+    assert steps(monitor) == [4, 5]
+    assert (
+        stop.best_score.item()
+        <= torch.load(path, weights_only=True)["callbacks"][monitor.state_key]["last_values"][TAG]
+    )
