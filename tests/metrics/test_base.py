@@ -21,7 +21,7 @@ from tests.strategies import scales, seeds, splits
 KIND = pytest.mark.parametrize("kind", KINDS)
 DIM, N = 4, 120
 POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
-LINES = {"V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"}
+LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
 
 
 def rows(seed=0):
@@ -386,6 +386,7 @@ ABOUT_THE_ORIGIN = {
     "M",
     "M_over_V",
     "M_over_Q",
+    *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
     "mean_cosine",
     "norm_mean",
     "norm_cv",

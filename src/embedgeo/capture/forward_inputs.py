@@ -12,7 +12,7 @@ from embedgeo.capture.calls import Call, has_gradients
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import LayerRows, covers_cached_positions
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
-from embedgeo.functional.rows import sequence_positions
+from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 Given = Tensor | Callable[[Any], Tensor]
 """A tensor, or a function that returns it, given the batch."""
@@ -157,6 +157,10 @@ class ForwardInputs:
             ids, kept = (None if t is None else t.reshape(rows.shape) for t in (ids, kept))
             self._aligned[key] = ids, kept
         return self._aligned[key]
+
+    def sequence_ids(self, shape: torch.Size) -> Tensor:
+        """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""
+        return sequence_numbers(shape, self._position_ids, self._token_ids.values())
 
     def _of_batch(self, given: Given | None, name: str) -> Tensor | None:
         if given is None or isinstance(given, Tensor):

@@ -30,6 +30,7 @@ from embedgeo.functional.spectrum import spectrum_values as spectrum_values
 from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
 from embedgeo.functional.split import unbiased_split as unbiased_split
 from embedgeo.functional.split import variance_split as variance_split
+from embedgeo.functional.split import within_variance as within_variance
 from embedgeo.functional.tokens import TokenTable as TokenTable
 from embedgeo.functional.tokens import token_table as token_table
-from embedgeo.functional.tokens import type_plane as type_plane
+from embedgeo.functional.type_plane import type_plane as type_plane

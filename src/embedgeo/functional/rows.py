@@ -1,5 +1,6 @@
 """From hidden states of any shape and dtype, with a mask, to the rows that count."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -17,25 +18,46 @@ class Rows(NamedTuple):
     Attributes:
         embeddings: shape (n, d), floating point, finite, detached.
         token_ids: shape (n,), int64, or None where none were given.
+        sequence_ids: shape (n,), int64, or None where each row is a sequence of its own.
         num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
     """
 
     embeddings: Tensor
     token_ids: Tensor | None
+    sequence_ids: Tensor | None
     num_nonfinite: int
 
+    def select(self, keep: Tensor) -> "Rows":
+        """The rows for which ``keep``, shape (n,), is true."""
+        ids, sequences = (None if t is None else t[keep] for t in (self.token_ids, self.sequence_ids))
+        return Rows(self.embeddings[keep], ids, sequences, self.num_nonfinite)
 
-def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None, *, dim: int) -> Rows:
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that have rows that count."""
+        return len(self.embeddings if self.sequence_ids is None else self.sequence_ids.unique())
+
+
+def select_rows(
+    embeddings: Tensor,
+    token_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    *,
+    dim: int,
+) -> Rows:
     """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
 
     Args:
         embeddings: shape (..., d), any floating dtype.
         token_ids: shape (...), any integer dtype.
         mask: shape (...), bool or 0/1; True = count this row.
+        sequence_ids: shape (...), any integer dtype; default: each index of the leading axis of three or more is a
+            sequence, and each row of an (n, d) input is one of its own.
         dim: the expected d.
 
     Raises:
-        TypeError: embeddings are not floating point, or token ids not integers.
+        TypeError: embeddings are not floating point, or token or sequence ids not integers.
         ValueError: a shape that does not match, or a mask with other values than 0 and 1.
 
     >>> select_rows(torch.eye(3), mask=torch.tensor([1, 0, 1]), dim=3).embeddings.shape
@@ -52,22 +74,21 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
     rows = embeddings.detach().reshape(-1, dim)
     if rows.dtype.itemsize == 1:  # float8 has no arithmetic
         rows = rows.float()
-    ids = None
-    if token_ids is not None:
-        _require_shape("token_ids", token_ids, embeddings)
-        if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
-            raise TypeError(f"token_ids must be an integer tensor; got {token_ids.dtype}.")
-        ids = token_ids.detach().reshape(-1).to(device=rows.device, dtype=torch.int64)
+    if sequence_ids is None and embeddings.ndim > 2:
+        sequence_ids = sequence_numbers(embeddings.shape[:-1])
+    ids, sequences = (
+        None if given is None else _integers(name, given, embeddings)
+        for name, given in (("token_ids", token_ids), ("sequence_ids", sequence_ids))
+    )
+    kept = Rows(rows, ids, sequences, 0)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
         keep = mask.bool().reshape(-1).to(rows.device)
-        rows, ids = rows[keep], None if ids is None else ids[keep]
-    finite = _finite(rows)
-    if finite is None:
-        return Rows(rows, ids, 0)
-    return Rows(rows[finite], None if ids is None else ids[finite], int((~finite).sum()))
+        kept = kept.select(keep)
+    finite = _finite(kept.embeddings)
+    return kept if finite is None else kept.select(finite)._replace(num_nonfinite=int((~finite).sum()))
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -84,10 +105,47 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
     number = real.cumsum(1)
     if position_ids is None:
         return number
-    starts = torch.ones_like(real)
-    starts[:, 1:] = position_ids.diff(dim=1).to(real.device) <= 0
-    before = torch.where(starts, number - real.to(number.dtype), 0)
+    before = torch.where(sequence_starts(real.shape, position_ids).to(real.device), number - real.to(number.dtype), 0)
     return number - before.cummax(1).values
+
+
+def sequence_starts(shape: torch.Size, position_ids: Tensor | None = None) -> Tensor:
+    """Which positions begin a sequence, in the given shape, (batch, positions), bool.
+
+    These are the first of each index of the batch, and those where ``position_ids``, shape (batch or 1, positions), do
+    not increase.
+    """
+    starts = torch.zeros(shape, dtype=torch.bool, device=None if position_ids is None else position_ids.device)
+    starts[:, :1] = True
+    if position_ids is not None:
+        starts[:, 1:] = position_ids.diff(dim=1) <= 0
+    return starts
+
+
+def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
+    """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
+
+    Args:
+        shape: of the rows, (batch, positions, …), or (n,) where the rows of all sequences follow each other.
+        position_ids: shape (batch or 1, positions); where they do not increase, another packed sequence starts.
+            Ignored if they do not fit.
+        token_ids: of any shapes; with ``position_ids`` they tell (batch, positions) of n rows. Where none of them is of
+            as many rows, each row is a sequence of its own.
+
+    Returns:
+        The number of each row's sequence, in the given shape, int64.
+
+    >>> sequence_numbers(torch.Size([2, 3]), torch.tensor([[0, 1, 0]])).tolist()
+    [[0, 0, 1], [2, 2, 3]]
+    """
+    grid = shape
+    if len(shape) == 1:
+        inputs = (ids for ids in (position_ids, *token_ids) if ids is not None and ids.ndim == 2)
+        grid = next((ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1)))
+    if position_ids is not None and position_ids.shape not in (grid[:2], (1, grid[1])):
+        position_ids = None
+    numbers = sequence_starts(grid[:2], position_ids).flatten().cumsum(0) - 1
+    return numbers.view(*grid[:2], *(1 for _ in grid[2:])).expand(grid).reshape(shape)
 
 
 def require_row_unit(rows: str) -> None:
@@ -139,6 +197,14 @@ def pool_tokens(
     sequence = torch.arange(len(hidden), device=hidden.device)
     ids = None if token_ids is None else token_ids.to(hidden.device)[sequence, place]
     return hidden[sequence, place], ids, kept
+
+
+def _integers(name: str, given: Tensor, embeddings: Tensor) -> Tensor:
+    """Ids of the rows of ``embeddings``, shape (n,), int64."""
+    _require_shape(name, given, embeddings)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor; got {given.dtype}.")
+    return given.detach().reshape(-1).to(device=embeddings.device, dtype=torch.int64)
 
 
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:

@@ -83,7 +83,13 @@ class GeometryMetric(Metric):
         digest = torch.tensor(list(blake2b(text, digest_size=8).digest()), dtype=torch.uint8)
         self.add_state("settings", digest, dist_reduce_fx=None)
 
-    def update(self, embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+    def update(
+        self,
+        embeddings: Tensor,
+        token_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+    ) -> None:
         """Update the states with the rows of a batch.
 
         Args:
@@ -91,12 +97,15 @@ class GeometryMetric(Metric):
             token_ids: shape (...), integer.
             mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
                 and counted in ``n_nonfinite``.
+            sequence_ids: shape (...), integer: which rows are of one text. Default: each index of the leading axis of
+                a (batch, positions, d) input is a sequence, each row of an (n, d) input one of its own. A sequence
+                must not span two updates, nor two ranks.
 
         Raises:
-            TypeError: embeddings are not floating point, or token ids not integers.
+            TypeError: embeddings are not floating point, or token or sequence ids not integers.
             ValueError: a shape that does not match, or a mask with other values than 0 and 1.
         """
-        rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
+        rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.update_states(rows)
