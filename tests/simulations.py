@@ -1,7 +1,12 @@
 """Simulated embeddings whose population values are known."""
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
+
+from embedgeo.metrics import default_metrics
+from embedgeo.metrics.layer import LayerMetrics
 
 
 class Corpus:
@@ -36,12 +41,48 @@ class Corpus:
         return self.means[ids] + self.scale * (self.sequence_effect * effect + 0.7 * noise), ids
 
     def population(self) -> dict[str, float]:
-        """M/Q, V_W/V and the mean cosine of two distinct rows of different sequences, of all rows there could be."""
+        """M/Q, V_W/V and the mean cosine of rows of different sequences, of all the rows there could be."""
         mean = self.probabilities @ self.means
         between = self.probabilities @ (self.means - mean).square().sum(1)
         within = self.scale.square().sum() * (self.sequence_effect**2 + 0.7**2)
         offset = mean.square().sum()
+        rows = self.draw(400_000, 1, seed=2)[0]  # each in a sequence of its own
         return {
             "M_over_Q": float(offset / (offset + between + within)),
             "V_W_over_V_unbiased": float(within / (within + between)),
+            "mean_cosine": float((rows / rows.norm(dim=-1, keepdim=True)).mean((0, 1)).square().sum()),
         }
+
+
+def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_groups: int = 16) -> pd.DataFrame:
+    """How often the interval of 1.96 standard errors around an estimate holds the value of the population.
+
+    Args:
+        num_runs: samples to draw, of 8,192 rows in 64 sequences, in batches of 8.
+        corpus: what they are drawn from.
+        by_sequence: deal sequences into groups; False: rows, as if they were independent.
+        num_groups: G of the jackknife.
+
+    Returns:
+        A row for each metric: the value of the population (for anisotropy and intrinsic dimension, which depend on the
+        number of rows, the mean over runs), the mean and the standard deviation of the estimates, the mean of the
+        standard errors, and the share of the intervals that hold the value.
+    """
+    runs = []
+    for seed in range(100, 100 + num_runs):
+        metrics = LayerMetrics(default_metrics, len(corpus.scale), device=torch.device("cpu"), jackknife=num_groups)
+        embeddings, token_ids = corpus.draw(64, 128, seed)
+        for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
+            sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
+            metrics.update(x, ids, None, sequences)
+        estimates: dict[str, tuple[float, float]] = {}
+        for compute in metrics.computed():
+            values, errors = compute()
+            estimates |= {key: (float(values[key]), float(errors[key])) for key in values}
+        runs.append(estimates)
+    population, rows = corpus.population(), {}
+    for key in (*population, "anisotropy", "intrinsic_dimension"):
+        value, error = np.array([run[key] for run in runs]).T
+        truth = population.get(key, value.mean())
+        rows[key] = [truth, value.mean(), value.std(ddof=1), error.mean(), (abs(value - truth) <= 1.96 * error).mean()]
+    return pd.DataFrame(rows, index=["population", "mean", "sd", "stderr", "coverage"]).T

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torchmetrics import Metric
 
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
@@ -20,18 +19,15 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
 from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.schema import Record
-
-MetricFactory = Callable[[int], list[Metric]]
-"""Makes the metrics of one layer, given the layer's width."""
-
 
 class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
     Args:
-        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, no_grad_passes: as for
-            `observe`.
+        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, no_grad_passes,
+            jackknife: as for `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         device: the device on which ranks exchange values; default: that of the parameters.
@@ -54,6 +50,7 @@ class Geometry:
         token_ids: Given | None = None,
         mask: Given | None = None,
         no_grad_passes: bool = True,
+        jackknife: int = 0,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -72,31 +69,35 @@ class Geometry:
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
         self._group = process_group
         self._is_off = False
-        self._metrics: dict[str, list[Metric]] = {}
-        self._widths: dict[str, int] = {}
+        require_num_groups(jackknife)
+        self._jackknife = jackknife
+        self._metrics: dict[str, LayerMetrics] = {}
 
     def records(self) -> list[Record]:
         """A record for each metric at each layer, over the rows of all ranks; every rank must call this.
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        values: dict[tuple[int, str], Tensor] = {}
+        pairs: dict[tuple[int, str], Tensor] = {}
         failures: list[Exception] = []
-        for i, metric in self._synced_metrics():
-            try:
-                values |= {(i, key): v.to(self._device, torch.float64) for key, v in metric.compute().items()}
-            except Exception as error:  # raised after the collectives, so that the ranks stay in step
-                error.add_note(f"at layer {self.layers[i].name!r}")
-                failures.append(error)
-        numbers = torch.stack([*values.values()]) if values else torch.zeros(0)
+        for i, layer, metrics in self._reached():
+            for compute in metrics.computed():
+                try:
+                    values, errors = compute()
+                    pairs |= {(i, key): torch.stack((v, errors[key])).to(self._device) for key, v in values.items()}
+                except Exception as error:  # raised after the collectives, so that the ranks stay in step
+                    error.add_note(f"at layer {layer.name!r}")
+                    failures.append(error)
+        numbers = torch.stack([*pairs.values()]).double() if pairs else torch.zeros(0, 2)
         names = [layer.name for layer in self.layers]
         if self._group is not None and not all_reduce_max(torch.tensor(len(failures), device=self._device)):
-            require_same_values([f"{key} at layer {names[i]!r}" for i, key in values], numbers)
+            require_same_values([f"{key} at layer {names[i]!r}" for i, key in pairs], numbers[:, 0])
         if failures:
             raise failures[0]
+        widths = {i: self._metrics[names[i]].dim for i, _ in pairs}
         return [
-            Record(layer=names[i], layer_index=i, width=self._widths[names[i]], metric=key, value=value)
-            for (i, key), value in zip(values, numbers.tolist(), strict=True)
+            Record(layer=names[i], layer_index=i, width=widths[i], metric=key, value=value, stderr=stderr)
+            for (i, key), (value, stderr) in zip(pairs, numbers.tolist(), strict=True)
         ]
 
     def compute(self) -> dict[str, dict[str, float]]:
@@ -107,8 +108,8 @@ class Geometry:
         return values
 
     def to_frame(self) -> pd.DataFrame:
-        """The values of `records` as a table with the columns layer, layer_index, metric and value."""
-        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value"])
+        """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
+        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
 
     def token_tables(self) -> pd.DataFrame:
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
@@ -120,9 +121,10 @@ class Geometry:
 
     def _of_token_types(self, of: Callable[[TokenMoments], dict[str, Tensor]], columns: Sequence[str]) -> pd.DataFrame:
         tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
-        for i, metric in self._synced_metrics(TokenMoments):
-            table = {name: column.cpu().numpy() for name, column in of(metric).items()}
-            tables.append(pd.DataFrame({"layer": self.layers[i].name, "layer_index": i, **table}))
+        for i, layer, metrics in self._reached():
+            for metric in metrics.synced(TokenMoments):
+                table = {name: column.cpu().numpy() for name, column in of(metric).items()}
+                tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
         return pd.concat(tables[1:] or tables, ignore_index=True)
 
     def silent_layers(self) -> list[str]:
@@ -143,10 +145,8 @@ class Geometry:
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         for metrics in self._metrics.values():
-            for metric in metrics:
-                metric.reset()  # a metric is in a reference cycle: the garbage collector would free it later
+            metrics.reset()
         self._metrics.clear()
-        self._widths.clear()
         self.probe.layers_without_gradients.clear()
 
     def switch_off(self) -> None:
@@ -160,40 +160,25 @@ class Geometry:
             return
         sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if self._row_unit == "tokens" else None
         hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
-        ids = {"token_ids": token_ids, "sequence_ids": sequence_ids}
-        if mask is not None:
-            mask = mask.to(hidden.device)
-            ids = {name: None if each is None else each.to(hidden.device)[mask] for name, each in ids.items()}
-            hidden = hidden[mask]
-        for metric in self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1]):
-            metric.update(hidden, **metric._filter_kwargs(**ids))
+        metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
+        metrics.update(hidden, token_ids, mask, sequence_ids)
 
-    def _add_metrics(self, layer_name: str, dim: int) -> list[Metric]:
-        metrics = [metric.to(self._device) for metric in self._make_metrics(dim)]
-        for metric in metrics:
-            metric._to_sync = False  # `records` does it
-            metric.process_group = self._group
-        self._metrics[layer_name], self._widths[layer_name] = metrics, dim
-        return metrics
+    def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
+        options: dict[str, Any] = {"process_group": self._group, "jackknife": self._jackknife}
+        self._metrics[layer_name] = LayerMetrics(self._make_metrics, dim, device=self._device, **options)
+        return self._metrics[layer_name]
 
-    def _synced_metrics(self, kind: type = Metric) -> Iterator[tuple[int, Any]]:
-        """Yield the metrics of a kind, each with the index of its layer and, until the next one, all ranks' rows."""
-        widths = [self._widths.get(layer.name, 0) for layer in self.layers]
+    def _reached(self) -> list[tuple[int, Layer, LayerMetrics]]:
+        """The layers that have rows on any rank, with their indices and metrics."""
+        widths = [self._metrics[each.name].dim if each.name in self._metrics else 0 for each in self.layers]
         if is_distributed():
             widths = all_reduce_max(torch.tensor(widths, device=self._device), self._group).tolist()
         for layer, dim in zip(self.layers, widths, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, dim, device=self._device)
-                for metric in self._add_metrics(layer.name, dim):
-                    metric.update(no_rows, no_rows[:, 0].long())
-        for i, layer in enumerate(self.layers):
-            for metric in self._metrics.get(layer.name, []):
-                if isinstance(metric, kind):
-                    metric.sync()
-                    try:
-                        yield i, metric
-                    finally:  # which `sync_context` lacks: the metric would be in sync for ever
-                        metric.unsync(should_unsync=metric._is_synced)
+                self._add_metrics(layer.name, dim).update(no_rows, no_rows[:, 0].long(), None, None)
+        reached = [(i, layer) for i, layer in enumerate(self.layers) if layer.name in self._metrics]
+        return [(i, layer, self._metrics[layer.name]) for i, layer in reached]
 
 
 @contextmanager
@@ -208,6 +193,7 @@ def observe(
     token_ids: Given | None = None,
     mask: Given | None = None,
     no_grad_passes: bool = True,
+    jackknife: int = 0,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -226,6 +212,8 @@ def observe(
         mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
             model is called with.
         no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
+        jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
+            G + 1 times the memory; 0: there are none.
 
     Yields:
         A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
@@ -240,6 +228,7 @@ def observe(
     4.0
     """
     options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "no_grad_passes": no_grad_passes}
+    options["jackknife"] = jackknife
     geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, **options)
     with geometry.probe:
         yield geometry

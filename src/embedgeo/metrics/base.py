@@ -65,6 +65,10 @@ class GeometryMetric(Metric):
     is_differentiable = False
     higher_is_better = None
 
+    has_copies = True
+    """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+
+    num_rows: Tensor
     num_nonfinite: Tensor
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
@@ -78,6 +82,7 @@ class GeometryMetric(Metric):
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._declared: dict[type[Any], tuple[str, Any]] = {}
+        self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
         digest = torch.tensor(list(blake2b(text, digest_size=8).digest()), dtype=torch.uint8)
@@ -109,6 +114,7 @@ class GeometryMetric(Metric):
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.update_states(rows)
+        self.num_rows = self.num_rows + len(rows.embeddings)
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
@@ -139,17 +145,20 @@ class GeometryMetric(Metric):
         """Merge the state of the rows of a batch into that of the rows before."""
         self.store(self.load(type(state)).merge(to_state(state)))
 
-    def compute_with_errors(self, groups: Sequence[Self], sizes: Tensor) -> ValuesAndErrors:
+    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
         """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
 
         Args:
             groups: metrics of the same arguments that have each seen a part of the rows of this one, whole sequences.
-            sizes: how many rows each of them has seen, shape (G,).
 
         Returns:
-            The values and the standard errors by key: see `embedgeo.functional.standard_error`.
+            The values and their standard errors by key: see `embedgeo.functional.standard_error`. They are right for
+            smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
-        values, without = self.compute(), groups[0].clone()
+        values = self.compute()
+        if len(groups) < 2:
+            return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+        without, sizes = groups[0].clone(), torch.stack([group.num_rows for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
@@ -181,13 +190,18 @@ class GeometryMetric(Metric):
         states = {name: state.to(self.device) for name, state in states.items()}
         for kind in self._declared:
             self.store(self.load(kind, states).merge(self.load(kind)))
-        self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
+        self.num_rows, self.num_nonfinite = (
+            self.num_rows + states["num_rows"],
+            self.num_nonfinite + states["num_nonfinite"],
+        )
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         group = process_group or self.process_group
         for kind in self._declared:
             self.store(self.load(kind).all_reduce(group))
-        self.num_nonfinite = all_reduce_sum(self.num_nonfinite, group)
+        self.num_rows, self.num_nonfinite = all_reduce_sum(
+            torch.stack((self.num_rows, self.num_nonfinite)), group
+        ).unbind()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ class IntrinsicDimension(GeometryMetric):
     2
     """
 
+    has_copies = False
+
     def __init__(
         self,
         dim: int,
@@ -90,11 +92,11 @@ class IntrinsicDimension(GeometryMetric):
         sample = self.load(Sample)
         return self._values([self._estimate(rows) for rows, _ in sample_batches(sample, self.batch_size)], sample)
 
-    def compute_with_errors(self, groups: Sequence[Self] = (), sizes: Tensor | None = None) -> ValuesAndErrors:
+    def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard error of TwoNN; the other keys have NaN.
 
         The groups of the jackknife are the ``sequence_ids`` of the sampled rows: see
-        `embedgeo.functional.twonn_dimension`. The arguments are not used.
+        `embedgeo.functional.twonn_dimension`. ``groups`` are not used.
         """
         sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)

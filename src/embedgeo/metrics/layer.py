@@ -1,7 +1,8 @@
-"""The metrics of one layer and, for their standard errors, copies of them for groups of its sequences."""
+"""The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import all_reduce_sum, current_rank, is_distributed
+from embedgeo.functional.distributed import current_rank, is_distributed
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 MetricFactory = Callable[[int], list[Metric]]
@@ -17,15 +18,17 @@ MetricFactory = Callable[[int], list[Metric]]
 
 
 class LayerMetrics:
-    """Metrics of one layer.
+    """The metrics of one layer. Ranks are synchronised by `synced`, not whenever a value is computed.
+
+    For standard errors the sequences are dealt into G groups: sequence i of the S in batch b is in group b S + i modulo
+    G, where the batches of R ranks are counted as one process would see them, those of rank r as r, r + R, r + 2 R ….
 
     Args:
         make: makes the metrics.
         dim: d, the width of the layer.
-        device: where they begin.
-        process_group: the ranks that have different rows.
-        num_groups: G, into how many groups whole sequences are dealt for standard errors; 0 for none. Sequence i of the S
-            in batch b is in group (b S + i) mod G; ranks count as if one process saw their batches in turn.
+        device: of the metrics, until they see rows on another one.
+        process_group: the ranks that have different rows; None: all ranks.
+        jackknife: G; 0: there are no groups.
     """
 
     def __init__(
@@ -35,27 +38,106 @@ class LayerMetrics:
         *,
         device: torch.device,
         process_group: dist.ProcessGroup | None = None,
-        num_groups: int = 0,
+        jackknife: int = 0,
     ) -> None:
         self.dim = dim
-        self._group = process_group
+        self._num_groups = jackknife
+        self._process_group = process_group
         self._num_batches = 0
-        self._sizes = torch.zeros(num_groups, dtype=torch.int64, device=device)
-        sets = [[metric.to(device) for metric in make(dim)] for _ in range(num_groups + 1)]
-        self._metrics, copies = sets[0], sets[1:]
-        self._copies: list[list[Any]] = [
-            [each[i] for each in copies] if isinstance(metric, GeometryMetric) and metric.merges_groups else []
+        self._metrics, *sets = (make(dim) for _ in range(1 + jackknife))
+        self._copies: list[list[Metric]] = [  # of each metric
+            [each[i] for each in sets] if isinstance(metric, GeometryMetric) and metric.has_copies else []
             for i, metric in enumerate(self._metrics)
         ]
         for metric in self._all():
-            metric._to_sync = False  # `synced` does it
+            metric.to(device)
+            metric._to_sync = False
             metric.process_group = process_group
+
+    def update(
+        self, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, sequence_ids: Tensor | None
+    ) -> None:
+        """Update the metrics with a batch, and the copies with the sequences of their groups.
+
+        Args:
+            hidden: shape (..., d).
+            token_ids: shape (...), or None.
+            mask: shape (...), bool, True = count this row; None if all rows count.
+            sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
+        """
+        shape, device = hidden.shape[:-1], hidden.device
+        if sequence_ids is None and self._num_groups:
+            sequence_ids = torch.arange(shape.numel()).view(shape)
+        groups = self._deal(sequence_ids) if sequence_ids is not None and self._num_groups else None
+        tensors = {"token_ids": token_ids, "sequence_ids": sequence_ids, "groups": groups}
+        given = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        if mask is not None:
+            mask = mask.to(device)
+            hidden, given = hidden[mask], {name: tensor[mask] for name, tensor in given.items()}
+        groups = given.pop("groups", None)
+        for metric, copies in zip(self._metrics, self._copies, strict=True):
+            if groups is not None and isinstance(metric, GeometryMetric) and not copies:
+                _update(metric, hidden, {**given, "sequence_ids": groups})
+            else:
+                _update(metric, hidden, given)
+        for group in [] if groups is None else groups.unique().tolist():
+            inside = groups == group
+            part, ids = hidden[inside], {name: tensor[inside] for name, tensor in given.items()}
+            for copies in filter(None, self._copies):
+                _update(copies[group], part, ids)
+
+    def synced(self, kind: type = Metric) -> Iterator[Any]:
+        """Yield the metrics of a kind; each has the rows of all ranks until the next one."""
+        for metric in self._metrics:
+            if isinstance(metric, kind):
+                with _in_sync([metric]):
+                    yield metric
+
+    def computed(self) -> Iterator[Callable[[], ValuesAndErrors]]:
+        """Yield, for each metric, what computes its values over the rows of all ranks, and their standard errors."""
+        for metric, copies in zip(self._metrics, self._copies, strict=True):
+            with _in_sync([metric, *copies]):
+                yield partial(self._compute, metric, copies)
+
+    def reset(self) -> None:
+        """Free the memory of the states: a metric is in a reference cycle, so that the garbage collector would be late."""
+        for metric in self._all():
+            metric.reset()
+
+    def _compute(self, metric: Metric, copies: Sequence[Any]) -> ValuesAndErrors:
+        if self._num_groups and isinstance(metric, GeometryMetric):
+            return metric.compute_with_errors(copies)
+        values = metric.compute()
+        return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+
+    def _deal(self, sequence_ids: Tensor) -> Tensor:
+        """The group of each row of the next batch."""
+        num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
+        batch = self._num_batches * num_ranks + current_rank(self._process_group)
+        self._num_batches += 1
+        num_sequences = int(sequence_ids.max()) + 1 if sequence_ids.numel() else 0
+        return (batch * num_sequences + sequence_ids) % self._num_groups
 
     def _all(self) -> Iterator[Metric]:
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             yield from (metric, *copies)
 
-    def update(
-        self, embeddings: Tensor, token_ids: Tensor | None, mask: Tensor | None, sequence_ids: Tensor | None
-    ) -> None:
-        """Update the metrics with a batch, and the copies with the rows of their groups."""
+
+def require_num_groups(jackknife: int) -> None:
+    """Raise ValueError unless ``jackknife`` is a number of groups: 0, or 2 or more."""
+    if isinstance(jackknife, bool) or not isinstance(jackknife, int) or jackknife < 0 or jackknife == 1:
+        raise ValueError(f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}.")
+
+
+@contextmanager
+def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
+    """Context in which metrics have the rows of all ranks; unlike `sync_context` it ends after an exception, too."""
+    with ExitStack() as stack:
+        for metric in metrics:
+            metric.sync()
+            stack.callback(metric.unsync, should_unsync=metric._is_synced)
+        yield
+
+
+def _update(metric: Metric, hidden: Tensor, ids: dict[str, Tensor]) -> None:
+    metric.update(hidden, **metric._filter_kwargs(**ids))  # a metric of the user's may take fewer arguments

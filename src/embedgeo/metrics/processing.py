@@ -41,6 +41,8 @@ class AfterProcessing(GeometryMetric):
     {'anisotropy_whitened': 0.5, 'mean_cosine_whitened': -0.333}
     """
 
+    has_copies = False
+
     def __init__(self, dim: int, top: int = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(dim, top, sample_size, seed, **kwargs)
         if top < 0:

@@ -1,5 +1,6 @@
 """The flat form of results: a record is one number and where it was measured."""
 
+from math import nan
 from typing import TypedDict
 
 MODEL = "model"
@@ -15,6 +16,7 @@ class Record(TypedDict):
         width: d, the width of its hidden state.
         metric: key of the metric.
         value: NaN where it is undefined.
+        stderr: its standard error; NaN where it was not asked for.
     """
 
     layer: str
@@ -22,6 +24,7 @@ class Record(TypedDict):
     width: int
     metric: str
     value: float
+    stderr: float
 
 
 class StepRecord(Record):
@@ -34,6 +37,6 @@ def model_record(metric: str, value: float) -> Record:
     """A record of the whole model.
 
     >>> model_record("loss", 2.5)
-    {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5}
+    {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
     """
-    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value)
+    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=nan)
