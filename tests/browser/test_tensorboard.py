@@ -26,7 +26,7 @@ const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.sh
 def server(tmp_path_factory):
     """TensorBoard on a small monitored run: its address."""
     folder = tmp_path_factory.mktemp("run")
-    monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
+    monitor = GeometryMonitor(every_n_steps=2, measure_last=False, on_error="raise")
     fit(folder, monitor, max_steps=10, logger=TensorBoardLogger(folder, name="tb", version="run"))
     options = ["--logdir", folder / "tb", "--host", "127.0.0.1", "--port", "0"]
     log = folder / "log"
