@@ -9,6 +9,8 @@ from embedgeo import GeometryMonitor
 from tests.models import token_batch
 from tests.training.runs import TinyLM, loader, steps, value
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # lightning 2.6 calls old names of jsonargparse
+
 
 class HeldOut(Dataset):
     """Rows of token ids."""
