@@ -41,7 +41,8 @@ const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.sh
 def server(tmp_path_factory):
     """TensorBoard on a small monitored run, and on a second one of an encoder-decoder: its address."""
     folder = tmp_path_factory.mktemp("run")
-    monitor = GeometryMonitor(every_n_steps=2, layers=["blocks", "mean(last2)", "*.mlp"], measure_last=False, on_error="raise")
+    layers = ["blocks", "mean(last2)", "*.mlp"]
+    monitor = GeometryMonitor(every_n_steps=2, layers=layers, measure_last=False, on_error="raise")
     fit(folder, monitor, max_steps=10, logger=TensorBoardLogger(folder, name="tb", version="run"))
     with SummaryWriter(str(folder / "tb" / "two sides (T5)")) as writer:
         for step in MEASURED:
