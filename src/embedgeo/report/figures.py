@@ -13,21 +13,21 @@ from matplotlib.figure import Figure
 
 from embedgeo.report.axes import (
     ACCENT,
+    DASHES,
     RUNS,
     Array,
-    colour_range,
     depth_bar,
     layer_axis,
     lines,
-    log_ticks,
+    run_colours,
     short,
     step_axis,
     time_bar,
-    value_axis,
     value_bar,
 )
-from embedgeo.report.drawing import FigureData, legend, new_figure
+from embedgeo.report.drawing import FigureData, legend, legend_below, new_figure
 from embedgeo.report.runs import Run
+from embedgeo.report.values import colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.layer_names import relative_depths
 from embedgeo.results.wording import number
@@ -39,14 +39,14 @@ def dynamics(run: Run, metric: str) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
     table, named = run.table(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=True)
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
     for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
-    value_axis(ax, named, table.to_numpy(), random)
+    value_axis(ax, named, table.to_numpy(), random, run.layers)
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
@@ -61,13 +61,16 @@ def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     table, random = (run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.baseline))
     named = term(metric)
-    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=True)
+    is_course = len(run.steps) > 1
+    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
-    lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
+    if is_course:
+        lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
-    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
-    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x))
+    look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
+    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **look)
+    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis)
     legend(figure, ax)
     numbers = table.T.assign(random=random.iloc[-1]).drop("", errors="ignore")
     alt = f"{named.name} against layer, a line for each of {len(run.steps)} steps."
@@ -189,13 +192,14 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
 def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
     """A figure with a line for each curve, its axes, and the curves in words."""
     named = term(metric)
-    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}")
+    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in curves]
+    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}", names=names)
     value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
-    styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
-    for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
+    styles = zip(run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
+    for curve, (colour, marker, dashes) in zip(curves.values(), styles, strict=False):
         every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
-        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, label=label)
-    ax.legend(loc="best", fontsize=8)
+        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, ls=dashes, lw=1.3)
+    legend_below(figure, ax.lines, names)
     return figure, ax, " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
 
 

@@ -1,7 +1,7 @@
 """Reading runs: from the folders of sweeps, from monitored runs, and from TensorBoard's event files alone."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,12 @@ from embedgeo.report.baseline import baseline_values
 from embedgeo.report.runs import Run, make_run
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder, read_parquet, read_table
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.schema import MODEL, StepRecord
+from embedgeo.results.wording import listed
+
+Shape = tuple[tuple[str, int], ...]
+"""The layers of a model and their widths."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -50,7 +55,12 @@ def _read_folder(folder: Path) -> Iterator[Run]:
     sweep = SweepFolder(folder)
     history = folder / "history.parquet"
     if sweep.done():
-        for series, checkpoints in sweep.read_runs().items():
+        groups = list(_by_shape(sweep.read_runs()))
+        shapes = {shape: "" for _, shape, _ in groups}
+        for shape in shapes:
+            names = [name for _, other, checkpoints in groups if other == shape for name in checkpoints]
+            shapes[shape] = f"{_in_words(shape)}: {listed(names, 4)}"
+        for series, shape, checkpoints in groups:
             records = pd.concat(checkpoints.values(), ignore_index=True)
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
             tokens, planes = (
@@ -58,12 +68,14 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 for kind in ("tokens", "projections")
             )
             drawn = thinned(len(tokens), 3) if tokens else []
+            is_told_apart = sum(other == series for other, *_ in groups) > 1
             yield make_run(
-                series,
+                " ".join(filter(None, (series, _in_words(shape) if is_told_apart else ""))),
                 records,
                 tokens={step: read_table(tokens[step]) for step in (sorted(tokens)[i] for i in drawn)},
                 projections={step: read_table(planes[step]) for step in sorted(planes)[-1:]},
                 failures=sweep.reasons(),
+                shapes=tuple(shapes.values()) if len(shapes) > 1 else (),
             )
     elif history.exists():
         yield make_run("", read_parquet(history, list(StepRecord.__annotations__)))
@@ -71,6 +83,26 @@ def _read_folder(folder: Path) -> Iterator[Run]:
         for events in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
             for prefix, written in read_events(events):
                 yield make_run(f"{os.path.relpath(events, folder)} {prefix}", pd.DataFrame(written))
+
+
+def _by_shape(
+    runs: Mapping[str, Mapping[str, pd.DataFrame]],
+) -> Iterator[tuple[str, Shape, dict[str, pd.DataFrame]]]:
+    """Each run's checkpoints of one shape: with its series, and their records by name."""
+    for series, checkpoints in runs.items():
+        shapes: dict[Shape, dict[str, pd.DataFrame]] = {}
+        for name, records in checkpoints.items():
+            at_layers = records[records["layer"] != MODEL]
+            layers = at_layers.drop_duplicates("layer").sort_values("layer")[["layer", "width"]]
+            shapes.setdefault(tuple(layers.itertuples(index=False, name=None)), {})[name] = records
+        for shape, found in shapes.items():
+            yield series, shape, found
+
+
+def _in_words(shape: Shape) -> str:
+    layers, widths = [layer for layer, _ in shape], sorted({width for _, width in shape})
+    blocks = sum(map(len, blocks_by_side(layers).values()))
+    return f"{blocks or len(layers)} {'blocks' if blocks else 'layers'}, {' and '.join(map(str, widths))} wide"
 
 
 def _counts(run: Run) -> Array | None:

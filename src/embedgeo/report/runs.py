@@ -28,6 +28,7 @@ class Run:
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         failures: reasons, by name of a checkpoint that failed.
+        shapes: the shapes of the models in its folder, in words, where there are several.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Run:
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    shapes: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> list[str]:
@@ -83,11 +85,14 @@ class Run:
 
 
 def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
-    """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown."""
+    """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown.
+
+    A value at a layer that is not finite counts as undefined.
+    """
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
-    values = _wide(at_layers, ["step", "layer"])
+    values = _wide(at_layers, ["step", "layer"]).replace([np.inf, -np.inf], np.nan)
     widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     about = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     about = about.reindex(columns=_ABOUT).astype(object)

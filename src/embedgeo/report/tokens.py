@@ -13,12 +13,10 @@ from matplotlib.colors import LogNorm
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares
 from embedgeo.report.axes import (
     ACCENT,
-    BASELINE,
     RUNS,
     Array,
     depth_bar,
     layer_axis,
-    log_ticks,
     short,
     thinned,
     value_bar,
@@ -26,6 +24,7 @@ from embedgeo.report.axes import (
 from embedgeo.report.baseline import type_statistics
 from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run
+from embedgeo.report.values import BASELINE, log_ticks
 from embedgeo.results.wording import number
 
 _REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
