@@ -225,7 +225,7 @@ def test_widths_are_those_of_the_records(tmp_path: Path) -> None:
     assert run.widths.unstack("layer")["embed"].tolist() == [96, 96]
     assert run.widths.unstack("layer")["block.00"].tolist() == [48, 48]
     embed, block = (run.baseline["norm_cv"].unstack("layer")[layer] for layer in ("embed", "block.00"))
-    assert embed[1] < embed[0] == block[0] == block[1]
+    assert embed[0] == embed[1] < block[0] == block[1]
     assert "48 to 96" in Page(write_report([folder])).text
 
 

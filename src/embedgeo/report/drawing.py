@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,8 @@ class FigureData(NamedTuple):
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
         mpl.rcdefaults()
         parameters: Any = mpl.rcParams
         parameters.update(_STYLE)

@@ -26,11 +26,11 @@ from embedgeo.report.axes import (
     value_bar,
 )
 from embedgeo.report.drawing import FigureData, legend, legend_below, new_figure
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, drawable
 from embedgeo.report.values import colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.layer_names import relative_depths
-from embedgeo.results.wording import number
+from embedgeo.results.wording import number, printable
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
@@ -112,7 +112,7 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
     transform = ax.xaxis.get_transform()
     at = transform.transform(np.array(steps, dtype=float))
-    margin = 0.5 if len(at) == 1 else 0  # a single cell has to have a width
+    margin = max(0.5, 1e-9 * at[0]) if at[0] == at[-1] else 0  # a single cell has to have a width
     return transform.inverted().transform(np.concatenate((at[:1] - margin, (at[1:] + at[:-1]) / 2, at[-1:] + margin)))
 
 
@@ -123,7 +123,7 @@ def after_processing(run: Run) -> FigureData:
     colours: dict[str, str] = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
-        for key in (metric, *found):
+        for key in (*([metric] if metric in run.values else []), *found):
             shown[key] = run.table(key).iloc[-1].reindex(run.axis)
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
@@ -148,10 +148,10 @@ def processed_metrics(run: Run) -> list[str]:
 
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     """The loss on the measured text; losses out of line with their neighbours are marked."""
-    values, named = run.model["loss"].dropna(), term("loss")
+    values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = new_figure(f"{named.name} against step", named.unit)
     value_axis(ax, named, values.to_numpy())
-    step_axis(ax, run.steps)
+    step_axis(ax, list(run.model.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     outlying = values[values.index.isin(outliers)]
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
@@ -192,7 +192,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
 def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
     """A figure with a line for each curve, its axes, and the curves in words."""
     named = term(metric)
-    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in curves]
+    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
     figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}", names=names)
     value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
     styles = zip(run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)

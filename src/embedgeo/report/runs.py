@@ -10,6 +10,7 @@ import pandas as pd
 from embedgeo.results.layer_names import blocks_by_side, side
 from embedgeo.results.schema import MODEL
 
+_LARGEST = 1e300
 _ABOUT = ["revision", "weights_sha256", "duplicate_of"]
 
 
@@ -87,12 +88,12 @@ class Run:
 def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
     """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown.
 
-    A value at a layer that is not finite counts as undefined.
+    An infinite value at a layer counts as undefined.
     """
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
-    values = _wide(at_layers, ["step", "layer"]).replace([np.inf, -np.inf], np.nan)
+    values = drawable(_wide(at_layers, ["step", "layer"]))
     widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     about = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     about = about.reindex(columns=_ABOUT).astype(object)
@@ -108,6 +109,11 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
         checkpoints=about,
         **more,
     )
+
+
+def drawable(values: pd.DataFrame) -> pd.DataFrame:
+    """Values, undefined where they are infinite, or so large that the length of an axis would be."""
+    return values.where(values.abs() <= _LARGEST)
 
 
 def _wide(records: pd.DataFrame, index: list[str]) -> pd.DataFrame:

@@ -82,9 +82,9 @@ def value_axis(
     beyond = _name_beyond(ax, layers, values, low, high)
     if is_log:
         decades = np.log10(high) - np.log10(low)
-        below, above = (10 ** (decades * (0.12 if is_named else 0.05)) for is_named in beyond)
+        below, above = (decades * (0.12 if is_named else 0.05) for is_named in beyond)
         ax.set_yscale("log")
-        ax.set_ylim(low / below, high * above)
+        ax.set_ylim(low / 10**below, high * 10**above)
         log_ticks(ax, low, high)
     else:
         ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))

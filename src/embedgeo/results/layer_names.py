@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product, takewhile
 
+from embedgeo.results.wording import printable
+
 _LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|final_norm|mean\(last\d+\))")
 _LONGEST = 11
 """Letters in the label of a layer."""
@@ -65,7 +67,7 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     >>> layer_labels(["layers.0.attention.dense", "layers.1.attention.dense", "block.01"])
     (['0.attentio…', '1.attentio…', '1'], '')
     """
-    plain = {layer: "".join(c if c.isprintable() else "␣" for c in layer) for layer in layers}
+    plain = {layer: printable(layer) for layer in layers}
     modules = [plain[layer].split(".") for layer in plain if layer and not _LAYER.fullmatch(layer)]
     most = min((len(parts) for parts in modules), default=1) - 1
     head = len(_common(modules)[:most])
