@@ -148,7 +148,7 @@ def _about(run: Run) -> list[str]:
     rows = run.values["n"].dropna() if "n" in run.values else pd.Series(dtype=float)
     return [
         f"{len(steps):,}",
-        f"{steps[0]:,} to {steps[-1]:,}",
+        " to ".join(dict.fromkeys((f"{steps[0]:,}", f"{steps[-1]:,}"))),
         f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}",
         _span(rows),
         _span(run.widths.dropna()),
@@ -173,6 +173,8 @@ def _overview(runs: Sequence[Run]) -> Overview:
         for name, blocks in run.blocks.items()
     }
     shown = _COLUMNS if len(parts) <= 2 else ["first", "last"]
+    if all(len(run.steps) <= 1 for run in runs):
+        shown = ["last", "random, last"]
     nothing = dict.fromkeys(_COLUMNS, "–")
     rows = [
         (metric, term(metric).name, [part.get(metric, nothing)[column] for part in parts.values() for column in shown])
