@@ -1,6 +1,7 @@
 """Axes of steps and layers; colours for depth, time and runs."""
 
 from collections.abc import Sequence
+from colorsys import hls_to_rgb
 from typing import Any
 
 import matplotlib as mpl
@@ -22,12 +23,12 @@ RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0000
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
-"""Sequential maps of even lightness, without the end that is too pale for lines on white, and on black once inverted."""
+"""Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
 
 
 def run_colours(count: int) -> list[Any]:
     """A colour for each of some runs, none of them twice."""
-    return list(RUNS[:count]) if count <= len(RUNS) else list(mpl.colormaps["turbo"](np.linspace(0.04, 0.96, count)))
+    return list(RUNS[:count]) if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
 
 
 def short(number: float, _: object = None) -> str:
@@ -49,14 +50,16 @@ class StepAxis:
 
     Args:
         steps: ascending.
+        is_log: says so instead, for the steps of several runs together.
 
     >>> StepAxis([0, 1, 2, 4, 8, 16, 32]).is_log, StepAxis([0, 100, 200, 300]).is_log
     (True, False)
     """
 
-    def __init__(self, steps: Sequence[int]) -> None:
+    def __init__(self, steps: Sequence[int], *, is_log: bool | None = None) -> None:
         gaps = np.diff(np.asarray(steps, dtype=float))
-        self.is_log = bool(len(gaps) and steps[0] >= 0 and np.median(gaps) >= 3 * gaps[0])
+        is_denser = bool(len(gaps) and steps[0] >= 0 and np.median(gaps) >= 3 * gaps[0])
+        self.is_log = is_denser if is_log is None else is_log
         self.first, self.last = steps[0], steps[-1]
         self.label = "optimizer step" + (" (log scale)" if self.is_log else "")
 
@@ -79,9 +82,10 @@ class StepAxis:
         return ticks or list(dict.fromkeys((self.first, self.last)))
 
 
-def step_axis(ax: Axes, steps: Sequence[int]) -> None:
-    """Put steps on the x axis."""
-    axis = StepAxis(steps)
+def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
+    """Put the steps of a run, or of several, on the x axis."""
+    steps = sorted({step for run in runs for step in run})
+    axis = StepAxis(steps, is_log=steps[0] >= 0 and any(StepAxis(run).is_log for run in runs))
     ax.set_xlabel(axis.label)
     if axis.is_log:
         ax.set_xscale("function", functions=(np.log1p, np.expm1))

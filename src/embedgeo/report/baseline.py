@@ -75,7 +75,10 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
 
 def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) -> pd.Series:
     pairs = zip(n, dim, strict=True)
-    return pd.Series([simulated(int(a), int(b)) if 3 <= a < np.inf and 2 <= b <= _WIDEST else np.nan for a, b in pairs], index=n.index)
+    return pd.Series(
+        [simulated(int(a), int(b)) if 3 <= a < np.inf and 2 <= b <= _WIDEST else np.nan for a, b in pairs],
+        index=n.index,
+    )
 
 
 @cache

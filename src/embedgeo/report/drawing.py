@@ -93,7 +93,8 @@ def new_figure(
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    left, right, bottom, top = 0.88, 0.96 if sidebar else 0.32, 0.54 + below, 0.88 if panels > 1 else 0.5 if names else 0.72
+    left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
+    top = 0.88 if panels > 1 else 0.5 if names else 0.72
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
     figure.text(0.12 / width, 1 - 0.27 / height, subtitle, va="top", fontsize=8.5, color="#444444")

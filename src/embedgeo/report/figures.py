@@ -168,7 +168,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
     numbers = pd.DataFrame(curves)
     figure, ax, text = _draw_runs(curves, metric, "against step", "mean over blocks")
-    step_axis(ax, sorted(numbers.index))
+    step_axis(ax, *(run.steps for run in runs))
     alt = f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
@@ -200,7 +200,17 @@ def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) 
         every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
         ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, ls=dashes, lw=1.3)
     legend_below(figure, ax.lines, names)
-    return figure, ax, " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+    return figure, ax, _courses(curves)
+
+
+def _courses(curves: dict[str, pd.Series]) -> str:
+    """Each of a few curves in words; of many, at which values they end."""
+    if len(curves) <= 3:
+        return " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+    last = pd.Series({label: curve.dropna().iloc[-1] for label, curve in curves.items() if curve.notna().any()})
+    if last.empty:
+        return "undefined."
+    return f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} ({last.idxmax()})."
 
 
 def _course(values: pd.Series) -> str:

@@ -9,12 +9,15 @@ import pandas as pd
 
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import baseline_values
-from embedgeo.report.runs import Run, make_run
+from embedgeo.report.runs import Run, is_along, make_run
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder, read_parquet, read_table
 from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.schema import MODEL, StepRecord
 from embedgeo.results.wording import listed
+
+_LARGEST = 1e100
+"""Value of a token type that can be squared."""
 
 Shape = tuple[tuple[str, int], ...]
 """The layers of a model and their widths."""
@@ -72,8 +75,8 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             yield make_run(
                 " ".join(filter(None, (series, _in_words(shape) if is_told_apart else ""))),
                 records,
-                tokens={step: read_table(tokens[step]) for step in (sorted(tokens)[i] for i in drawn)},
-                projections={step: read_table(planes[step]) for step in sorted(planes)[-1:]},
+                tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, shape),
+                projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, shape),
                 failures=sweep.reasons(),
                 shapes=tuple(shapes.values()) if len(shapes) > 1 else (),
             )
@@ -97,6 +100,18 @@ def _by_shape(
             shapes.setdefault(tuple(layers.itertuples(index=False, name=None)), {})[name] = records
         for shape, found in shapes.items():
             yield series, shape, found
+
+
+def _read_drawable(paths: Mapping[int, Path], shape: Shape) -> dict[int, pd.DataFrame]:
+    """Tables of token types that have any: what lies at layers of the model, and can be drawn."""
+    found = {}
+    for step, path in paths.items():
+        table = read_table(path)
+        numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2"])]
+        is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
+        layers = [layer for layer, _ in shape if is_along(layer)]
+        found[step] = table[is_drawable & table["layer"].isin(layers)]
+    return {step: table for step, table in found.items() if (table["token_id"] >= 0).any()}
 
 
 def _in_words(shape: Shape) -> str:

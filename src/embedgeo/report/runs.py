@@ -57,7 +57,7 @@ class Run:
     @property
     def depth(self) -> list[str]:
         """The layers that lie along the model, without means over several."""
-        return [layer for layer in self.layers if "mean(" not in layer]
+        return [layer for layer in self.layers if is_along(layer)]
 
     @property
     def axis(self) -> list[str]:
@@ -109,6 +109,11 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
         checkpoints=about,
         **more,
     )
+
+
+def is_along(layer: str) -> bool:
+    """Whether a layer lies along the model, and is no mean over several."""
+    return "mean(" not in layer
 
 
 def drawable(values: pd.DataFrame) -> pd.DataFrame:

@@ -204,7 +204,8 @@ def _fit(slope: float, r2: float) -> str:
 def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     """At most four layers, evenly spaced over the depth."""
     present = set(table["layer"])
-    layers = [layer for layer in run.depth if layer in present and not layer.endswith("final_norm")]
+    layers = [layer for layer in run.depth if layer in present]
+    layers = [layer for layer in layers if not layer.endswith("final_norm")] or layers
     return [layers[i] for i in thinned(len(layers), 4)]
 
 

@@ -32,7 +32,7 @@ def number(value: float) -> str:
 def printable(name: str) -> str:
     """A name on one line, without letters that cannot be drawn.
 
-    >>> printable("a\\tb")
+    >>> printable("a" + chr(9) + "b")
     'a␣b'
     """
     return "".join(letter if letter.isprintable() else "␣" for letter in name)
