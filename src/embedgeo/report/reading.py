@@ -59,6 +59,8 @@ def _read_folder(folder: Path) -> Iterator[Run]:
     history = folder / "history.parquet"
     if sweep.done():
         groups = list(_by_shape(sweep.read_runs()))
+        if not groups:  # no records at all
+            yield make_run("", sweep.read(min(sweep.done())), failures=sweep.reasons())
         shapes = {shape: "" for _, shape, _ in groups}
         for shape in shapes:
             names = [name for _, other, checkpoints in groups if other == shape for name in checkpoints]

@@ -137,7 +137,7 @@ class SweepFolder:
         A run has the name of its series, fit for a folder; a single series is the run ``""``, unless the sweep is to
         have ``num_series`` of them.
         """
-        found = {name: self.read(name) for name in self.done()}
+        found = {name: records for name in self.done() if len(records := self.read(name))}
         series = {name: str(records["series"].iloc[0]) for name, records in found.items()}
         is_one_run = max(num_series, len(set(series.values()))) == 1
         runs: dict[str, dict[str, pd.DataFrame]] = {}
