@@ -278,6 +278,37 @@ def test_odd_records_are_drawn_too(options: dict, tmp_path: Path) -> None:
     assert Page(write_report([tmp_path / "a"])).all("img")
 
 
+def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1, 8), 2, metrics=("n", "M"))
+    other = make_sweep(tmp_path / "b", (64, 512), 3, dim=32, metrics=("n", "M"))
+    for path in (other / "checkpoints").iterdir():
+        shutil.copy(path, folder / "checkpoints")
+    small, large = read_runs([folder])
+    assert (small.label, small.steps, len(small.blocks["mean over blocks"])) == ("a: 2 blocks, 64 wide", [0, 1, 8], 2)
+    assert (large.label, large.steps, len(large.blocks["mean over blocks"])) == ("a: 3 blocks, 32 wide", [64, 512], 3)
+    text = " ".join(Page(write_report([folder])).text.split())
+    for words in (
+        "Models of several shapes.",
+        "2 blocks, 64 wide: step0, step1, step8",
+        "3 blocks, 32 wide: step64, step512",
+    ):
+        assert words in text
+
+
+def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("x", "y")]
+    page = Page(write_report(folders, tmp_path / "out"))
+    assert len(page.all("table")) == 2  # what was measured, and their means
+    assert [(cell.get("scope"), cell.get("colspan")) for cell in page.all("th")].count(("colgroup", "5")) == 2
+
+
+def test_backticks_are_code(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "duplicate_fraction"))
+    page = write_report([tmp_path / "a"]).read_text()
+    assert "<code>embed</code>" in page
+    assert "`" not in page
+
+
 FAULTS = {
     "a failure": (ZeroDivisionError("x"), ZeroDivisionError, "x"),
     "Ctrl-C": (KeyboardInterrupt(), KeyboardInterrupt, "no report was written, and an earlier one is as it was"),
