@@ -118,7 +118,7 @@ class SweepFolder:
         have ``num_series`` of them. Models of different widths, depths or classes in one series are runs of their own:
         their ``series`` says by what they differ.
         """
-        found = {name: self.read(name) for name in self.done()}
+        found = {name: records for name in self.done() if len(records := self.read(name))}
         series = self._series(found)
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
         models = {Path(records["model"].iloc[0]).name for records in found.values()}
