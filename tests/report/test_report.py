@@ -283,9 +283,17 @@ def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_
     other = make_sweep(tmp_path / "b", (64, 512), 3, dim=32, metrics=("n", "M"))
     for path in (other / "checkpoints").iterdir():
         shutil.copy(path, folder / "checkpoints")
-    small, large = read_runs([folder])
-    assert (small.label, small.steps, len(small.blocks["mean over blocks"])) == ("a: 2 blocks, 64 wide", [0, 1, 8], 2)
-    assert (large.label, large.steps, len(large.blocks["mean over blocks"])) == ("a: 3 blocks, 32 wide", [64, 512], 3)
+    large, small = read_runs([folder])
+    assert (small.label, small.steps, len(small.blocks["mean over blocks"])) == (
+        "a: step 64 wide, 2 deep",
+        [0, 1, 8],
+        2,
+    )
+    assert (large.label, large.steps, len(large.blocks["mean over blocks"])) == (
+        "a: step 32 wide, 3 deep",
+        [64, 512],
+        3,
+    )
     text = " ".join(Page(write_report([folder])).text.split())
     for words in (
         "Models of several shapes.",

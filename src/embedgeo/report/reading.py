@@ -14,7 +14,7 @@ from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.history import read_histories
 from embedgeo.results.layer_names import blocks_by_side
-from embedgeo.results.parquet import read_table
+from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.schema import MODEL
 from embedgeo.results.wording import listed
 
@@ -58,7 +58,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
     if sweep.done():
         runs = sweep.read_runs()
         if not runs:  # no records at all
-            yield make_run("", sweep.read(min(sweep.done())), failures=sweep.reasons())
+            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.reasons())
         tables = {series: pd.concat(checkpoints.values(), ignore_index=True) for series, checkpoints in runs.items()}
         shapes: dict[str, list[str]] = {}
         for series, checkpoints in runs.items():
@@ -72,15 +72,14 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             )
             drawn = thinned(len(tokens), 3) if tokens else []
             layers = set(records["layer"])
+            apart = [f"{shape}: {listed(names, 4)}" for shape, names in shapes.items()]
             yield make_run(
                 series,
                 records,
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
                 projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
                 failures=sweep.reasons(),
-                shapes=tuple(f"{shape}: {listed(names, 4)}" for shape, names in shapes.items())
-                if len(shapes) > 1
-                else (),
+                shapes=tuple(apart) if len(apart) > 1 else (),
             )
     elif histories := list(read_histories(folder)):
         for path, prefix, records in histories:
