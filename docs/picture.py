@@ -52,7 +52,7 @@ def put_beside(figures: list[Path], out: Path) -> None:
 
 def save(image: Image.Image, path: Path) -> None:
     """Write a PNG of few colours, which is small."""
-    image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedgeo
 from embedgeo.cli import main
-from embedgeo.demo.command import compare
+from embedgeo.demo.command import compare, show
 from embedgeo.results.glossary import is_processed
 from embedgeo.results.wording import shell_command
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
@@ -123,6 +124,14 @@ def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
     other = records.assign(value=records["value"].where(records.index != 7, records["value"] * 1.01))
     assert f"only {len(records) - 1:,} of" in compare(records, other)
     assert f"only {len(records) - 1:,} of" in compare(records, records.drop(index=7))
+
+
+def test_a_run_that_broke_down_is_shown_too(
+    records: pd.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = records["value"].where(records["metric"] != "M_over_Q")
+    show(Console(width=100), tmp_path, records.assign(value=broken))
+    assert "undefined" in capsys.readouterr().out
 
 
 def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(out: Path, records: pd.DataFrame) -> None:

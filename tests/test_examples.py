@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.text import builtin_corpus, train_tokenizer
@@ -39,14 +40,23 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
         "--trainer.accelerator": "cpu",
         "--trainer.logger.save_dir": tmp_path,
     }
-    run_example(
+    done = run_example(
         "pretrain.py", "fit", "--config", ROOT / "configs" / "pretrain.yaml", *(x for kv in small.items() for x in kv)
     )
+    said = [line for line in done.stderr.splitlines() if line.startswith("GeometryMonitor: ")]
+    assert ["written to" in line for line in said] == [True, False]
+    assert said[1].endswith(f"report {tmp_path / 'pretrain' / 'version_0'}")
     events = EventAccumulator(str(tmp_path / "pretrain" / "version_0"), size_guidance={"scalars": 0})
     events.Reload()
     layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
-    assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2]
+    assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2, 4]
+    assert sorted(pd.read_parquet(tmp_path / "pretrain" / "version_0" / "history.parquet")["step"].unique()) == [
+        0,
+        1,
+        2,
+        4,
+    ]
 
 
 def test_observe_prints_numbers_that_the_readme_defines_and_what_random_weights_should_show() -> None:

@@ -120,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and not isinstance(stopped.__context__, KeyboardInterrupt):
             raise  # not lightning's for a KeyboardInterrupt
-        print("embedgeo: stopped; a sweep that is started again goes on where it was", file=sys.stderr)
+        words = "a sweep that is started again goes on where it was"
+        if isinstance(stopped, KeyboardInterrupt) and stopped.args:
+            words = str(stopped)  # the command's own
+        print(f"embedgeo: stopped; {words}", file=sys.stderr)
         if argv is None:
             sys.stdout.flush()
             os._exit(130)  # an ordinary exit waits for the threads that download

@@ -86,6 +86,16 @@ class Browser:
     def resize(self, width, height):
         self._call("/window/rect", {"width": width, "height": height})
 
+    def emulate(self, width, height):
+        """Show pages as on a screen of this size, also where no window can be so small."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self._call("/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
+
+    def prefer(self, scheme):
+        """Prefer the colour scheme "light" or "dark"."""
+        features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": features})
+
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
 

@@ -32,8 +32,15 @@ def page(tmp_path_factory):
     return write_report([sweep])
 
 
-def test_nothing_is_wrong_with_the_page(browser, page):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wrong_with_the_page(browser, page, scheme):
+    browser.prefer(scheme)
     assert faults(browser, page) == []
+    ground = browser.run("return getComputedStyle(document.documentElement).backgroundColor")
+    assert ground == ("rgb(18, 18, 18)" if scheme == "dark" else "rgb(255, 255, 255)")
+    inverted = browser.run("return getComputedStyle(document.images[0]).filter")
+    assert inverted == ("invert(0.93) hue-rotate(180deg)" if scheme == "dark" else "none")
+    browser.prefer("light")
     assert browser.run("return document.images.length") >= 5
 
 
@@ -61,3 +68,27 @@ def test_a_wide_figure_keeps_its_letters_on_a_narrow_screen(browser, page):
     wide = [widths for widths in shown if widths[2] > 500]
     assert wide
     assert all(len(set(widths)) == 1 for widths in wide)
+
+
+def test_the_first_figure_and_how_to_read_it_are_on_the_first_screen(browser, page):
+    browser.resize(1300, 900)
+    browser.open(page)
+    boxes = browser.run(
+        "return [document.images[0], document.querySelector('.key')].map(e => {"
+        " const box = e.getBoundingClientRect(); return [box.top, box.bottom, box.left]; })"
+    )
+    height = browser.run("return window.innerHeight")
+    assert all(0 < top < bottom < height for top, bottom, _ in boxes), (boxes, height)
+    assert boxes[1][2] > boxes[0][2]  # beside it
+
+
+def test_figures_fit_a_narrow_screen_and_tables_show_that_they_scroll(browser, page):
+    browser.emulate(420, 900)
+    browser.open(page)
+    widths = browser.run(
+        "return [...document.images].filter(i => +i.getAttribute('width') < 500).map(i => i.clientWidth)"
+    )
+    assert widths
+    assert max(widths) <= 420
+    table = "[...document.querySelectorAll('.table')].find(t => t.scrollWidth > t.clientWidth)"
+    assert "gradient" in browser.run(f"return getComputedStyle({table}).backgroundImage")

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
 from embedgeo.report import figures, shares, tokens
 from embedgeo.report.axes import StepAxis
-from embedgeo.report.drawing import FigureData, style
+from embedgeo.report.drawing import WIDTH, FigureData, style
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import TERMS
@@ -252,3 +253,67 @@ def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
     origin = picture.figure.axes[1].lines[0]
     assert (origin.get_xdata()[0], origin.get_ydata()[0]) == (-2.0, 0.5)
     assert {text.get_text() for text in picture.figure.axes[0].texts} == {"t0", "␣\\n", "$bad{_"}
+
+
+def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -> None:
+    steps = (0, 1, 8, 64, 512, 4000)
+    far = {
+        (step, layer, "M_over_V"): value for step in steps for layer, value in (("embed", 90.0), ("final_norm", -3.0))
+    }
+    near = {(step, f"block.0{i}", "M_over_V"): 0.2 + 0.1 * i for step in steps for i in range(3)}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("M_over_V",), changes=far | near)])
+    with style():
+        for draw in (figures.dynamics, figures.profile):
+            ax = draw(run, "M_over_V").figure.axes[0]
+            low, high = ax.get_ylim()
+            assert (-0.3 < low < 0.2, 0.4 < high < 0.6) == (True, True), draw
+            assert {text.get_text() for text in ax.texts} == {"↑ beyond: embed 90", "↓ beyond: norm -3"}
+
+
+def test_modules_have_distinct_labels(tmp_path: Path) -> None:
+    layers = [f"gpt_neox.layers.{i}.attention.dense" for i in range(8)]
+    rows = [(step, layer, i, 8, "M", 1.0 + step + i) for step in (0, 5) for i, layer in enumerate(layers)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
+    (run,) = read_runs([tmp_path])
+    with style():
+        ax = figures.profile(run, "M").figure.axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == [str(i) for i in range(8)]
+    assert ax.get_xlabel() == "layer: * in gpt_neox.layers.*.attention.dense"
+
+
+def test_one_step_is_drawn_as_points_without_a_bar_of_steps(tmp_path: Path) -> None:
+    (run,) = read_runs([make_sweep(tmp_path, (7,), metrics=("n", "M"))])
+    with style():
+        (ax,) = figures.profile(run, "M").figure.axes
+    assert ax.lines[0].get_marker() == "o"
+
+
+def test_one_layer_has_no_bar_of_layers(tmp_path: Path) -> None:
+    rows = [(step, "all", 0, 8, "M", 1.0 + step) for step in (0, 5)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
+    (run,) = read_runs([tmp_path])
+    with style():
+        assert len(figures.dynamics(run, "M").figure.axes) == 1
+
+
+def test_twelve_runs_have_twelve_colours_and_their_names_below_the_axes(large: Run) -> None:
+    runs = [replace(large, label=f"a run with a rather long name, seed {i}") for i in range(12)]
+    with style():
+        figure = figures.compare_dynamics(runs, "M_over_Q").figure
+        figure.canvas.draw()
+    (ax,) = figure.axes
+    (legend,) = figure.legends
+    assert len({tuple(to_rgb(line.get_color())) for line in ax.lines}) == 12
+    assert [text.get_text().strip() for text in legend.get_texts()] == [run.label for run in runs]
+    assert legend.get_window_extent().y1 <= ax.xaxis.label.get_window_extent().y0
+    assert figure.get_size_inches()[0] == pytest.approx(WIDTH)  # fits a narrow screen
+
+
+def test_steps_of_several_runs_are_logarithmic_where_those_of_one_are(tmp_path: Path) -> None:
+    runs = read_runs(
+        [make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",)) for i in range(12)]
+    )
+    with style():
+        assert "log scale" in figures.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()

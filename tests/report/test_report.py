@@ -2,6 +2,7 @@ import re
 import shutil
 import subprocess
 import sys
+from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -156,19 +157,24 @@ def test_the_page_can_be_read_without_eyes_and_mouse(page: Page) -> None:
     assert {"main", "nav", "header"} <= {tag for tag, _ in page.tags}
 
 
-def test_text_has_contrast(sweep: Path, page: Page) -> None:
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_text_has_contrast(sweep: Path, page: Page, is_dark: bool) -> None:
     css = (sweep / "report" / "index.html").read_text().partition("<style>")[2].partition("</style>")[0]
-    colours = re.findall(r"[ {;]color: (#[0-9a-f]{3,6})", css)
-    assert len(colours) >= 4
+    light, dark = css.split("prefers-color-scheme: dark")
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]+)", dark if is_dark else light))
 
-    def luminance(colour: str) -> float:
+    def luminance(name: str) -> float:
+        colour = colours[name]
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
         channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    darkest_ground = min(luminance("#fdf3ec"), luminance("#eef7f1"))
-    assert all((darkest_ground + 0.05) / (luminance(colour) + 0.05) >= 4.5 for colour in colours)
+    for ink in ("ink", "dim", "link"):
+        for ground in ("ground", "flag", "fine", "key"):
+            darker, lighter = sorted((luminance(ink), luminance(ground)))
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (ink, ground)
+    assert not re.findall(r"[ {;]color: #", css)
 
 
 def test_pictures_beyond_the_budget_are_only_linked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +217,15 @@ def test_the_series_of_one_sweep_are_runs_also_without_its_tensorboard_folder(tm
 
 def test_widths_are_those_of_the_records(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 1), 1, dim=48, metrics=("n", "norm_cv"))
-    records = pd.read_parquet(folder / "checkpoints" / "step1.parquet")
-    other = records["width"].where(records["layer"] != "embed", 96)
-    SweepFolder(folder).write("step1", records.assign(width=other))
+    for name in ("step0", "step1"):
+        records = pd.read_parquet(folder / "checkpoints" / f"{name}.parquet")
+        other = records["width"].where(records["layer"] != "embed", 96)
+        SweepFolder(folder).write(name, records.assign(width=other))
     (run,) = read_runs([folder])
-    assert run.widths.unstack("layer")["embed"].tolist() == [48, 96]
+    assert run.widths.unstack("layer")["embed"].tolist() == [96, 96]
     assert run.widths.unstack("layer")["block.00"].tolist() == [48, 48]
     embed, block = (run.baseline["norm_cv"].unstack("layer")[layer] for layer in ("embed", "block.00"))
-    assert embed[1] < embed[0] == block[0] == block[1]
+    assert embed[0] == embed[1] < block[0] == block[1]
     assert "48 to 96" in Page(write_report([folder])).text
 
 
@@ -271,15 +278,140 @@ def test_odd_records_are_drawn_too(options: dict, tmp_path: Path) -> None:
     assert Page(write_report([tmp_path / "a"])).all("img")
 
 
-def test_a_report_that_was_cut_short_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_sweep(tmp_path / "a", metrics=("n", "M"))
-    with monkeypatch.context() as patch:
-        patch.setattr("embedgeo.report.write_page", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            write_report([tmp_path / "a"])
+def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1, 8), 2, metrics=("n", "M"))
+    other = make_sweep(tmp_path / "b", (64, 512), 3, dim=32, metrics=("n", "M"))
+    for path in (other / "checkpoints").iterdir():
+        shutil.copy(path, folder / "checkpoints")
+    large, small = read_runs([folder])
+    assert (small.label, small.steps, len(small.blocks["mean over blocks"])) == (
+        "a: step 64 wide, 2 deep",
+        [0, 1, 8],
+        2,
+    )
+    assert (large.label, large.steps, len(large.blocks["mean over blocks"])) == (
+        "a: step 32 wide, 3 deep",
+        [64, 512],
+        3,
+    )
+    text = " ".join(Page(write_report([folder])).text.split())
+    for words in (
+        "Models of several shapes.",
+        "2 blocks, 64 wide: step0, step1, step8",
+        "3 blocks, 32 wide: step64, step512",
+    ):
+        assert words in text
+
+
+def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("x", "y")]
+    page = Page(write_report(folders, tmp_path / "out"))
+    assert len(page.all("table")) == 2  # what was measured, and their means
+    assert [(cell.get("scope"), cell.get("colspan")) for cell in page.all("th")].count(("colgroup", "5")) == 2
+
+
+def test_backticks_are_code(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "duplicate_fraction"))
+    page = write_report([tmp_path / "a"]).read_text()
+    assert "<code>embed</code>" in page
+    assert "`" not in page
+
+
+FAULTS = {
+    "a failure": (ZeroDivisionError("x"), ZeroDivisionError, "x"),
+    "Ctrl-C": (KeyboardInterrupt(), KeyboardInterrupt, "no report was written, and an earlier one is as it was"),
+    "a full disk": (OSError(ENOSPC, "No space left on device"), OSError, r"is not \(No space left on device\)"),
+}
+
+
+@pytest.mark.parametrize("moment", ["write_page", "figures.profile", "_write_records"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_ends_it_the_earlier_report_stays(
+    fault: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M"))
+    raised, expected, words = FAULTS[fault]
+
+    def broken(*_: object) -> None:
+        raise raised
+
+    def fails() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"embedgeo.report.{moment}", broken)
+            with pytest.raises(expected, match=words):
+                write_report([tmp_path / "a"])
+
+    fails()
+    assert not (tmp_path / "a" / "report").exists()
+    write_report([tmp_path / "a"])
+    (tmp_path / "a" / "report" / "mine.txt").write_text("kept")
+    before = contents(tmp_path / "a")
+    fails()
+    assert contents(tmp_path / "a") == before
     (tmp_path / "a" / "report" / "figures" / "old.png").touch()
     write_report([tmp_path / "a"])
-    assert not (tmp_path / "a" / "report" / "figures" / "old.png").exists()
+    assert contents(tmp_path / "a") == before
+
+
+def test_a_failure_while_the_new_report_takes_its_place_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M"))
+    write_report([tmp_path / "a"])
+    before = contents(tmp_path / "a")
+    make_sweep(tmp_path / "b", (0, 1, 2), 1, metrics=("n", "M"))
+    rename = Path.rename
+
+    def stopped(path: Path, target: Path) -> Path:
+        if path.name == "metrics.csv" and "old" not in (path.parent.name, target.parent.name):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_report([tmp_path / "b"], tmp_path / "a" / "report")
+    assert contents(tmp_path / "a") == before
+
+
+def test_a_report_that_is_killed_leaves_the_earlier_one_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M"))
+    script = "import os, sys, embedgeo.report as r; r.write_page = lambda *_: os.kill(os.getpid(), 9); "
+    script += "r.write_report([__import__('pathlib').Path(sys.argv[1])])"
+
+    def killed() -> None:
+        done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, timeout=200, check=False)
+        assert done.returncode == -9
+
+    killed()
+    write_report([folder])  # what was left is not taken for somebody else's
+    before = contents(folder / "report")
+    killed()
+    assert {name: content for name, content in contents(folder / "report").items() if name in before} == before
+    assert contents(folder / "report") != before
+    write_report([folder])
+    assert contents(folder / "report") == before
+
+
+def test_ctrl_c_has_its_own_words_and_status_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embedgeo.report.read_runs", stopped)
+    assert main(["report", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "embedgeo: stopped; no report was written, and an earlier one is as it was\n"
+
+
+def test_a_terminal_has_a_bar_and_a_file_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M"))
+    write_report([folder])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    write_report([folder])
+    assert "Drawing figures" in capsys.readouterr().err
 
 
 def bad_folders(tmp_path: Path) -> dict[str, list[str]]:

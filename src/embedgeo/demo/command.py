@@ -162,6 +162,8 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
 
 def _cell(records: pd.DataFrame, layer: str, metric: str) -> str:
     values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")["value"]
+    if values.isna().all():
+        return "undefined"
     kind = "low" if metric == "V_W_over_V_unbiased" else "peak"
     at = int(values.argmin() if kind == "low" else values.argmax())
     return f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"

@@ -1,19 +1,24 @@
 """Figures, numbers and one page from the records of runs: the command ``embedgeo report``."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
+from rich.console import Console
+from rich.progress import Progress
 
 from embedgeo.report import figures, shares, tokens
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import outlier_steps
-from embedgeo.report.page import FigureWriter, Group, Panel, Section, write_page
+from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
-from embedgeo.results.files import make_empty
+from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.glossary import in_order, is_processed, term
 from embedgeo.results.schema import MODEL
 
@@ -22,9 +27,13 @@ MAIN = 11
 
 _MARK = '<meta name="generator" content="embedgeo report">'
 
+_Plan = list[tuple[str, Callable[[], Panel]]]
+
 
 def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     """Draw what runs have measured: figures, their numbers and one page, from records only.
+
+    It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is.
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
@@ -36,52 +45,82 @@ def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         ValueError: a folder without measurements, or a file that cannot be read.
         OSError: a folder that is not there, or an ``out`` that cannot be written to or holds something else.
+        KeyboardInterrupt: with what is left behind, in words.
     """
-    runs = read_runs(dirs)
+    console = Console(stderr=True)
     out = out or dirs[0] / "report"
     page = out / "index.html"
-    is_earlier = page.is_file() and _MARK in page.read_text(errors="replace")
-    unfinished = f"{_MARK}This report is being written, or was cut short.\n"
-    make_empty(page, unfinished, "report", is_earlier=is_earlier, remove=["figures"])
-    with style():
-        sections = list(_sections(runs, FigureWriter(out / "figures")))
-    _write_records(out / "metrics.csv", runs)
-    write_page(page, runs, sections)
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            reading = progress.add_task("Reading records", total=None)
+            runs = read_runs(dirs)
+            progress.remove_task(reading)
+            require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
+            try:
+                with replacing_contents(out) as new, style():
+                    plan = _plan(runs, FigureWriter(new / "figures"))
+                    panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
+                    _write_records(new / "metrics.csv", runs)
+                    write_page(new / page.name, runs, _sections(panels))
+            except OSError as error:
+                reason = error.strerror or error
+                raise OSError(
+                    f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
+                ) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("no report was written, and an earlier one is as it was") from None
     return page
 
 
-def _sections(runs: Sequence[Run], writer: FigureWriter) -> Iterator[Section]:
-    """The page from top to bottom; the budget for pictures is spent in this order."""
+def _sections(panels: Iterable[tuple[str, Panel]]) -> list[Section]:
+    by_title = groupby(panels, key=itemgetter(0))
+    sections = [Section(title, [panel for _, panel in found if panel.groups]) for title, found in by_title]
+    return [section for section in sections if section.panels]
+
+
+def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
+    """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order."""
 
     def by_run(draw: Callable[[Run], Iterable[FigureData]]) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
         return [group for group in groups if group[1]]
 
-    def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> Section:
-        groups = by_run(draw)
-        return Section(title, [Panel("", "", text, groups)] if groups else [])
+    def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> _Plan:
+        return [(title, lambda: Panel("", "", text, by_run(draw)))]
 
     def of_metric(metric: str) -> Panel:
         compared = [run for run in runs if run.varies(metric)]
         groups = []
         if len(compared) > 1:
-            groups = [("All runs", [writer.add(data) for data in _compared(compared, metric)])]
+            groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
         groups += by_run(lambda run: _of_metric(run, metric))
         return Panel(term(metric).name, metric, term(metric).meaning, groups)
 
+    def of_metrics(title: str, metrics: Sequence[str]) -> _Plan:
+        return [(title, partial(of_metric, metric)) for metric in metrics]
+
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
     metrics = [metric for metric in varying if term(metric).is_drawn and not is_processed(metric)]
-    yield section("Composition", _of_shares)
-    yield Section("Metrics", [of_metric(metric) for metric in metrics[:MAIN]])
-    yield section(
-        "Loss", lambda run: [figures.loss(run, outlier_steps(run))] if "loss" in run.model else [], term("loss").meaning
-    )
-    yield section(
-        "After-processing", lambda run: [figures.after_processing(run)] if figures.processed_metrics(run) else []
-    )
-    yield section("Token types", _of_tokens)
-    yield Section("More metrics", [of_metric(metric) for metric in metrics[MAIN:]])
+    return [
+        *of_metrics(FIRST, metrics[:1]),
+        *section("Composition", _of_shares),
+        *of_metrics("Metrics", metrics[1:MAIN]),
+        *section("Loss", _of_loss, term("loss").meaning),
+        *section("After-processing", _of_processed),
+        *section("Token types", _of_tokens),
+        *of_metrics("More metrics", metrics[MAIN:]),
+    ]
+
+
+def _of_loss(run: Run) -> Iterator[FigureData]:
+    if "loss" in run.model and run.model["loss"].notna().any():
+        yield figures.loss(run, outlier_steps(run))
+
+
+def _of_processed(run: Run) -> Iterator[FigureData]:
+    if figures.processed_metrics(run):
+        yield figures.after_processing(run)
 
 
 def _of_shares(run: Run) -> Iterator[FigureData]:

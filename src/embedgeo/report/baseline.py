@@ -21,8 +21,11 @@ Array = NDArray[np.float64]
 
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
 _DRAWS = 16
+_WIDEST = 1e6
+"""Width beyond which nothing is simulated."""
 
 
+@np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything
 def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | None = None) -> pd.DataFrame:
     """The expected value of each metric for Gaussian embeddings, at the same steps and layers; NaN where unknown.
 
@@ -72,7 +75,10 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
 
 def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) -> pd.Series:
     pairs = zip(n, dim, strict=True)
-    return pd.Series([simulated(int(a), int(b)) if a >= 3 and b >= 2 else np.nan for a, b in pairs], index=n.index)
+    return pd.Series(
+        [simulated(int(a), int(b)) if 3 <= a < np.inf and 2 <= b <= _WIDEST else np.nan for a, b in pairs],
+        index=n.index,
+    )
 
 
 @cache

@@ -11,11 +11,12 @@ from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from embedgeo.report.axes import ACCENT, DEPTH, Array, layer_axis, lines, step_axis, value_axis
+from embedgeo.report.axes import ACCENT, DEPTH, Array, layer_axis, lines, step_axis
 from embedgeo.report.drawing import FigureData
 from embedgeo.report.runs import Run
+from embedgeo.report.values import value_axis
 from embedgeo.results.glossary import Term, term
-from embedgeo.results.layer_names import blocks_by_side, layer_label
+from embedgeo.results.layer_names import blocks_by_side, layer_labels
 from embedgeo.results.wording import short
 
 WIDTH, HEIGHT = 3.5, 3.3
@@ -58,7 +59,7 @@ def curves(run: Run, metric: str) -> FigureData:
         strip.yaxis.set_minor_locator(NullLocator())
         strip.yaxis.set_major_formatter(lambda value, _: short(value, 2))
         strip.tick_params(axis="y", labelsize=8.5)
-        label = layer_label(layer)
+        (label,), _ = layer_labels([layer])
         size = 9.5 if len(label) <= 6 else 7.5
         strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=ACCENT, fontsize=size)
     for each in axes:

@@ -1,7 +1,9 @@
 """Style, margins, legend and saving, which all figures share."""
 
 import io
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,6 +19,11 @@ from PIL import Image
 
 DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5
+_LONGEST = 34
+"""Letters in the names of a legend in one row, of ordinary size."""
+
+_ROW = 0.165
+"""Inches of a line of a legend."""
 
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
@@ -59,14 +67,17 @@ class FigureData(NamedTuple):
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
         mpl.rcdefaults()
         parameters: Any = mpl.rcParams
         parameters.update(_STYLE)
         yield
 
 
-def new_figure(title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool = False) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool = False, names: Sequence[str] = ()
+) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; its margins are fixed, which is much faster than fitting them.
 
     Args:
@@ -74,15 +85,19 @@ def new_figure(title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool
         subtitle: below the title: units, estimators.
         panels: how many axes.
         sidebar: leave room for a colour bar.
+        names: leave room for these in `legend_below`.
     """
     width = WIDTH * (1 if panels == 1 else 0.8 * panels)
-    figure = Figure(figsize=(width, HEIGHT))
+    below = _ROW * math.ceil(len(names) / _columns(names)) if names else 0
+    height = HEIGHT + below - (0.22 if names else 0)
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    left, right, bottom, top = 0.88, 0.96 if sidebar else 0.32, 0.54, 0.72 if panels == 1 else 0.88
-    figure.subplots_adjust(left / width, bottom / HEIGHT, 1 - right / width, 1 - top / HEIGHT, wspace=0.3)
-    figure.text(0.12 / width, 1 - 0.07 / HEIGHT, title, va="top", fontsize=10.5, weight="bold")
-    figure.text(0.12 / width, 1 - 0.27 / HEIGHT, subtitle, va="top", fontsize=8.5, color="#444444")
+    left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
+    top = 0.88 if panels > 1 else 0.5 if names else 0.72
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
+    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
+    figure.text(0.12 / width, 1 - 0.27 / height, subtitle, va="top", fontsize=8.5, color="#444444")
     return figure, list(axes)
 
 
@@ -92,8 +107,23 @@ def legend(figure: Figure, ax: Axes) -> None:
     if handles:
         width = figure.get_size_inches()[0]
         look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
+        if width <= WIDTH and len("".join(labels)) > _LONGEST:
+            look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
         place = (0.04 / width, 1 - 0.43 / HEIGHT)
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """A legend below the axes of a figure that was made with these names."""
+    width = figure.get_size_inches()[0]
+    look: dict[str, Any] = {"ncols": _columns(names), "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
+    labels = [f" {name}" for name in names]  # the first letter may be "_", which would hide it
+    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.06 / width, 0.0), labelspacing=0.25, **look)
+
+
+def _columns(names: Sequence[str]) -> int:
+    longest = max(map(len, names))
+    return 1 if longest > 24 or len(names) == 1 else 2 if longest > 12 else 3
 
 
 def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:

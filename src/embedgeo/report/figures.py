@@ -13,24 +13,24 @@ from matplotlib.figure import Figure
 
 from embedgeo.report.axes import (
     ACCENT,
+    DASHES,
     RUNS,
     Array,
-    colour_range,
     depth_bar,
     layer_axis,
     lines,
-    log_ticks,
+    run_colours,
     short,
     step_axis,
     time_bar,
-    value_axis,
     value_bar,
 )
-from embedgeo.report.drawing import FigureData, legend, new_figure
-from embedgeo.report.runs import Run
+from embedgeo.report.drawing import FigureData, legend, legend_below, new_figure
+from embedgeo.report.runs import Run, drawable
+from embedgeo.report.values import colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.layer_names import relative_depths
-from embedgeo.results.wording import number
+from embedgeo.results.wording import number, printable
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
@@ -39,14 +39,14 @@ def dynamics(run: Run, metric: str) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
     table, named = run.table(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=True)
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
     for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
-    value_axis(ax, named, table.to_numpy(), random)
+    value_axis(ax, named, table.to_numpy(), random, run.layers)
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
@@ -61,13 +61,16 @@ def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     table, random = (run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.baseline))
     named = term(metric)
-    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=True)
+    is_course = len(run.steps) > 1
+    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
-    lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
+    if is_course:
+        lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
-    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **_BOLD)
-    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x))
+    look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
+    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **look)
+    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis)
     legend(figure, ax)
     numbers = table.T.assign(random=random.iloc[-1]).drop("", errors="ignore")
     alt = f"{named.name} against layer, a line for each of {len(run.steps)} steps."
@@ -109,7 +112,7 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
     transform = ax.xaxis.get_transform()
     at = transform.transform(np.array(steps, dtype=float))
-    margin = 0.5 if len(at) == 1 else 0  # a single cell has to have a width
+    margin = max(0.5, 1e-9 * at[0]) if at[0] == at[-1] else 0  # a single cell has to have a width
     return transform.inverted().transform(np.concatenate((at[:1] - margin, (at[1:] + at[:-1]) / 2, at[-1:] + margin)))
 
 
@@ -120,7 +123,7 @@ def after_processing(run: Run) -> FigureData:
     colours: dict[str, str] = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
-        for key in (metric, *found):
+        for key in (*([metric] if metric in run.values else []), *found):
             shown[key] = run.table(key).iloc[-1].reindex(run.axis)
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
@@ -145,10 +148,10 @@ def processed_metrics(run: Run) -> list[str]:
 
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     """The loss on the measured text; losses out of line with their neighbours are marked."""
-    values, named = run.model["loss"].dropna(), term("loss")
+    values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = new_figure(f"{named.name} against step", named.unit)
     value_axis(ax, named, values.to_numpy())
-    step_axis(ax, run.steps)
+    step_axis(ax, list(run.model.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     outlying = values[values.index.isin(outliers)]
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
@@ -165,7 +168,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
     numbers = pd.DataFrame(curves)
     figure, ax, text = _draw_runs(curves, metric, "against step", "mean over blocks")
-    step_axis(ax, sorted(numbers.index))
+    step_axis(ax, *(run.steps for run in runs))
     alt = f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
@@ -189,14 +192,25 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
 def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
     """A figure with a line for each curve, its axes, and the curves in words."""
     named = term(metric)
-    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}")
+    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
+    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}", names=names)
     value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
-    styles = zip(cycle(RUNS), cycle("osD^vPX*<>"), strict=False)
-    for (label, curve), (colour, marker) in zip(curves.items(), styles, strict=False):
+    styles = zip(run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
+    for curve, (colour, marker, dashes) in zip(curves.values(), styles, strict=False):
         every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
-        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, label=label)
-    ax.legend(loc="best", fontsize=8)
-    return figure, ax, " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, ls=dashes, lw=1.3)
+    legend_below(figure, ax.lines, names)
+    return figure, ax, _courses(curves)
+
+
+def _courses(curves: dict[str, pd.Series]) -> str:
+    """Each of a few curves in words; of many, at which values they end."""
+    if len(curves) <= 3:
+        return " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
+    last = pd.Series({label: curve.dropna().iloc[-1] for label, curve in curves.items() if curve.notna().any()})
+    if last.empty:
+        return "undefined."
+    return f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} ({last.idxmax()})."
 
 
 def _course(values: pd.Series) -> str:

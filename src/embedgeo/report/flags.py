@@ -37,7 +37,7 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    checks = (_failed, _duplicates, _loss_outliers, _nonfinite, _few_points, _few_rows, _biased, _undefined)
+    checks = (_shapes, _failed, _duplicates, _loss_outliers, _nonfinite, _few_points, _few_rows, _biased, _undefined)
     return [flag for flag in (check(run) for check in checks) if flag.details]
 
 
@@ -48,6 +48,14 @@ def outlier_steps(run: Run) -> list[int]:
     losses = run.model["loss"].dropna()
     names = {str(step): int(step) for step in losses.index}
     return [names[name] for name in loss_outliers(list(zip(names, losses, strict=True)))]
+
+
+def _shapes(run: Run) -> Flag:
+    text = (
+        "The folder holds checkpoints of models that differ in their layers or widths: they are not one training run, "
+        "and each shape is drawn apart, as a run of its own."
+    )
+    return Flag("Models of several shapes", text, list(run.shapes))
 
 
 def _failed(run: Run) -> Flag:

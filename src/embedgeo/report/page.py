@@ -5,18 +5,31 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
 
 from embedgeo.report.drawing import FigureData, save
 from embedgeo.report.flags import flags
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
-from embedgeo.results.wording import number
+from embedgeo.results.wording import listed, number
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
+
+
+FIRST = "At a glance"
+"""The section at the top of the page, beside how to read its figures."""
+
+ALL_RUNS = "All runs"
+"""The label of the figures of all runs together."""
+
+
+_LONGEST_NAME = 200
+"""Bytes of a file's name; file systems take 255."""
 
 
 class PageFigure(NamedTuple):
@@ -42,6 +55,11 @@ class Panel(NamedTuple):
     text: str
     groups: list[Group]
 
+    @property
+    def id(self) -> str:
+        """The anchor of a metric."""
+        return f"metric-{_anchor(self.metric)}"
+
 
 class Section(NamedTuple):
     """An entry of the table of contents."""
@@ -52,7 +70,16 @@ class Section(NamedTuple):
     @property
     def id(self) -> str:
         """The anchor."""
-        return re.sub(r"\W+", "-", self.title.lower())
+        return _anchor(self.title.lower())
+
+
+def _anchor(name: str) -> str:
+    """A name as an id: other names give other ids, and none needs quoting in a link.
+
+    >>> _anchor("token types"), _anchor("M_over_Q")
+    ('token-20types', 'M_over_Q')
+    """
+    return quote(name, safe="").replace("%", "-").replace("~", "-7E")
 
 
 class FigureWriter:
@@ -71,7 +98,7 @@ class FigureWriter:
     def add(self, data: FigureData, label: str = "") -> PageFigure:
         """Save a figure under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
-        name = wanted = "-".join(word for word in words if word)
+        name = wanted = "-".join(word for word in words if word).encode()[:_LONGEST_NAME].decode(errors="ignore")
         while name.lower() in self._names:
             name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
@@ -83,31 +110,45 @@ class FigureWriter:
         return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
 
 
+class Overview(NamedTuple):
+    """The table of means over blocks: what stands above groups of columns, the columns of a group, and the rows.
+
+    A row is the key of a metric, its name, and the cells of each group.
+    """
+
+    groups: list[str]
+    columns: list[str]
+    rows: list[tuple[str, str, list[str]]]
+
+
 def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> None:
     """Write ``index.html``."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     page = environment.get_template("page.html.jinja").render(
-        title=f"Geometry of the embeddings: {', '.join(run.label for run in runs)}",
+        title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
         about=[{"label": run.label, "cells": _about(run)} for run in runs],
         flags=[(run.label, flags(run)) for run in runs],
-        overview=[
-            (f"{run.label}: {name}", _overview(run, blocks)) for run in runs for name, blocks in run.blocks.items()
-        ],
-        linked={panel.metric for section in sections for panel in section.panels},
-        sections=[section for section in sections if section.panels],
+        overview=_overview(runs),
+        anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
+        first=[section for section in sections if section.title == FIRST],
+        sections=[section for section in sections if section.title != FIRST],
+        all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in in_order(metric for run in runs for metric in run.metrics)],
     )
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="replace")
 
 
 def _about(run: Run) -> list[str]:
     steps = run.steps
+    if not steps:
+        return ["0", "–", "–", "–", "–"]
     rows = run.values["n"].dropna() if "n" in run.values else pd.Series(dtype=float)
     return [
         f"{len(steps):,}",
-        f"{steps[0]:,} to {steps[-1]:,}",
+        " to ".join(dict.fromkeys((f"{steps[0]:,}", f"{steps[-1]:,}"))),
         f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}",
         _span(rows),
         _span(run.widths.dropna()),
@@ -121,17 +162,37 @@ def _span(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _overview(run: Run, blocks: Sequence[str]) -> list[list[str]]:
-    """For each metric its key, name, and means over blocks: first, lowest, highest, last, and that of the baseline."""
-    rows = []
-    for metric in in_order(set(run.metrics) - {"anisotropy_null"}):
+_COLUMNS = ["first", "lowest (step)", "highest (step)", "last", "random, last"]
+
+
+def _overview(runs: Sequence[Run]) -> Overview:
+    """Means over blocks, the runs side by side; of more than two, only the first and the last value."""
+    parts = {
+        f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: _means(run, blocks)
+        for run in runs
+        for name, blocks in run.blocks.items()
+    }
+    shown = _COLUMNS if len(parts) <= 2 else ["first", "last"]
+    if all(len(run.steps) <= 1 for run in runs):
+        shown = ["last", "random, last"]
+    nothing = dict.fromkeys(_COLUMNS, "–")
+    rows = [
+        (metric, term(metric).name, [part.get(metric, nothing)[column] for part in parts.values() for column in shown])
+        for metric in in_order({metric for part in parts.values() for metric in part} - {"anisotropy_null"})
+    ]
+    return Overview(list(parts), shown, rows)
+
+
+def _means(run: Run, blocks: Sequence[str]) -> dict[str, dict[str, str]]:
+    """For each metric its means over blocks, by the columns of the overview."""
+    cells = {}
+    for metric in run.metrics:
         tables = (run.table(metric, values) for values in (run.values, run.baseline))
         mean, random = (table[blocks].mean(axis=1).dropna() for table in tables)
         if len(mean):
-            places = (int(mean.argmin()), int(mean.argmax()))
-            extremes = [f"{number(mean.iloc[i])} ({mean.index[i]:,})" for i in places]
+            extremes = [f"{number(mean.iloc[i])} ({mean.index[i]:,})" for i in (int(mean.argmin()), int(mean.argmax()))]
             between = extremes if mean.nunique() > 1 else ["–", "–"]
             first, last = (number(mean.iloc[i]) for i in (0, -1))
             expected = number(random.iloc[-1]) if len(random) else "–"
-            rows.append([metric, term(metric).name, first, *between, last, expected])
-    return rows
+            cells[metric] = dict(zip(_COLUMNS, [first, *between, last, expected], strict=True))
+    return cells

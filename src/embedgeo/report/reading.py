@@ -1,7 +1,7 @@
 """Reading runs: from the folders of sweeps, from monitored runs, and from TensorBoard's event files alone."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +9,17 @@ import pandas as pd
 
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import baseline_values
-from embedgeo.report.runs import Run, make_run
+from embedgeo.report.runs import Run, is_along, make_run
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.history import read_histories
-from embedgeo.results.parquet import read_table
+from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.parquet import SCHEMA, read_table
+from embedgeo.results.schema import MODEL
+from embedgeo.results.wording import listed
+
+_LARGEST = 1e100
+"""Value of a token type that can be squared."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -50,20 +56,30 @@ def _read_folder(folder: Path) -> Iterator[Run]:
     """The runs in a folder, each labelled by what tells it from the others."""
     sweep = SweepFolder(folder)
     if sweep.done():
-        for series, checkpoints in sweep.read_runs().items():
-            records = pd.concat(checkpoints.values(), ignore_index=True)
+        runs = sweep.read_runs()
+        if not runs:  # no records at all
+            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.reasons())
+        tables = {series: pd.concat(checkpoints.values(), ignore_index=True) for series, checkpoints in runs.items()}
+        shapes: dict[str, list[str]] = {}
+        for series, checkpoints in runs.items():
+            shapes.setdefault(_shape(tables[series]), []).extend(checkpoints)
+        for series, checkpoints in runs.items():
+            records = tables[series]
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
             tokens, planes = (
                 {steps[name]: path for name, path in sorted(sweep.tables(kind).items()) if name in steps}
                 for kind in ("tokens", "projections")
             )
             drawn = thinned(len(tokens), 3) if tokens else []
+            layers = set(records["layer"])
+            apart = [f"{shape}: {listed(names, 4)}" for shape, names in shapes.items()]
             yield make_run(
                 series,
                 records,
-                tokens={step: read_table(tokens[step]) for step in (sorted(tokens)[i] for i in drawn)},
-                projections={step: read_table(planes[step]) for step in sorted(planes)[-1:]},
+                tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
+                projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
                 failures=sweep.reasons(),
+                shapes=tuple(apart) if len(apart) > 1 else (),
             )
     elif histories := list(read_histories(folder)):
         for path, prefix, records in histories:
@@ -72,6 +88,25 @@ def _read_folder(folder: Path) -> Iterator[Run]:
         for events in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
             for prefix, written in read_events(events):
                 yield make_run(f"{os.path.relpath(events, folder)} {prefix}", pd.DataFrame(written))
+
+
+def _read_drawable(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
+    """Tables of token types that have any: what lies at layers of the model, and can be drawn."""
+    found = {}
+    for step, path in paths.items():
+        table = read_table(path)
+        numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2"])]
+        is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
+        found[step] = table[is_drawable & table["layer"].isin([layer for layer in layers if is_along(layer)])]
+    return {step: table for step, table in found.items() if (table["token_id"] >= 0).any()}
+
+
+def _shape(records: pd.DataFrame) -> str:
+    """How many layers, and how wide, the model has."""
+    at_layers = records[records["layer"] != MODEL]
+    layers, widths = at_layers["layer"].unique(), sorted(at_layers["width"].unique())
+    blocks = sum(map(len, blocks_by_side(layers).values()))
+    return f"{blocks or len(layers)} {'blocks' if blocks else 'layers'}, {' and '.join(map(str, widths))} wide"
 
 
 def _counts(run: Run) -> Array | None:

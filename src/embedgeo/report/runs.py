@@ -10,6 +10,7 @@ import pandas as pd
 from embedgeo.results.layer_names import blocks_by_side, side
 from embedgeo.results.schema import MODEL
 
+_LARGEST = 1e300
 _ABOUT = ["revision", "weights_sha256", "duplicate_of"]
 
 
@@ -28,6 +29,7 @@ class Run:
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         failures: reasons, by name of a checkpoint that failed.
+        shapes: the shapes of the models in its folder, in words, where there are several.
     """
 
     label: str
@@ -40,6 +42,7 @@ class Run:
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    shapes: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> list[str]:
@@ -54,7 +57,7 @@ class Run:
     @property
     def depth(self) -> list[str]:
         """The layers that lie along the model, without means over several."""
-        return [layer for layer in self.layers if "mean(" not in layer]
+        return [layer for layer in self.layers if is_along(layer)]
 
     @property
     def axis(self) -> list[str]:
@@ -83,11 +86,14 @@ class Run:
 
 
 def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
-    """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown."""
+    """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown.
+
+    An infinite value at a layer counts as undefined.
+    """
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
-    values = _wide(at_layers, ["step", "layer"])
+    values = drawable(_wide(at_layers, ["step", "layer"]))
     widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     about = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     about = about.reindex(columns=_ABOUT).astype(object)
@@ -103,6 +109,16 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
         checkpoints=about,
         **more,
     )
+
+
+def is_along(layer: str) -> bool:
+    """Whether a layer lies along the model, and is no mean over several."""
+    return "mean(" not in layer
+
+
+def drawable(values: pd.DataFrame) -> pd.DataFrame:
+    """Values, undefined where they are infinite, or so large that the length of an axis would be."""
+    return values.where(values.abs() <= _LARGEST)
 
 
 def _wide(records: pd.DataFrame, index: list[str]) -> pd.DataFrame:

@@ -20,7 +20,7 @@ _KNOWN = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V")
 
 def has_shares(run: Run) -> bool:
     """Whether the composition of the mean squared norm was measured."""
-    return bool(_parts(run))
+    return bool(run.depth and _parts(run))
 
 
 def shares_by_layer(run: Run) -> FigureData:

@@ -13,12 +13,10 @@ from matplotlib.colors import LogNorm
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares
 from embedgeo.report.axes import (
     ACCENT,
-    BASELINE,
     RUNS,
     Array,
     depth_bar,
     layer_axis,
-    log_ticks,
     short,
     thinned,
     value_bar,
@@ -26,6 +24,7 @@ from embedgeo.report.axes import (
 from embedgeo.report.baseline import type_statistics
 from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run
+from embedgeo.report.values import BASELINE, log_ticks
 from embedgeo.results.wording import number
 
 _REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
@@ -205,7 +204,8 @@ def _fit(slope: float, r2: float) -> str:
 def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     """At most four layers, evenly spaced over the depth."""
     present = set(table["layer"])
-    layers = [layer for layer in run.depth if layer in present and not layer.endswith("final_norm")]
+    layers = [layer for layer in run.depth if layer in present]
+    layers = [layer for layer in layers if not layer.endswith("final_norm")] or layers
     return [layers[i] for i in thinned(len(layers), 4)]
 
 

@@ -72,6 +72,56 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+@contextmanager
+def replacing_contents(out: Path) -> Iterator[Path]:
+    """A temporary folder in ``out`` whose entries take the place of those of the same names at the end.
+
+    Where that is not reached, ``out`` is as it was; what a killed process left is removed the next time.
+    """
+    is_new = not out.exists()
+    new = temporary_path(out / "new")
+    try:
+        remove_leftovers(out)
+        new.mkdir(parents=True)
+        yield new
+        _exchange(new, out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # it holds the new contents
+                out.rmdir()
+
+
+def _exchange(new: Path, out: Path) -> None:
+    names = sorted(path.name for path in new.iterdir())
+    old = new / "old"
+    old.mkdir()
+    try:
+        for name in names:
+            if (out / name).exists():
+                (out / name).rename(old / name)
+            (new / name).rename(out / name)
+    except BaseException:
+        for name in (path.name for path in old.iterdir()):
+            if (out / name).exists():
+                (out / name).rename(new / name)
+            (old / name).rename(out / name)
+        raise
+
+
+def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
+    """Check that an output folder is new or empty, or holds an earlier result of the command.
+
+    Raises:
+        FileExistsError: it holds something else.
+    """
+    is_empty = not out.is_dir() or all(path.name.startswith(_TEMPORARY) for path in out.iterdir())
+    if not is_empty and not is_earlier:
+        raise FileExistsError(
+            f"--out must be a new or empty folder, or an earlier {command}; {out} holds something else."
+        )
+
+
 def make_empty(marker: Path, text: str, command: str, *, is_earlier: bool, remove: Sequence[str]) -> None:
     """Make the output folder of a command, or remove from it what an earlier run of the command wrote.
 
@@ -87,10 +137,7 @@ def make_empty(marker: Path, text: str, command: str, *, is_earlier: bool, remov
         OSError: the folder cannot be written.
     """
     out = marker.parent
-    if out.is_dir() and any(out.iterdir()) and not is_earlier:
-        raise FileExistsError(
-            f"--out must be a new or empty folder, or an earlier {command}; {out} holds something else."
-        )
+    require_own(out, command, is_earlier=is_earlier)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for path in (out / name for name in remove):

@@ -104,8 +104,16 @@ class SweepFolder:
         return {path.stem for path in self.checkpoints.glob(_PARQUET)}
 
     def read(self, name: str) -> pd.DataFrame:
-        """The records of a checkpoint that is done."""
-        return read_records(self.checkpoints / f"{name}.parquet")
+        """The records of a checkpoint that is done.
+
+        Raises:
+            ValueError: its file is damaged, or holds none.
+        """
+        path = self.checkpoints / f"{name}.parquet"
+        if not len(records := read_records(path)):
+            remedy = f"Removing it is safe: the next sweep measures {name} again."
+            raise ValueError(f"{path} must hold the records of a checkpoint; it holds none. {remedy}")
+        return records
 
     def about(self, name: str) -> dict[str, str]:
         """What `write` was told about a checkpoint that is done."""
@@ -118,7 +126,8 @@ class SweepFolder:
         have ``num_series`` of them. Models of different widths, depths or classes in one series are runs of their own:
         their ``series`` says by what they differ.
         """
-        found = {name: self.read(name) for name in self.done()}
+        paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
+        found = {name: records for name, path in paths.items() if len(records := read_records(path))}
         series = self._series(found)
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
         models = {Path(records["model"].iloc[0]).name for records in found.values()}

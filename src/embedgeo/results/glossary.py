@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedgeo.results.wording import printable
+
 GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "rows counted", "more")
 """Groups of metrics, in the order of TensorBoard's custom-scalars page."""
 
@@ -33,7 +35,7 @@ class Term(NamedTuple):
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
         """Whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
         finite = values[np.isfinite(values)]
-        return bool(self.ranges and finite.size and finite.min() > 0 and finite.max() > 10 * finite.min())
+        return bool(self.ranges and finite.size and 1e-250 < 10 * finite.min() < finite.max() < 1e250)
 
 
 def _grouped(group: str, **terms: Term) -> dict[str, Term]:
@@ -229,7 +231,7 @@ def term(metric: str) -> Term:
         base = TERMS[processed[1]]
         how = f"top {processed[3]} removed" if processed[3] else processed[2].replace("_", "-")
         return Term(f"{base.name}, {how}", base.unit, f"{base.meaning} Here of the rows after processing: {how}.")
-    return TERMS.get(metric, Term(metric, "value", "A metric of your own."))
+    return TERMS.get(metric, Term(printable(metric), "value", "A metric of your own."))
 
 
 def is_processed(metric: str) -> bool:

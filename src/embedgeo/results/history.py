@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedgeo.results.files import replacing
-from embedgeo.results.folder import read_parquet
+from embedgeo.results.parquet import read_parquet
 from embedgeo.results.schema import StepRecord
 
 COLUMNS = ("step", *(name for name in StepRecord.__annotations__ if name != "step"))

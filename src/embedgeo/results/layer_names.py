@@ -1,9 +1,14 @@
 """Names of layers: which layers are blocks, on which side of the model they lie, and how deep."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product, takewhile
+
+from embedgeo.results.wording import printable
 
 _LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|final_norm|mean\(last\d+\))")
+_LONGEST = 11
+"""Letters in the label of a layer."""
 
 
 def side(layer: str) -> str:
@@ -49,24 +54,57 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
     return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
 
 
-def layer_label(layer: str) -> str:
-    """The label of a layer on an axis: the number of a block, or a short name.
+def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
+    """Distinct labels of layers on an axis, and the pattern in which those of modules stand for the star.
 
-    >>> [layer_label(layer) for layer in ("block.07", "final_norm", "decoder.block.11", "gpt_neox.attention.dense")]
-    ['7', 'norm', 'dec 11', '…tion.dense']
+    Blocks have their numbers, the other layers of a model short names. Names of modules lose the parts that all of them
+    start and end with, and then letters; names that are alike even so are numbered.
+
+    >>> layer_labels(["embed", "block.00", "block.07", "final_norm", "decoder.block.11"])
+    (['embed', '0', '7', 'norm', 'dec 11'], '')
+    >>> layer_labels(["gpt_neox.layers.0.attention.dense", "gpt_neox.layers.1.attention.dense"])
+    (['0', '1'], 'gpt_neox.layers.*.attention.dense')
+    >>> layer_labels(["layers.0.attention.dense", "layers.1.attention.dense", "block.01"])
+    (['0.attentio…', '1.attentio…', '1'], '')
     """
-    match = _LAYER.fullmatch(layer)
-    if not match:
-        return layer if len(layer) <= 11 else f"…{layer[-10:]}"
+    plain = {layer: printable(layer) for layer in layers}
+    modules = [plain[layer].split(".") for layer in plain if layer and not _LAYER.fullmatch(layer)]
+    most = min((len(parts) for parts in modules), default=1) - 1
+    head = len(_common(modules)[:most])
+    tail = len(_common([parts[::-1] for parts in modules])[: most - head])
+    for right, shorten in product((tail, 0), (_end, _start)):
+        labels = [_label(layer, plain[layer], head, right, shorten) for layer in layers]
+        if len(set(labels)) == len(plain):
+            return labels, ".".join([*modules[0][:head], "*", *modules[0][-right:]]) if right else ""
+    return [f"#{i}" if layer else "" for i, layer in enumerate(layers)], ""
+
+
+def _common(names: Sequence[Sequence[str]]) -> list[str]:
+    """The parts that all names start with."""
+    return [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
+
+
+def _label(layer: str, plain: str, left: int, right: int, shorten: Callable[[str], str]) -> str:
+    if not (match := _LAYER.fullmatch(layer)):
+        parts = plain.split(".")
+        return shorten(".".join(parts[left : len(parts) - right]))
     name = str(int(match[3])) if match[3] else match[2].removeprefix("final_")
     return f"{match[1][:3]} {name}".strip()
+
+
+def _end(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
+
+
+def _start(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
     """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers.
 
     >>> layers = ["embed", *(f"block.{i:02d}" for i in range(32)), "final_norm"]
-    >>> [layer_label(layers[i]) for i in layer_ticks(layers, 9)]
+    >>> [layer_labels(layers)[0][i] for i in layer_ticks(layers, 9)]
     ['embed', '5', '10', '15', '20', '25', 'norm']
     """
     last = len(layers) - 1

@@ -55,7 +55,7 @@ def read_records(path: Path) -> pd.DataFrame:
     """Read the records of a checkpoint.
 
     Raises:
-        ValueError: it is not a file of these, or holds none.
+        ValueError: it is not a file of these.
     """
     remedy = f"Removing it is safe: the next sweep measures {path.stem} again."
     table = _read(path, SCHEMA.names, remedy)
@@ -63,8 +63,6 @@ def read_records(path: Path) -> pd.DataFrame:
         table = table.select(SCHEMA.names).cast(SCHEMA)
     except (pa.ArrowException, ValueError) as error:
         raise ValueError(f"{path} must have columns of records; it has others ({error}). {remedy}") from error
-    if not table.num_rows:
-        raise ValueError(f"{path} must hold the records of a checkpoint; it holds none. {remedy}")
     return table.to_pandas()
 
 

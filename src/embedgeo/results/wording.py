@@ -29,6 +29,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
+def printable(name: str) -> str:
+    """A name on one line, without letters that cannot be drawn.
+
+    >>> printable("a" + chr(9) + "b")
+    'a␣b'
+    """
+    return "".join(letter if letter.isprintable() else "␣" for letter in name)
+
+
 def listed(names: Sequence[object], most: int = 8) -> str:
     """Names with commas between them; of more than ``most`` the first ones, and how many more there are.
 

@@ -44,9 +44,9 @@ class GeometryMonitor(Monitor, Callback):
             `embedgeo.capture.layers.resolve_layers`. The callable may also return a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
         window: measure the batches of this many consecutive optimizer steps together, logged at the first of them.
-        probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, and
-            dated with the weights that they have seen at the end of a batch, before a checkpoint of them is saved.
-            Ranks share the batches.
+        probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, as
+            soon as the weights have taken a step to measure at, before a checkpoint of them is saved. Ranks share the
+            batches. In a configuration file: a dict of ``class_path`` and ``init_args``.
         probe_forward: runs the model on a batch of the probe, given the module that is trained and the batch. Default:
             the outermost Hugging Face model is called with the batch's items by keyword, another module with the batch;
             of a module without a ``forward``, the Hugging Face model inside it is called with the batch.

@@ -89,7 +89,9 @@ class Monitor:
         self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
-        self._make_geometry = partial(Geometry, layers=layers, metrics=self._make_metrics, **options)
+        self._make_geometry: Callable[..., Geometry] = partial(
+            Geometry, layers=layers, metrics=self._make_metrics, **options
+        )
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None

@@ -1,0 +1,103 @@
+"""Whatever records of the schema a folder holds, there is a page."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedgeo.report import write_report
+from embedgeo.results.folder import TABLES, SweepFolder
+from embedgeo.results.glossary import TERMS
+from tests.report.synthetic import layer_names, make_sweep
+
+LAST = 2**63 - 1
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
+STEPS = st.sampled_from([0, 1, 2, 8, 1000, 143_000, LAST - 1, LAST]) | st.integers(0, LAST)
+LAYERS = st.sampled_from([*layer_names(3), "encoder.block.00", "decoder.embed", "mean(last4)", "model"]) | TEXTS
+METRICS = st.sampled_from([*TERMS, "anisotropy_top3_removed", "mean_cosine_whitened"]) | TEXTS
+WIDTHS = st.sampled_from([0, 1, 2, 64, 4096, LAST])
+VALUES = (
+    st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e300, 1e-300, -1e300, 5e-324, 1.7e308]) | st.floats()
+)
+FEW = st.floats(0.1, 10)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> pd.DataFrame:
+    """Values at some steps and layers, some of them missing; perhaps none at all."""
+    steps = draw(st.lists(STEPS, min_size=1, max_size=4, unique=True))
+    layers = draw(st.lists(LAYERS, min_size=1, max_size=4, unique=True))
+    metrics = draw(st.lists(METRICS, max_size=4, unique=True))
+    metrics += draw(st.sampled_from([(), ("n", "Q", "token_types"), ("M", "V", "V_W", "V_B"), ("loss",)]))
+    values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan), st.just(1.0)]))
+    widths = draw(st.lists(WIDTHS, min_size=len(layers), max_size=len(layers)))
+    rows = [
+        (step, layer, i, widths[i], metric, draw(values))
+        for step in steps
+        for i, layer in enumerate(layers)
+        for metric in metrics
+        if draw(st.integers(0, 9))
+    ]
+    return pd.DataFrame(rows, columns=["step", "layer", "layer_index", "width", "metric", "value"])
+
+
+def require_page(folder: Path) -> None:
+    with mock.patch("embedgeo.report.drawing.DPI", 20):
+        page = write_report([folder])
+    assert page.read_text().count("<h1>") == 1
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(records())
+def test_a_history(found: pd.DataFrame) -> None:
+    with TemporaryDirectory() as folder:
+        types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64"}
+        found.astype(types).to_parquet(Path(folder) / "history.parquet")
+        require_page(Path(folder))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
+    """Tables of token types: some layers of the sweep, any counts and values, perhaps no rows."""
+    found = {}
+    values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan)]))
+    for kind, schema in TABLES.items():
+        layers = draw(st.lists(st.sampled_from(["embed", "block.00", "mean(last4)", "x"]), max_size=3, unique=True))
+        num_types = draw(st.integers(0, 12))
+        rows = [
+            {"layer": layer, "layer_index": i, "token_id": token_id - 1, "token": draw(TEXTS)}
+            | {name: draw(values) for name in schema.names if name in ("Q", "M", "V", "pc1", "pc2")}
+            | {"n": draw(st.sampled_from([0.0, 1.0, 20.0, 99.0, np.inf, np.nan]))}
+            for i, layer in enumerate(layers)
+            for token_id in range(num_types)
+        ]
+        found[kind] = pd.DataFrame(rows, columns=schema.names)
+    return found
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tables())
+def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame]) -> None:
+    with TemporaryDirectory() as name:
+        folder = make_sweep(Path(name) / "a", (0, 8), 1, metrics=("n", "Q", "token_types", "Q_t_cv"))
+        sweep = SweepFolder(folder)
+        sweep.write("step8", sweep.read("step8"), found)
+        require_page(folder)
+
+
+def test_checkpoints_without_a_number(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 1, 8), 1, metrics=("n", "Q", "M", "V", "anisotropy"))
+    sweep = SweepFolder(folder)
+    sweep.write("step8", sweep.read("step8").assign(value=np.nan))
+    require_page(folder)
+    for name in ("step0", "step1"):
+        sweep.write(name, sweep.read(name).assign(value=np.nan))
+    require_page(folder)
+    assert "there is nothing to draw" in (folder / "report" / "index.html").read_text()
+    for name in ("step0", "step1", "step8"):
+        sweep.write(name, sweep.read(name)[:0])
+    require_page(folder)
