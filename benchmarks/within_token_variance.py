@@ -1,26 +1,25 @@
-"""What share V_W / V the estimators give from few rows: simulated, where it is 0.6, and on text by a model trained here.
+"""What share V_W / V the estimators give from few rows: simulated, where it is 0.6, and on text.
 
-    python benchmarks/within_token_variance.py [--seeds 8] [--max-steps 1500] [--draws 8]
+    python benchmarks/within_token_variance.py [--seeds 8] [--max_steps 600] [--draws 8]
 
-Prints the tables of docs/within-token-variance.md. "MS_W" pools the squared deviations from the means of the token
+Prints the tables of docs/benchmarks.md. "MS_W" pools the squared deviations from the means of the token
 types over their degrees of freedom, as embedgeo did before: unbiased if all types have one variance and all rows are
 independent.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import lightning as L
 import torch
 from jsonargparse import CLI
+from lightning.pytorch import Trainer
 from torch import Tensor
+from transformers import GPTNeoXForCausalLM
 
-from embedgeo.capture.layers import resolve_layers
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.training import LanguageModel, new_model, training_batches
 from embedgeo.functional import row_moments, token_table, variance_split, within_variance
 from embedgeo.functional.split import unbiased_split
+from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6
 ESTIMATORS = "plug-in", "MS_W", "independent rows", "pairs"
@@ -39,11 +38,8 @@ def shares(sample: Sample) -> list[float]:
     moments = row_moments(sample.x)
     n, variance = moments.n, moments.m2.sum() / moments.n
     alone, types = (token_table(*sample._replace(sequence_ids=ids)) for ids in (None, sample.sequence_ids))
-    by = [
-        alone.m2.sum() / (n - len(alone.n)),
-        within_variance(alone, n),
-        within_variance(types, n if sample.sequence_ids is None else sample.sequence_ids.unique().numel() * n / n),
-    ]
+    num_sequences = n if sample.sequence_ids is None else n.new_tensor(len(sample.sequence_ids.unique()))
+    by = alone.m2.sum() / (n - len(alone.n)), within_variance(alone, n), within_variance(types, num_sequences)
     plug_in = variance_split(alone)["V_W_over_V"]
     return [float(plug_in), *(float(unbiased_split(n, variance, within)["V_W_over_V_unbiased"]) for within in by)]
 
@@ -65,7 +61,7 @@ def bursts(seed: int, num_sequences: int = 32, length: int = 256, own: int = 20)
     g = torch.Generator().manual_seed(seed)
     p = 1 / torch.arange(1, TYPES + 1, dtype=torch.float64)
     ids = torch.multinomial(p, num_sequences * length, replacement=True, generator=g).view(num_sequences, length)
-    topics = torch.multinomial(p, num_sequences * own, replacement=True, generator=g).view(num_sequences, own)
+    topics = torch.randint(0, TYPES, (num_sequences, own), generator=g)
     drawn = topics.gather(1, torch.randint(0, own, (num_sequences, length), generator=g))
     ids = torch.where(torch.rand(num_sequences, length, generator=g) < 0.5, drawn, ids).flatten()
     sequences = torch.arange(num_sequences).repeat_interleave(length)
@@ -90,53 +86,57 @@ def simulated(seeds: int) -> None:
     print_row("bursts, 32 × 256", torch.tensor([shares(bursts(seed)) for seed in range(seeds)]).mean(0))
 
 
-def trained(settings: DemoSettings, token_ids: list[int], tokenizer: object, folder: Path) -> torch.nn.Module:
-    """The demo's model after the demo's training."""
-    L.seed_everything(settings.seed, verbose=False)
-    model = new_model(settings, tokenizer)  # type: ignore[arg-type]
-    trainer = L.Trainer(
-        max_steps=settings.max_steps,
-        accelerator="auto",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-    )
-    module = LanguageModel(model, settings.learning_rate, settings.max_steps)
-    trainer.fit(module, training_batches(token_ids, settings))
-    return model.cpu().eval()
+def trained(settings: DemoSettings) -> tuple[GPTNeoXForCausalLM, Tensor]:
+    """The demo's model after the demo's training, and the sequences of the text it was trained on."""
+    text, _ = split_held_out(builtin_corpus())
+    tokenizer = train_tokenizer(text, settings.vocab_size)
+    token_ids = tokenizer.encode(text)
+    torch.manual_seed(settings.seed)
+    model = new_model(settings, tokenizer)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(accelerator="cpu", max_epochs=1, **quiet)
+    trainer.fit(LanguageModel(model, settings.learning_rate, settings.max_steps), training_batches(token_ids, settings))
+    print(f"\nloss after {settings.max_steps} steps: {trainer.callback_metrics['loss']:.2f}")
+    return model.eval(), cut_sequences([token_ids], settings.seq_len)
 
 
-def on_text(max_steps: int, draws: int, length: int, most: int) -> None:
-    """Share of each block from 8 and 32 sequences drawn from ``most``, and from all of these, which is the truth."""
-    from embedgeo.demo.command import corpus_tokens  # noqa: PLC0415
-
-    settings = DemoSettings(max_steps=max_steps)
-    token_ids, tokenizer = corpus_tokens(settings)
-    with TemporaryDirectory() as folder:
-        model = trained(settings, token_ids, tokenizer, Path(folder))
-    windows = torch.tensor(token_ids).unfold(0, length, length)
-    g = torch.Generator().manual_seed(0)
-    chosen = windows[torch.randperm(len(windows), generator=g)[:most]]
-    blocks = [layer for layer in resolve_layers(model, "blocks") if layer.name.startswith("block")]
+def outputs_of_blocks(model: GPTNeoXForCausalLM, sequences: Tensor) -> list[Tensor]:
+    """The hidden states after each block, shape (sequences, positions, d)."""
+    blocks = model.gpt_neox.layers
+    seen: list[list[Tensor]] = [[] for _ in blocks]
+    for block, outputs in zip(blocks, seen, strict=True):
+        block.register_forward_hook(lambda module, args, output, outputs=outputs: outputs.append(output))
     with torch.no_grad():
-        states = [model(part, output_hidden_states=True).hidden_states[1:] for part in chosen.split(8)]
-    print(f"\n| {max_steps} steps, {len(chosen)} sequences of {length} | " + " | ".join(ESTIMATORS) + " |\n|" + "---|" * 5)
-    for i, layer in enumerate(blocks[:-1]):  # the last of the hidden states is after the final norm
-        hidden = torch.cat([part[i] for part in states])
-        for size in (8, 32, len(chosen)):
-            parts = [torch.randperm(len(chosen), generator=g)[:size] for _ in range(draws if size < len(chosen) else 1)]
-            values = [
-                shares(Sample(hidden[p].flatten(0, 1), chosen[p].flatten(), torch.arange(size).repeat_interleave(length)))
-                for p in parts
-            ]
-            print_row(f"{layer.name}, {size} sequences", torch.tensor(values).mean(0))
+        for batch in sequences.split(8):
+            model(batch)
+    return [torch.cat(outputs) for outputs in seen]
 
 
-def main(seeds: int = 8, max_steps: int = 1500, draws: int = 8, length: int = 128, most: int = 400) -> None:
+def on_text(max_steps: int, draws: int, most: int) -> None:
+    """Mean share at each block from 8 and 32 sequences out of ``most``, and that from all of these, the truth."""
+    model, sequences = trained(DemoSettings(max_steps=max_steps))
+    g = torch.Generator().manual_seed(0)
+    sequences = sequences[torch.randperm(len(sequences), generator=g)[:most]]
+    length = sequences.shape[1]
+    drawn = {size: [torch.randperm(len(sequences), generator=g)[:size] for _ in range(draws)] for size in (8, 32)}
+    drawn[len(sequences)] = [torch.arange(len(sequences))]
+    print(f"\n| text, {max_steps} steps | " + " | ".join(ESTIMATORS) + " |\n|" + "---|" * (len(ESTIMATORS) + 1))
+    for i, hidden in enumerate(outputs_of_blocks(model, sequences)):
+        for size, parts in drawn.items():
+            of = torch.arange(size).repeat_interleave(length)
+            values = [shares(Sample(hidden[part].flatten(0, 1), sequences[part].flatten(), of)) for part in parts]
+            print_row(f"block.{i:02}, {size} sequences", torch.tensor(values).mean(0))
+
+
+def main(seeds: int = 8, max_steps: int = 600, draws: int = 8, most: int = 400) -> None:
     """Print both tables."""
     simulated(seeds)
-    on_text(max_steps, draws, length, most)
+    on_text(max_steps, draws, most)
 
 
 if __name__ == "__main__":
