@@ -115,7 +115,7 @@ def sequence_starts(shape: torch.Size, position_ids: Tensor | None = None) -> Te
     These are the first of each index of the batch, and those where ``position_ids``, shape (batch or 1, positions), do
     not increase.
     """
-    starts = torch.zeros(shape, dtype=torch.bool, device=None if position_ids is None else position_ids.device)
+    starts = torch.zeros(shape, dtype=torch.bool, device="cpu" if position_ids is None else position_ids.device)
     starts[:, :1] = True
     if position_ids is not None:
         starts[:, 1:] = position_ids.diff(dim=1) <= 0

@@ -15,8 +15,9 @@ from embedgeo.report.axes import ACCENT, DEPTH, Array, layer_axis, lines, step_a
 from embedgeo.report.drawing import FigureData
 from embedgeo.report.runs import Run
 from embedgeo.report.values import value_axis
-from embedgeo.results.glossary import Term, term
+from embedgeo.results.glossary import term
 from embedgeo.results.layer_names import blocks_by_side, layer_labels
+from embedgeo.results.term import Term
 from embedgeo.results.wording import short
 
 WIDTH, HEIGHT = 3.5, 3.3

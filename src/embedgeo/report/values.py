@@ -9,7 +9,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from embedgeo.report.axes import Array, short
-from embedgeo.results.glossary import Term
+from embedgeo.results.term import Term
 from embedgeo.results.layer_names import blocks_by_side, layer_labels
 from embedgeo.results.wording import listed
 from embedgeo.results.wording import short as shortened
