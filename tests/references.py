@@ -40,37 +40,59 @@ def token_loop(x, token_ids):
 
 
 def token_values(x, token_ids, regression_count_range=(10, 100_000)):
-    """Keys that need token ids, over all rows given."""
+    """Keys that need token ids, over all rows given, apart from the unbiased split."""
     x = np.asarray(x, dtype=np.float64)
     table = token_loop(x, token_ids)
     n, mean = len(x), x.mean(0)
     v = ((x - mean) ** 2).sum(1).mean()
     within = sum(count / n * variance for count, _, variance in table.values())
     between = sum(count / n * ((center - mean) ** 2).sum() for count, center, _ in table.values())
-    q = np.array([(center**2).sum() + variance for _, center, variance in table.values()])
     values = {
         "token_types": float(len(table)),
         "V_W": within,
         "V_B": between,
         "V_W_over_V": within / v,
-        **unbiased_values(v, n, sum(count * variance for count, _, variance in table.values()), n - len(table)),
-        "Q_t_cv": q.std() / q.mean(),
+        "V_over_Q": v / (v + (mean**2).sum()),
+        "V_W_over_Q": within / (v + (mean**2).sum()),
+        "V_B_over_Q": between / (v + (mean**2).sum()),
     }
     lo, hi = regression_count_range
     used = [row for row in table.values() if lo <= row[0] <= hi]
     count = np.array([row[0] for row in used], dtype=np.float64)
     m = np.array([(row[1] ** 2).sum() for row in used])
     v_t = np.array([row[2] for row in used])
+    values["token_types_regressed"] = float(len(used))
+    values["Q_t_cv"] = (m + v_t).std() / (m + v_t).mean() if used else np.nan
     values["V_on_M_slope"], values["V_on_M_r2"] = line(m, v_t)
     for key, value in (("Q", m + v_t), ("M", m), ("V", v_t)):
-        values[f"{key}_freq_slope"], _ = line(np.log10(count), np.log10(1 + value))
+        values[f"{key}_freq_slope"], values[f"{key}_freq_r2"] = line(np.log10(count), np.log10(1 + value))
     return values
 
 
-def unbiased_values(v, n, within_squares, freedom):
-    """The analysis of variance: MS_W, what is left of V, and the fraction."""
-    within = within_squares / freedom
-    between = v - within * (n - 1) / n
+def within_by_pairs(x, token_ids, sequence_ids=None):
+    """The within-token variance from all pairs of occurrences in different sequences, one pair after the other."""
+    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    sequence_ids = np.arange(len(x)) if sequence_ids is None else np.asarray(sequence_ids)
+    if len(set(sequence_ids.tolist())) == 1:
+        sequence_ids = np.arange(len(x))
+    squares, pairs, sequences = {}, {}, {}
+    for token_id in set(token_ids.tolist()):
+        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
+        apart = of[:, None] != of
+        squares[token_id] = sum(((row - rows[others]) ** 2).sum() for row, others in zip(rows, apart, strict=True)) / 2
+        pairs[token_id], sequences[token_id] = apart.sum(), len(set(of.tolist()))
+    donors = [t for t in pairs if 2 <= sequences[t] <= 3] or [t for t in pairs if sequences[t] > 1]
+    if not donors:
+        return np.nan
+    pooled = sum(squares[t] for t in donors) / sum(pairs[t] for t in donors)
+    return np.mean([squares[t] / pairs[t] if pairs[t] else pooled for t in token_ids.tolist()])
+
+
+def unbiased_values(x, token_ids, sequence_ids=None, within=None):
+    """The estimate of V_W, what is left of V beside it, and the fraction."""
+    x = np.asarray(x, dtype=np.float64)
+    within = within_by_pairs(x, token_ids, sequence_ids) if within is None else within
+    between = ((x - x.mean(0)) ** 2).sum(1).mean() - within * (len(x) - 1) / len(x)
     return {
         "V_W_unbiased": within,
         "V_B_unbiased": between,

@@ -16,7 +16,10 @@ def test_least_squares_equals_the_naive_line():
 @pytest.mark.parametrize("num_types", [0, 1])
 def test_regressions_need_two_types(num_types):
     values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)))
-    assert all_nan(floats(type_regressions(values)))
+    regressions = floats(type_regressions(values))
+    assert regressions.pop("token_types_regressed") == num_types
+    assert str(regressions.pop("Q_t_cv")) == ("0.0" if num_types else "nan")
+    assert all_nan(regressions)
 
 
 def test_a_regression_on_values_that_are_all_equal_is_undefined():

@@ -28,11 +28,11 @@ def test_plane_is_that_of_the_singular_vectors_of_the_counted_means(mean):
 
 
 def test_plane_of_next_to_nothing():
-    one = TokenTable(torch.tensor([1]), torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), torch.zeros(1))
+    one = TokenTable(torch.tensor([1]), torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), *torch.zeros(4, 1))
     points, origin = type_plane(one)
     assert points.tolist() == [[0.0, 0.0]]
     assert origin.norm().item() == pytest.approx(5)
-    line = TokenTable(torch.tensor([1, 2]), torch.ones(2), torch.tensor([[1.0], [4.0]]), torch.zeros(2))
+    line = TokenTable(torch.tensor([1, 2]), torch.ones(2), torch.tensor([[1.0], [4.0]]), *torch.zeros(4, 2))
     assert type_plane(line)[0].tolist() == [[-1.5, 0.0], [1.5, 0.0]]
     points, origin = type_plane(token_table(gaussian(0, 3), torch.zeros(0, dtype=torch.int64)))
     assert points.shape == (0, 2)

@@ -21,7 +21,7 @@ from tests.strategies import scales, seeds, splits
 KIND = pytest.mark.parametrize("kind", KINDS)
 DIM, N = 4, 120
 POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
-LINES = {"V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"}
+LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
 
 
 def rows(seed=0):
@@ -177,7 +177,12 @@ class Range(GeometryMetric):
 def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset():
     x = rows()[0]
     metric, other = updated(Range(DIM), x[:50]), updated(Range(DIM), x[50:]).half()
-    assert metric.metric_state.keys() == {"num_nonfinite", "largest", *(f"moments_{key}" for key in Moments._fields)}
+    assert metric.metric_state.keys() == {
+        "num_nonfinite",
+        "settings",
+        "largest",
+        *(f"moments_{key}" for key in Moments._fields),
+    }
     metric.merge_state(other)
     assert_values(metric.compute(), {"largest_m": x.max(), "n": float(N)}, rtol=0)
     assert metric.update_count == 2
@@ -381,6 +386,7 @@ ABOUT_THE_ORIGIN = {
     "M",
     "M_over_V",
     "M_over_Q",
+    *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
     "mean_cosine",
     "norm_mean",
     "norm_cv",

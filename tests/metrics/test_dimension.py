@@ -36,6 +36,17 @@ def test_four_in_five_rows_duplicated_warn_of_nothing():
     assert_values(values, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("estimator", ["twonn", skdim.id.lPCA()])
+def test_near_copies_count_as_duplicates(estimator):
+    x = gaussian(400, 10)
+    x = torch.cat((x, x[:100] * (1 + 3e-7 * gaussian(100, 10, seed=1))))
+    values, alone = (updated(IntrinsicDimension(10, estimator=estimator), rows).compute() for rows in (x, x[:400]))
+    expected = {"intrinsic_dimension": alone["intrinsic_dimension"], "duplicate_fraction": 0.2, "n_points": 400.0}
+    assert_values(values, expected, rtol=1e-5)
+    exact = updated(IntrinsicDimension(10, estimator=estimator, duplicate_tolerance=0), x).compute()
+    assert_values(exact, {"duplicate_fraction": 0.0, "n_points": 500.0}, rtol=0)
+
+
 def test_mean_and_spread_over_batches():
     metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
     batches = metric.rows[metric.keys.argsort()].split(100)
@@ -95,6 +106,8 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
+        ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
+        ({"duplicate_tolerance": math.nan}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
         ({"estimator": None}, "estimator must be .* got None"),
         ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),

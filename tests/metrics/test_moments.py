@@ -17,21 +17,21 @@ def test_values_equal_the_naive_ones(mean, dtype):
     x = x.to(dtype)
     values = updated(EmbeddingMoments(6), x, ids).compute()
     x = x.double()
-    expected = references.row_values(x) | {key: references.token_values(x, ids)[key] for key in SPLIT}
+    expected = references.row_values(x) | references.unbiased_values(x, ids)
     assert values.keys() == expected.keys() | {"n_nonfinite"}
     assert_values(values, expected | {"n_nonfinite": 0.0}, rtol=1e-9 if dtype == torch.float64 else 1e-6)
 
 
-def test_variance_within_is_pooled_within_updates():
+def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
     x, ids = token_rows(100, 3)
-    metric = updated(EmbeddingMoments(3), x, ids, [slice(0, 40), slice(40, 100)])
-    squares, freedom = 0.0, 0
-    for part in (slice(0, 40), slice(40, 100)):
-        table = references.token_loop(x[part], ids[part]).values()
-        squares += sum(n * variance for n, _, variance in table)
-        freedom += sum(n - 1 for n, _, _ in table)
-    v = references.row_values(x)["V"]
-    assert_values(metric.compute(), references.unbiased_values(v, 100, squares, freedom), rtol=1e-9)
+    sequences = torch.arange(100) // 10
+    metric = EmbeddingMoments(3)
+    within = []
+    for part in (slice(0, 1), slice(1, 40), slice(40, 40), slice(40, 100)):  # one row has no pair
+        metric.update(x[part], ids[part], sequence_ids=sequences[part])
+        within.append(references.within_by_pairs(x[part], ids[part], sequences[part]) if part.stop > 1 else 0.0)
+    expected = (39 * within[1] + 60 * within[3]) / 99
+    assert_values(metric.compute(), references.unbiased_values(x, ids, within=expected), rtol=1e-9)
 
 
 def test_without_token_ids_there_is_no_split():

@@ -7,11 +7,14 @@ from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, token_rows, updated
 
 NOT_OF_THE_TABLE = {"mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"}
-REGRESSIONS = {"V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"}
+REGRESSIONS = {
+    *("token_types_regressed", "Q_t_cv", "V_on_M_slope", "V_on_M_r2"),
+    *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2")),
+}
 
 
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
-    expected = references.row_values(x) | references.token_values(x, ids)
+    expected = references.row_values(x) | references.token_values(x, ids) | references.unbiased_values(x, ids)
     if regressed is not None:
         expected = {key: value for key, value in expected.items() if key not in NOT_OF_THE_TABLE}
     if regressed is not None:
@@ -50,8 +53,9 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
 
 
 def test_count_range_that_nothing_meets():
-    values = floats(updated(TokenMoments(3, count_range=(1000, 2000)), *token_rows(50, 3)).compute())
-    assert (values.pop("n"), values.pop("token_types"), values.pop("n_nonfinite")) == (0, 0, 0)
+    metric = TokenMoments(3, count_range=(1000, 2000), regression_count_range=(1000, 2000))
+    values = floats(updated(metric, *token_rows(50, 3)).compute())
+    assert [values.pop(key) for key in ("n", "token_types", "token_types_regressed", "n_nonfinite")] == [0] * 4
     assert all_nan(values)
 
 
@@ -93,7 +97,8 @@ def test_one_token_type_has_no_variance_between():
     assert values["V_B"] == 0
     assert values["V_W"] == pytest.approx(values["V"], rel=1e-12)
     assert values["V"] > 0
-    assert all_nan({key: values[key] for key in REGRESSIONS})
+    assert (values["token_types_regressed"], values["Q_t_cv"]) == (1, 0)
+    assert all_nan({key: values[key] for key in REGRESSIONS - {"token_types_regressed", "Q_t_cv"}})
 
 
 def zipf_split(n, seed, dim=8, vocabulary=50_000):

@@ -1,8 +1,8 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
-from embedgeo.functional.dimension import merge_duplicates as merge_duplicates
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
+from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates
 from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values
@@ -30,6 +30,7 @@ from embedgeo.functional.spectrum import spectrum_values as spectrum_values
 from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
 from embedgeo.functional.split import unbiased_split as unbiased_split
 from embedgeo.functional.split import variance_split as variance_split
+from embedgeo.functional.split import within_variance as within_variance
 from embedgeo.functional.tokens import TokenTable as TokenTable
 from embedgeo.functional.tokens import token_table as token_table
-from embedgeo.functional.tokens import type_plane as type_plane
+from embedgeo.functional.type_plane import type_plane as type_plane

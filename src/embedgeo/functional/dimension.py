@@ -1,5 +1,8 @@
 """Intrinsic dimension of the distinct rows: by TwoNN, or by any estimator of scikit-dimension.
 
+Copies of a row are merged first, for their distances say nothing of the dimension: exact copies, and those that differ
+by the rounding of a forward pass, about 3e-7 where one prompt is run in batches of several shapes.
+
 Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) for its use on embeddings.
 """
 
@@ -10,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, merge_duplicates
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import two_nearest_distances
-from embedgeo.functional.precision import accumulator_dtype
 
 
 class GlobalEstimator(Protocol):
@@ -31,25 +34,9 @@ class DimensionEstimate(NamedTuple):
     num_points: int
 
 
-def merge_duplicates(x: Tensor) -> Tensor:
-    """The distinct rows of ``x``, shape (n, d), in any order.
-
-    >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])).shape
-    torch.Size([2, 2])
-    """
-    x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
-    sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
-    if not bool(sums.isnan().any()):
-        if len(sums) == len(x):
-            return x
-        member = torch.empty_like(group[: len(sums)])
-        member[group] = torch.arange(len(x), device=x.device)
-        if x.equal(x[member[group]]):
-            return x[member]
-    return x.unique(dim=0)  # different rows have equal sums, or sums overflow: sort the rows themselves
-
-
-def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEstimate:
+def twonn_dimension(
+    x: Tensor, *, discard_fraction: float = 0.1, duplicate_tolerance: float = DUPLICATE_TOLERANCE
+) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
     With μ_i the ratios of the distances to the second and the first neighbour, ascending, it is the slope of the
@@ -58,12 +45,13 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
     Args:
         x: shape (n, d), any floating dtype, finite.
         discard_fraction: share of the largest ratios that the fit leaves out, in (0, 1).
+        duplicate_tolerance: see `merge_duplicates`.
 
     Returns:
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    points = merge_duplicates(x)
+    points = merge_duplicates(x, duplicate_tolerance)
     num_fitted = int(len(points) * (1 - discard_fraction))
     first, second = two_nearest_distances(points).cpu().double().unbind(1)
     if num_fitted < 2 or not bool(second.isfinite().all() & (first > 0).all()):
@@ -73,13 +61,15 @@ def twonn_dimension(x: Tensor, *, discard_fraction: float = 0.1) -> DimensionEst
     return DimensionEstimate(float(ratio(log_mu @ log_rank, log_mu @ log_mu)), len(points))
 
 
-def estimated_dimension(x: Tensor, estimator: GlobalEstimator) -> DimensionEstimate:
+def estimated_dimension(
+    x: Tensor, estimator: GlobalEstimator, *, duplicate_tolerance: float = DUPLICATE_TOLERANCE
+) -> DimensionEstimate:
     """Intrinsic dimension of the distinct rows of ``x`` by any scikit-dimension global estimator.
 
     Returns:
         The estimate; NaN where fewer than three distinct rows are left or the estimator raises a ValueError.
     """
-    points, dimension = merge_duplicates(x), math.nan
+    points, dimension = merge_duplicates(x, duplicate_tolerance), math.nan
     if len(points) >= 3:
         with suppress(ValueError):
             estimator.fit(points.double().cpu().numpy())

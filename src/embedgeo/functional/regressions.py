@@ -1,4 +1,4 @@
-"""How Q, M and V of the token types depend on each other and on frequency.
+"""How Q, M and V of the token types vary, and depend on each other and on frequency.
 
 Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), figures 3 and 5.
 """
@@ -22,19 +22,26 @@ def type_values(types: TokenTable) -> dict[str, Tensor]:
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Regressions over token types: of V on M, and of Q, M and V on frequency.
+    """Values over token types: the spread of Q, and regressions of V on M, and of Q, M and V on frequency.
 
     Args:
         values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
 
     Returns:
-        ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``M_freq_slope`` and
-        ``V_freq_slope`` of log10(1 + value) on log10(n). NaN for fewer than two distinct abscissae.
+        ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of variation of Q, NaN for
+        none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``Q_freq_r2``
+        and the same of M and V, of log10(1 + value) on log10(n), NaN for fewer than two distinct abscissae.
     """
-    slope, r2 = least_squares(values["M"], values["V"])
     log_n = values["n"].log10()
-    slopes = {f"{key}_freq_slope": least_squares(log_n, values[key].log1p() / math.log(10))[0] for key in "QMV"}
-    return {"V_on_M_slope": slope, "V_on_M_r2": r2, **slopes}
+    lines = {"V_on_M": (values["M"], values["V"])}
+    lines |= {f"{key}_freq": (log_n, values[key].log1p() / math.log(10)) for key in "QMV"}
+    fitted = {name: least_squares(x, y) for name, (x, y) in lines.items()}
+    return {
+        "token_types_regressed": log_n.new_tensor(log_n.numel()),
+        "Q_t_cv": coefficient_of_variation(values["Q"]),
+        **{f"{name}_slope": slope for name, (slope, _) in fitted.items()},
+        **{f"{name}_r2": r2 for name, (_, r2) in fitted.items()},
+    }
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:

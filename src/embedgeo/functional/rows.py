@@ -17,25 +17,46 @@ class Rows(NamedTuple):
     Attributes:
         embeddings: shape (n, d), floating point, finite, detached.
         token_ids: shape (n,), int64, or None where none were given.
+        sequence_ids: shape (n,), int64, or None where each row is a sequence of its own.
         num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
     """
 
     embeddings: Tensor
     token_ids: Tensor | None
+    sequence_ids: Tensor | None
     num_nonfinite: int
 
+    def select(self, keep: Tensor) -> "Rows":
+        """The rows for which ``keep``, shape (n,), is true."""
+        ids, sequences = (None if t is None else t[keep] for t in (self.token_ids, self.sequence_ids))
+        return Rows(self.embeddings[keep], ids, sequences, self.num_nonfinite)
 
-def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None, *, dim: int) -> Rows:
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that have rows that count."""
+        return len(self.embeddings if self.sequence_ids is None else self.sequence_ids.unique())
+
+
+def select_rows(
+    embeddings: Tensor,
+    token_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    *,
+    dim: int,
+) -> Rows:
     """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
 
     Args:
         embeddings: shape (..., d), any floating dtype.
         token_ids: shape (...), any integer dtype.
         mask: shape (...), bool or 0/1; True = count this row.
+        sequence_ids: shape (...), any integer dtype; default: each index of the leading axis of three or more is a
+            sequence, and each row of an (n, d) input is one of its own.
         dim: the expected d.
 
     Raises:
-        TypeError: embeddings are not floating point, or token ids not integers.
+        TypeError: embeddings are not floating point, or token or sequence ids not integers.
         ValueError: a shape that does not match, or a mask with other values than 0 and 1.
 
     >>> select_rows(torch.eye(3), mask=torch.tensor([1, 0, 1]), dim=3).embeddings.shape
@@ -52,22 +73,26 @@ def select_rows(embeddings: Tensor, token_ids: Tensor | None = None, mask: Tenso
     rows = embeddings.detach().reshape(-1, dim)
     if rows.dtype.itemsize == 1:  # float8 has no arithmetic
         rows = rows.float()
-    ids = None
-    if token_ids is not None:
-        _require_shape("token_ids", token_ids, embeddings)
-        if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
-            raise TypeError(f"token_ids must be an integer tensor; got {token_ids.dtype}.")
-        ids = token_ids.detach().reshape(-1).to(device=rows.device, dtype=torch.int64)
+    if sequence_ids is None and embeddings.ndim > 2:
+        sequence_ids = default_sequence_ids(embeddings.shape[:-1], rows.device)
+    ids, sequences = (
+        None if given is None else _integers(name, given, embeddings)
+        for name, given in (("token_ids", token_ids), ("sequence_ids", sequence_ids))
+    )
+    kept = Rows(rows, ids, sequences, 0)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
         keep = mask.bool().reshape(-1).to(rows.device)
-        rows, ids = rows[keep], None if ids is None else ids[keep]
-    finite = _finite(rows)
-    if finite is None:
-        return Rows(rows, ids, 0)
-    return Rows(rows[finite], None if ids is None else ids[finite], int((~finite).sum()))
+        kept = kept.select(keep)
+    finite = _finite(kept.embeddings)
+    return kept if finite is None else kept.select(finite)._replace(num_nonfinite=int((~finite).sum()))
+
+
+def default_sequence_ids(shape: torch.Size, device: torch.device) -> Tensor:
+    """The index of the leading axis, in the given shape, (batch, …)."""
+    return torch.arange(shape[0], device=device).view(-1, *(1 for _ in shape[1:])).expand(shape)
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -139,6 +164,14 @@ def pool_tokens(
     sequence = torch.arange(len(hidden), device=hidden.device)
     ids = None if token_ids is None else token_ids.to(hidden.device)[sequence, place]
     return hidden[sequence, place], ids, kept
+
+
+def _integers(name: str, given: Tensor, embeddings: Tensor) -> Tensor:
+    """Ids of the rows of ``embeddings``, shape (n,), int64."""
+    _require_shape(name, given, embeddings)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor; got {given.dtype}.")
+    return given.detach().reshape(-1).to(device=embeddings.device, dtype=torch.int64)
 
 
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Token tables: count, mean and squared deviations of each token type.
+"""Token tables: count, mean and squared deviations of each token type, and of each within single sequences.
 
-Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1.
+Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1, for the moments of a token type.
 """
 
 from bisect import bisect_right
@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, pad
+from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
-from embedgeo.functional.processing import principal_axes
-from embedgeo.functional.spectrum import Scatter
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
@@ -31,23 +29,31 @@ _SUMMED_ROWS = 1024
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
+    Tables of rows that share no sequence merge exactly.
+
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64.
         n: number of rows of each, shape (T,).
         mean: their mean, shape (T, d).
         m2: squared deviations from it, summed over rows and coordinates, shape (T,).
+        sequences: number of sequences that have such rows, shape (T,).
+        sequence_n2: Σ_s n_s² over these, n_s being the number of rows in sequence s, shape (T,).
+        sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s, shape (T,).
     """
 
     token_ids: Tensor
     n: Tensor
     mean: Tensor
     m2: Tensor
+    sequences: Tensor
+    sequence_n2: Tensor
+    sequence_m2: Tensor
 
     @classmethod
     def empty(cls, dim: int) -> "TokenTable":
         """The table of no rows."""
         n = torch.zeros(0, dtype=torch.float64)
-        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n)
+        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n, n, n, n)
 
     def merge(self, other: "TokenTable") -> "TokenTable":
         """The table of the rows of both; only the token types in ``other`` are worked on."""
@@ -57,16 +63,19 @@ class TokenTable(NamedTuple):
         place = torch.searchsorted(types, other.token_ids)
         whole = self.reindex(types)
         for chunk in row_chunks(other.mean, _MERGED_ELEMENTS):
-            held = [state.index_select(0, place[chunk]) for state in whole[1:]]
-            merged = merge_parts([held, [state[chunk] for state in other[1:]]])
-            for state, new in zip(whole[1:], merged, strict=True):
+            held = [state.index_select(0, place[chunk]) for state in whole[1:4]]
+            merged = merge_parts([held, [state[chunk] for state in other[1:4]]])
+            for state, new in zip(whole[1:4], merged, strict=True):
                 state.index_copy_(0, place[chunk], new)
+        for state, more in zip(whole[4:], other[4:], strict=True):
+            state.index_add_(0, place, more)
         return whole
 
     def all_reduce(self, group: Any = None) -> "TokenTable":
         """The table of the rows of all ranks, with every token type that any of them has."""
         types = all_gather_cat(self.token_ids, group).unique()
-        return TokenTable(types, *merge_parts([self.reindex(types)[1:]], partial(all_reduce_sum, group=group)))
+        here, summed = self.reindex(types), partial(all_reduce_sum, group=group)
+        return TokenTable(types, *merge_parts([here[1:4]], summed), *summed(torch.stack(here[4:])))
 
     def reindex(self, types: Tensor) -> "TokenTable":
         """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
@@ -85,41 +94,96 @@ class TokenTable(NamedTuple):
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
-        n, mean, m2 = merge_parts([self[1:]], partial(torch.sum, dim=0))
+        n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
         return n, mean, without_rounding(m2, n, torch.linalg.vector_norm(mean))
 
 
-def token_table(x: Tensor, token_ids: Tensor) -> TokenTable:
-    """Count, mean and squared deviations of the rows of each token type: the paper's Algorithm 1, batched.
+def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
+    """The table of the rows of each token type: the paper's Algorithm 1, batched.
 
-    Rows are taken in the order of their token ids, as many at a time as the processor's cache holds. Those of a token
-    type are centred on one of them (the last one: the first one of a text may be an outlier), then on the mean of the
-    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows
-    have a variance of exactly 0.
+    Rows are taken in the order of their token ids and sequences, as many at a time as the processor's cache holds.
+    Those of a token type in a sequence are centred on one of them (the last one: the first one of a text may be an
+    outlier), then on the mean of the differences, and what is left of the mean corrects it. So float32 rows need no
+    float64 copy, and identical rows have a variance of exactly 0. Then the sequences of a token type are merged.
 
     Args:
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64.
+        sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
 
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]))
     >>> table.token_ids.tolist(), table.mean.flatten().tolist(), table.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
-    order = token_ids.argsort(stable=True)
-    types, group, count = token_ids[order].unique_consecutive(return_inverse=True, return_counts=True)
-    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    table = TokenTable(types, mean.new_empty(len(types)), mean, mean.new_empty(len(types)))
+    order, run, run_types = _runs(token_ids, sequence_ids)
+    types, group = run_types.unique_consecutive(return_inverse=True)
+    mean = torch.zeros(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    table = TokenTable(types, mean.new_zeros(len(types)), mean, *mean.new_zeros(4, len(types)))
     num_rows = min(chunk_length(x.shape[1], _CENTRED_ELEMENTS), _SUMMED_ROWS)
-    for rows, runs, is_continued in _parts(count.cumsum(0).tolist(), num_rows):
-        first = [state[runs.start] for state in table[1:]]
-        before = [state.clone() for state in first] if is_continued else None
-        _moments_of_runs(x, order[rows], group[rows] - runs.start, *(state[runs] for state in table[1:]))
-        if before is not None:
-            origin = before[1]  # so that equal means are merged without rounding
-            n, shift, m2 = merge_parts([(n, center - origin, m2) for n, center, m2 in (before, first)])
-            for state, new in zip(first, (n, origin + shift, m2), strict=True):
-                state.copy_(new)
+    ends, open_run = run.bincount().cumsum(0).tolist(), None
+    for rows, runs, is_continued in _parts(ends, num_rows):
+        parts = _moments_of_runs(x, order[rows], run[rows] - runs.start)
+        if is_continued:
+            _merge_into([state[0] for state in parts], open_run)
+        open_run = [state[-1].clone() for state in parts]
+        num_whole = len(parts[0]) - (ends[runs.stop - 1] > rows.stop)
+        if num_whole:
+            own = group[runs][:num_whole]
+            _add_runs(table, own, [state[:num_whole] for state in parts], are_sequences=sequence_ids is not None)
     return table
+
+
+def _runs(token_ids: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort rows into runs of one token type, in one sequence where there are ids of them.
+
+    Returns:
+        The rows' order, the run (0, 1, 2, …) of each in that order, both of shape (n,), and the runs' token types.
+    """
+    if sequence_ids is None:
+        order = token_ids.argsort(stable=True)
+    else:
+        order = sequence_ids.argsort(stable=True)
+        order = order[token_ids[order].argsort(stable=True)]
+    keys = torch.stack([ids[order] for ids in (token_ids, sequence_ids) if ids is not None])
+    begins = torch.ones_like(order, dtype=torch.bool)
+    begins[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
+    return order, begins.cumsum(0) - 1, keys[0][begins]
+
+
+def _add_runs(table: TokenTable, group: Tensor, runs: Sequence[Tensor], *, are_sequences: bool) -> None:
+    """Merge runs into their token types, the entries ``group``, ascending, of the table, in place.
+
+    Args:
+        table: the table.
+        group: the entry of each run, shape (R,).
+        runs: n, mean and m2 of each run, the mean of shape (R, d); all are overwritten.
+        are_sequences: a run is what a token type has in one sequence; else each row is a sequence of its own.
+    """
+    n, mean, m2 = runs
+    into = slice(int(group[0]), int(group[-1]) + 1)
+    index, count = group - into.start, group.bincount()[into]
+    total, held, held_m2, sequences, sequence_n2, sequence_m2 = (state[into] for state in table[1:])
+    sequences.index_add_(0, index, torch.ones_like(n) if are_sequences else n)
+    sequence_n2.index_add_(0, index, n.square() if are_sequences else n)
+    if are_sequences:
+        sequence_m2.index_add_(0, index, n * m2)
+    origin = mean[count.cumsum(0) - 1]  # so that equal means are merged without rounding
+    mean -= origin[index]
+    before = held - origin
+    shift = (total[:, None] * before).index_add_(0, index, n[:, None] * mean)
+    shift /= (total + total.new_zeros(len(total)).index_add_(0, index, n))[:, None]
+    held_m2 += total * row_norms(before.sub_(shift)).square()
+    held_m2.index_add_(0, index, m2 + n * row_norms(mean.sub_(shift[index])).square())
+    total.index_add_(0, index, n)
+    held.copy_(origin.add_(shift))
+
+
+def _merge_into(run: Sequence[Tensor], before: Any) -> None:
+    """Merge n, mean and m2 of the rows of a run before ``run`` into it, in place."""
+    origin = before[1]  # so that equal means are merged without rounding
+    n, shift, m2 = merge_parts([(n, center - origin, m2) for n, center, m2 in (before, run)])
+    for state, new in zip(run, (n, origin + shift, m2), strict=True):
+        state.copy_(new)
 
 
 def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, bool]]:
@@ -143,8 +207,8 @@ def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, b
         start, run = stop, whole
 
 
-def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> None:
-    """Write to ``n``, ``mean`` and ``m2`` those of each run of equal values in ``index`` (0, 0, 1, …), of x[order]."""
+def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """n, mean and m2 of each run of equal values in ``index`` (0, 0, 1, …), of x[order]."""
     rows = x.index_select(0, order).to(torch.promote_types(x.dtype, torch.float32))
     count = torch.bincount(index)
     first = count.cumsum(0) - count
@@ -154,37 +218,8 @@ def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor, n: Tensor, mean: T
     offset = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
     rows.sub_(offset.index_select(0, index))
     rest = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
-    norm = row_norms(rows)
-    if x.dtype != mean.dtype and not bool(norm.isfinite().all()):  # the differences exceed the range of float32
-        _moments_of_runs(x.index_select(0, order).to(mean.dtype), place, index, n, mean, m2)
-        return
-    n.copy_(count)
-    mean.copy_(origin).add_(offset).add_(rest)
-    m2.zero_().index_add_(0, index, norm.square())
-
-
-def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
-    """Project the means of token types, and the zero vector, onto the plane in which the means vary most.
-
-    The axes are the first two principal axes of the means, weighted by the number of rows; the largest coordinate of
-    each is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
-
-    Args:
-        types: count and mean of each token type.
-
-    Returns:
-        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d = 1; all are NaN
-        where there are no rows.
-
-    >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
-    >>> type_plane(TokenTable(torch.tensor([7, 9]), n, mean, torch.zeros(2)))
-    (tensor([[-1.,  0.],
-            [ 3.,  0.]]), tensor([-2., -5.]))
-    """
-    n, center, _ = types.pooled()
-    offset = types.mean - center
-    with matmul_precision(offset.device):
-        between = offset.T @ (types.n[:, None] * offset)
-        axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
-        axes = pad(axes, (0, 2 - axes.shape[1]))
-        return offset @ axes, -center @ axes
+    norm, wide = row_norms(rows), accumulator_dtype(x.device)
+    if rows.dtype != wide and not bool(norm.isfinite().all()):  # the differences exceed the range of float32
+        return _moments_of_runs(x.index_select(0, order).to(wide), place, index)
+    n = count.to(wide)
+    return n, origin.to(wide).add_(offset).add_(rest), torch.zeros_like(n).index_add_(0, index, norm.square())

@@ -39,7 +39,7 @@ class Anisotropy(GeometryMetric):
     """
 
     def __init__(self, dim: int, spectrum: bool = False, batch_size: int | None = None, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
+        super().__init__(dim, spectrum, batch_size, **kwargs)
         if batch_size is not None and batch_size < 2:
             raise ValueError(f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}.")
         self.spectrum = spectrum

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -41,13 +42,19 @@ class GeometryMetric(Metric):
     torchmetrics synchronises by gathering the whole states of all ranks. Here ``_sync_dist`` is overridden to reduce
     them instead, and ``_apply`` to keep their dtype. Both are private, hence the upper bound on the version.
 
+    To have Lightning log a value, make it an attribute of the module and log that: ``self.share =
+    self.moments["V_W_over_V_unbiased"]`` in ``__init__``, then ``self.moments.update(…)`` and ``self.log("share",
+    self.share, on_step=False, on_epoch=True)`` in a step.
+
     Args:
         dim: d, the last dimension of the embeddings.
+        settings: the arguments of the subclass. A state holds their digest, so that a `torchmetrics.MetricCollection`,
+            which lets metrics share their states once these are equal, keeps those apart that differ in them.
         kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off by default: if a value were cached on one
             rank and not on another, ``compute`` would hang.
 
     Raises:
-        ValueError: ``dim`` is not a positive integer.
+        ValueError: ``dim`` is not a positive integer, or a ``dist_sync_fn`` is given.
     """
 
     full_state_update = True  # so that `forward` updates with a batch after the rows before it
@@ -56,15 +63,29 @@ class GeometryMetric(Metric):
 
     num_nonfinite: Tensor
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
+    def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a positive integer, the width of the embeddings; got {dim!r}.")
+        if (gather := kwargs.get("dist_sync_fn")) is not None:
+            raise ValueError(
+                f"dist_sync_fn must be left out, for states are reduced and not gathered; got {gather!r}. "
+                "Choose the ranks by process_group=."
+            )
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
+        text = repr((type(self).__qualname__, settings, kwargs)).encode()
+        digest = torch.tensor(list(blake2b(text, digest_size=8).digest()), dtype=torch.uint8)
+        self.add_state("settings", digest, dist_reduce_fx=None)
 
-    def update(self, embeddings: Tensor, token_ids: Tensor | None = None, mask: Tensor | None = None) -> None:
+    def update(
+        self,
+        embeddings: Tensor,
+        token_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+    ) -> None:
         """Update the states with the rows of a batch.
 
         Args:
@@ -72,12 +93,15 @@ class GeometryMetric(Metric):
             token_ids: shape (...), integer.
             mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
                 and counted in ``n_nonfinite``.
+            sequence_ids: shape (...), integer: which rows are of one text. Default: each index of the leading axis of
+                a (batch, positions, d) input is a sequence, each row of an (n, d) input one of its own. A sequence
+                must not span two updates, nor two ranks.
 
         Raises:
-            TypeError: embeddings are not floating point, or token ids not integers.
+            TypeError: embeddings are not floating point, or token or sequence ids not integers.
             ValueError: a shape that does not match, or a mask with other values than 0 and 1.
         """
-        rows = select_rows(embeddings, token_ids, mask, dim=self.dim)
+        rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.update_states(rows)

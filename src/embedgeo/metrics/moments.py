@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Moments, moment_values, row_moments
+from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.split import WithinMoments, unbiased_split, within_moments
@@ -20,9 +20,10 @@ class EmbeddingMoments(GeometryMetric):
     (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance; Q = M + V) in squared embedding units;
     ``M_over_V``, ``M_over_Q``, ``mean_cosine`` of two distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and
     ``top_dim_share``; and, where rows came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and
-    ``V_W_over_V_unbiased``, from the deviations from the mean of each token type in each update (NaN where only some
-    rows had ids). What too few rows leave undefined is NaN. See `embedgeo.functional.moment_values` for the
-    definitions.
+    ``V_W_over_V_unbiased``: the within-token variance is estimated in each update from pairs of occurrences in
+    different sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where only
+    some rows had ids). What too few rows leave undefined is NaN. See `embedgeo.functional.moment_values` and
+    `embedgeo.functional.within_variance` for the definitions.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
 
@@ -45,15 +46,16 @@ class EmbeddingMoments(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
         if rows.token_ids is not None:
-            self.extend(within_moments(to_state(token_table(rows.embeddings, rows.token_ids))))
+            types = to_state(token_table(rows.embeddings, rows.token_ids, rows.sequence_ids))
+            self.extend(within_moments(types, rows.num_sequences))
 
     def compute(self) -> dict[str, Tensor]:
         values = moment_values(self.load(Moments))
         values["n_nonfinite"] = self.num_nonfinite.to(values["n"].dtype)
         n, within = values["n"], self.load(WithinMoments)
         if wants_token_values(n, within.n_with_ids):
-            freedom = torch.where(within.n_with_ids == n, within.within_freedom, 0)
-            values |= unbiased_split(n, values["V"], within.within_m2, freedom)
+            variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
+            values |= unbiased_split(n, values["V"], variance)
         return values
 
 

@@ -42,7 +42,7 @@ class AfterProcessing(GeometryMetric):
     """
 
     def __init__(self, dim: int, top: int = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
+        super().__init__(dim, top, sample_size, seed, **kwargs)
         if top < 0:
             raise ValueError(f"top must not be negative; got {top}.")
         if sample_size < 2:

@@ -5,16 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Moments, moment_values, row_moments, variance_values
-from embedgeo.functional.regressions import (
-    REGRESSION_COUNT_RANGE,
-    coefficient_of_variation,
-    type_regressions,
-    type_values,
-)
+from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
+from embedgeo.functional.regressions import REGRESSION_COUNT_RANGE, type_regressions, type_values
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.split import unbiased_split, variance_split, within_moments
-from embedgeo.functional.tokens import TokenTable, token_table, type_plane
+from embedgeo.functional.split import SequenceCount, unbiased_split, variance_split, within_variance
+from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.functional.type_plane import type_plane
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import wants_token_values
 
@@ -23,10 +19,11 @@ class TokenMoments(GeometryMetric):
     """Moments of the embeddings as a whole and of each token type (the paper's Algorithm 1, batched).
 
     ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over everything seen, and
-    ``token_types`` seen; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen; ``Q_t_cv``, the coefficient of
-    variation of Q over token types; ``V_on_M_slope`` and ``V_on_M_r2`` of the regression of V on M over token types;
-    ``Q_freq_slope``, ``M_freq_slope`` and ``V_freq_slope`` of log10(1 + value) on log10 n. Values that need token ids
-    are absent where rows came without any.
+    ``token_types`` seen; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen, and ``V_over_Q``, ``V_W_over_Q``
+    and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
+    ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V: see
+    `embedgeo.functional.within_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
+    absent where rows came without any.
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
     types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
@@ -36,8 +33,8 @@ class TokenMoments(GeometryMetric):
 
     Args:
         dim: d, the width of the embeddings.
-        count_range: (lo, hi) restricts all values but the regressions to token types that occur lo ≤ n ≤ hi times.
-        regression_count_range: the same for the regressions over token types.
+        count_range: (lo, hi) restricts all values but those over token types to types that occur lo ≤ n ≤ hi times.
+        regression_count_range: the same for the values over token types.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
@@ -57,7 +54,7 @@ class TokenMoments(GeometryMetric):
         regression_count_range: tuple[int, int] = REGRESSION_COUNT_RANGE,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, **kwargs)
+        super().__init__(dim, count_range, regression_count_range, **kwargs)
         for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
             if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
@@ -65,6 +62,7 @@ class TokenMoments(GeometryMetric):
         if self.count_range is None:
             self.declare(Moments.empty(dim))
         self.declare(TokenTable.empty(dim), "type_")
+        self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
     def update_states(self, rows: Rows) -> None:
         x, ids = rows.embeddings, rows.token_ids
@@ -78,7 +76,8 @@ class TokenMoments(GeometryMetric):
         elif ids is None:
             raise ValueError("count_range needs token_ids in every update; got none.")
         if ids is not None:
-            self.extend(token_table(x, ids))
+            self.extend(token_table(x, ids, rows.sequence_ids))
+            self.extend(SequenceCount(torch.tensor(float(rows.num_sequences), device=x.device)))
 
     def table(self) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending token id.
@@ -111,15 +110,17 @@ class TokenMoments(GeometryMetric):
         types = self._types_in(self.count_range)
         is_whole = self.count_range is None
         values = moment_values(self.load(Moments)) if is_whole else variance_values(*types.pooled())
-        n, (n_with_ids, within_m2, freedom) = values["n"], within_moments(types)
+        n, n_with_ids = values["n"], types.n.sum()
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
         if not wants_token_values(n, n_with_ids):
             return values
+        split = variance_split(types)
+        shares = {f"{key}_over_Q": ratio(part, values["Q"]) for key, part in (split | {"V": values["V"]}).items()}
         token_values = {
             "token_types": n.new_tensor(len(types.n)),
-            **variance_split(types),
-            **unbiased_split(n, values["V"], within_m2, freedom),
-            "Q_t_cv": coefficient_of_variation(type_values(types)["Q"]),
+            **split,
+            **{key: shares[key] for key in ("V_over_Q", "V_W_over_Q", "V_B_over_Q")},
+            **unbiased_split(n, values["V"], within_variance(types, self.load(SequenceCount).num_sequences)),
             **type_regressions(type_values(self._types_in(self.regression_count_range))),
         }
         complete = n_with_ids == n  # not if only some of the ranks were given token ids

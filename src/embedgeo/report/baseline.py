@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import linalg, special, stats
 
-from embedgeo.functional import REGRESSION_COUNT_RANGE, coefficient_of_variation, twonn_dimension, type_regressions
+from embedgeo.functional import REGRESSION_COUNT_RANGE, twonn_dimension, type_regressions
 from embedgeo.functional.spectrum import full_spectrum_values
 
 Array = NDArray[np.float64]
@@ -122,7 +122,7 @@ def _draw(counts: Array, dim: int, seed: int) -> pd.DataFrame:
 
 
 def type_statistics(types: pd.DataFrame) -> dict[str, float]:
-    """``Q_t_cv`` and the regressions over token types, as `embedgeo.TokenMoments` computes them by default.
+    """The values over token types, as `embedgeo.TokenMoments` computes them by default.
 
     Args:
         types: columns ``n``, ``Q``, ``M`` and ``V``, a row for each token type.
@@ -131,4 +131,4 @@ def type_statistics(types: pd.DataFrame) -> dict[str, float]:
     least, most = REGRESSION_COUNT_RANGE
     regressed = (tensors["n"] >= least) & (tensors["n"] <= most)
     regressions = type_regressions({key: values[regressed] for key, values in tensors.items()})
-    return {"Q_t_cv": float(coefficient_of_variation(tensors["Q"])), **{k: float(v) for k, v in regressions.items()}}
+    return {key: float(value) for key, value in regressions.items()}

@@ -196,8 +196,8 @@ TERMS = {
         duplicate_fraction=Term(
             "duplicate rows",
             "share of the sampled rows",
-            "Rows equal to another one, merged before the intrinsic dimension is estimated; many are to be expected at "
-            "`embed` of a model with rotary positions.",
+            "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many are "
+            "to be expected at `embed` of a model with rotary positions.",
         ),
         n_points=Term("distinct rows", "rows used by TwoNN", "Sample size of the intrinsic dimension.", ranges=True),
         n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False),

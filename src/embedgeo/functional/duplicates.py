@@ -1,0 +1,112 @@
+"""Copies of rows: exact ones, and those that differ by rounding."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
+
+DUPLICATE_TOLERANCE = 1e-5
+"""How near to each other rows are one and the same, relative to the median distance from the mean, unless told."""
+
+_DIRECTIONS = 4
+"""Number of directions that rows are projected on, to find those near to each other."""
+
+
+def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
+    """The distinct rows of ``x``, in any order: one of each set of rows that chains of near pairs join.
+
+    Two rows are near if their distance is at most ``tolerance`` times the median distance of the distinct rows from
+    their mean. That scale neither changes with the origin nor with the order of the rows, it grows with the unit of
+    the embeddings, and a few rows of huge norm (attention sinks), or many copies of one row, hardly move it.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+        tolerance: at least 0; 0 merges rows that are equal in every coordinate only.
+
+    Returns:
+        Shape (number of distinct rows, d); ``x`` itself if all are.
+
+    >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.000001]])).shape
+    torch.Size([2, 2])
+    """
+    points = _merge_equal(x)
+    return _merge_near(points, tolerance) if tolerance > 0 and len(points) > 1 else points
+
+
+def _merge_equal(x: Tensor) -> Tensor:
+    """One of each set of equal rows of ``x``."""
+    x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
+    sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
+    if not bool(sums.isnan().any()):
+        if len(sums) == len(x):
+            return x
+        member = torch.empty_like(group[: len(sums)])
+        member[group] = torch.arange(len(x), device=x.device)
+        if x.equal(x[member[group]]):
+            return x[member]
+    return x.unique(dim=0)  # different rows have equal sums, or sums overflow: sort the rows themselves
+
+
+def _merge_near(x: Tensor, tolerance: float) -> Tensor:
+    """One of each set of rows of ``x`` that chains of near pairs join.
+
+    Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
+    compared with those after it, as long as there are any within reach whose other projections are near, too.
+    """
+    norm, place = _projections(x)
+    reach = tolerance * float(norm.median())
+    if not 0 < reach < math.inf:
+        return x
+    order = place[:, 0].argsort()
+    place = place[order]
+    rounding = 8 * x.shape[1] ** 0.5 * torch.finfo(place.dtype).eps * norm[order, None].to(place.dtype)
+    label = torch.arange(len(x), device=x.device)  # by place in the order, the first row of those joined to it
+    for lag in range(1, len(x)):
+        within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
+        if not bool(within[:, 0].any()):
+            break
+        first = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
+        near = _distances(x, order[first], order[first + lag]) <= reach
+        label = _join(label, first[near], first[near] + lag)
+    is_first = label == torch.arange(len(x), device=x.device)
+    return x if bool(is_first.all()) else x[order[is_first]]
+
+
+def _projections(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances of the rows of ``x`` from their mean, shape (n,), and their places along some directions, (n, k)."""
+    n, dim = x.shape
+    narrow, wide = torch.promote_types(x.dtype, torch.float32), accumulator_dtype(x.device)
+    center = x.to(narrow).mean(0)
+    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device)
+    directions = angles.square().sin().view(dim, _DIRECTIONS)  # generic: no layer's rows are constant along them
+    directions = (directions / torch.linalg.vector_norm(directions, dim=0)).to(narrow)
+    norm, place = center.new_empty(n, dtype=wide), center.new_empty(n, _DIRECTIONS)
+    for chunk in row_chunks(x):
+        rows = x[chunk].to(narrow) - center
+        norm[chunk] = row_norms(rows)
+        with matmul_precision(x.device):
+            place[chunk] = rows @ directions
+    return norm, place
+
+
+def _distances(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Distances between the rows ``left`` and ``right`` of ``x``, shape (m,)."""
+    wide = accumulator_dtype(x.device)
+    distances = torch.empty(len(left), dtype=wide, device=x.device)
+    for chunk in row_chunks(left[:, None].expand(-1, x.shape[1])):
+        distances[chunk] = row_norms(x[left[chunk]].to(wide) - x[right[chunk]])
+    return distances
+
+
+def _join(label: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The smallest index in the same set as each index, once the sets of ``left`` and ``right`` are joined."""
+    while bool((label[left] != label[right]).any()):
+        least = torch.minimum(label[left], label[right])
+        for side in (left, right):
+            label = label.scatter_reduce(0, label[side], least, "amin")
+        while not label.equal(jumped := label[label]):
+            label = jumped
+    return label

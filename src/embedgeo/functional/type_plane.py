@@ -1,0 +1,37 @@
+"""Token types in the plane in which their means vary most."""
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from embedgeo.functional.precision import matmul_precision
+from embedgeo.functional.processing import principal_axes
+from embedgeo.functional.spectrum import Scatter
+from embedgeo.functional.tokens import TokenTable
+
+
+def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
+    """Project the means of token types, and the zero vector, onto the plane in which the means vary most.
+
+    The axes are the first two principal axes of the means, weighted by the number of rows; the largest coordinate of
+    each is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
+
+    Args:
+        types: count and mean of each token type.
+
+    Returns:
+        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d = 1; all are NaN
+        where there are no rows.
+
+    >>> import torch
+    >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
+    >>> type_plane(TokenTable.empty(2)._replace(n=n, mean=mean))
+    (tensor([[-1.,  0.],
+            [ 3.,  0.]]), tensor([-2., -5.]))
+    """
+    n, center, _ = types.pooled()
+    offset = types.mean - center
+    with matmul_precision(offset.device):
+        between = offset.T @ (types.n[:, None] * offset)
+        axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
+        axes = pad(axes, (0, 2 - axes.shape[1]))
+        return offset @ axes, -center @ axes
