@@ -15,10 +15,19 @@ def rows(heading):
                     yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-KEYS = [cells[0].strip("`") for cells in rows("") if re.fullmatch(r"`\w+`", cells[0])]
+def _keyed(heading):
+    """Last cell of the rows that define a key, by key."""
+    return [(cells[0].strip("`"), cells[-1]) for cells in rows(heading) if re.fullmatch(r"`\w+`", cells[0])]
+
+
+def keys_under(heading):
+    return {key for key, _ in _keyed(heading)}
+
+
+KEYS = [key for key, _ in _keyed("")]
 """Every key that is defined."""
 
-GAUSSIAN = {cells[0].strip("`"): cells[-1] for cells in rows("(?!A checkpoint)") if cells[0].strip("`") in KEYS}
+GAUSSIAN = dict(_keyed("(?!A checkpoint)"))
 """What random rows show, in words, by key; empty where there is no such value."""
 
 CONVENTIONS = [cells[0] for cells in rows("Other definitions")]

@@ -11,7 +11,7 @@ from embedgeo.functional import anisotropy_null, twonn_dimension
 from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
-from tests.docs.page import GAUSSIAN, KEYS, TWONN
+from tests.docs.page import GAUSSIAN, KEYS, TWONN, keys_under
 
 DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
@@ -34,10 +34,23 @@ def all_values(x, ids):
 def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     x, ids = token_rows(300, 6)
     computed = all_values(x, ids).keys()
-    assert updated(EmbeddingMoments(6), x, ids).compute().keys() <= computed
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == computed | {"loss", "tokens_seen"}
     assert {key for key in KEYS if not is_processed(key)} == TERMS.keys()
+
+
+def test_every_section_names_the_metrics_that_have_its_keys():
+    x, ids = token_rows(300, 6)
+    of_rows = keys_under("Size|Directions")
+    of_types = keys_under("Within|Over token types")
+    unbiased = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
+    assert updated(EmbeddingMoments(6), x, ids).compute().keys() == of_rows | unbiased
+    assert updated(TokenMoments(6), x, ids).compute().keys() == of_rows | of_types
+    in_a_range = updated(TokenMoments(6, count_range=(1, 300)), x, ids).compute()
+    assert in_a_range.keys() == keys_under("Size") | of_types
+    assert updated(Anisotropy(6, spectrum=True, batch_size=BATCH), x).compute().keys() == keys_under("Spectrum")
+    assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
+    assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
 
 
 @pytest.fixture(scope="module")
