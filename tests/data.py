@@ -37,6 +37,16 @@ def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[T
     return mean + centers[ids] + spread[ids] * gaussian(n, dim, seed=seed + 3), ids * 1000 + 7
 
 
+def texts(
+    n: int, dim: int, *, num_sequences: int = 20, mean: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids, in no order."""
+    x, ids = token_rows(n, dim, mean=mean, seed=seed)
+    sequences = torch.randint(0, num_sequences, (n,), generator=generator(seed))
+    effect = gaussian(num_sequences * 60, dim, seed=seed + 9)
+    return x + effect[sequences * 60 + ids // 1000], ids, sequences * 10**12 - 5
+
+
 def floats(values) -> dict[str, float]:
     return {key: float(value) for key, value in values.items()}
 

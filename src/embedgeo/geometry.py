@@ -59,8 +59,8 @@ class Geometry:
             model, layers = inner, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers)
-        inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, inputs, self._update, on_error)
+        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self._inputs, self._update, on_error)
         self._make_metrics = metrics or default_metrics
         self._require_distinct_keys()
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -137,18 +137,18 @@ class Geometry:
         self.reset()
 
     def _update(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
-        if isinstance(hidden, DTensor):
-            hidden = hidden.full_tensor()
+        hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
+        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if self._row_unit == "tokens" else None
         hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
-        metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
+        ids = {"token_ids": token_ids, "sequence_ids": sequence_ids}
         if mask is not None:
             mask = mask.to(hidden.device)
-            token_ids = None if token_ids is None else token_ids.to(hidden.device)[mask]
+            ids = {name: None if each is None else each.to(hidden.device)[mask] for name, each in ids.items()}
             hidden = hidden[mask]
-        for metric in metrics:
-            metric.update(hidden, token_ids=token_ids)
+        for metric in self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1]):
+            metric.update(hidden, **metric._filter_kwargs(**ids))
 
     def _add_metrics(self, layer_name: str, dim: int) -> list[Metric]:
         metrics = [metric.to(self._device) for metric in self._make_metrics(dim)]

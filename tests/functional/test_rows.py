@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from embedgeo.functional.rows import pool_tokens, select_rows
+from embedgeo.functional.rows import pool_tokens, select_rows, sequence_numbers
 from tests.data import gaussian
 
 
@@ -50,6 +50,30 @@ def test_embeddings_are_detached_and_left_as_they_were():
 def test_float8_becomes_float32(dtype):
     x = torch.eye(4).to(dtype)
     assert select_rows(x, mask=torch.tensor([1, 1, 0, 0]), dim=4).embeddings.equal(torch.eye(4)[:2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "position_ids", "token_ids", "expected"),
+    [
+        ((2, 3), None, [], [[0, 0, 0], [1, 1, 1]]),
+        ((2, 3), [[0, 1, 0]], [], [[0, 0, 1], [2, 2, 3]]),
+        ((2, 3), [[0, 1, 0], [0, 1, 2]], [], [[0, 0, 1], [2, 2, 2]]),
+        ((2, 3), [[0, 1]], [], [[0, 0, 0], [1, 1, 1]]),
+        ((2, 2, 2), [[0, 0]], [], [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]),
+        ((4,), None, [], [0, 1, 2, 3]),
+        ((4,), None, [[[5, 5]], [[7, 7], [7, 7]]], [0, 0, 1, 1]),
+        ((4,), [[0, 1, 2, 0]], [[[7, 7], [7, 7]]], [0, 0, 0, 1]),
+        ((4,), [[0, 0]], [[[7, 7], [7, 7]]], [0, 1, 2, 3]),
+        ((0, 3), None, [], []),
+        ((2, 0), None, [], [[], []]),
+        ((0,), None, [], []),
+    ],
+)
+def test_sequences_are_numbered(shape, position_ids, token_ids, expected):
+    position_ids = None if position_ids is None else torch.tensor(position_ids)
+    numbers = sequence_numbers(torch.Size(shape), position_ids, map(torch.tensor, token_ids))
+    assert numbers.shape == shape
+    assert numbers.tolist() == expected
 
 
 X, IDS, MASK = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)

@@ -7,15 +7,7 @@ import torch
 from embedgeo.functional import TokenTable, token_table, unbiased_split, within_variance
 from embedgeo.functional.split import SequenceCount, within_moments
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, token_rows
-
-
-def texts(n, dim, *, num_sequences=20, mean=0.0, seed=0):
-    """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids, in no order."""
-    x, ids = token_rows(n, dim, mean=mean, seed=seed)
-    sequences = torch.randint(0, num_sequences, (n,), generator=torch.Generator().manual_seed(seed))
-    effect = gaussian(num_sequences * 60, dim, seed=seed + 9)
-    return x + effect[sequences * 60 + ids // 1000], ids, sequences * 10**12 - 5
+from tests.data import all_nan, assert_values, floats, gaussian, texts
 
 
 def of_table(x, ids, sequences=None):

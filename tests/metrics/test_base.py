@@ -292,7 +292,9 @@ def test_layout_and_shape_do_not_matter(kind):
         (strided, ids.repeat_interleave(2)[::2]),
         (x.view(2, 60, DIM), ids.view(2, 60)),
     ):
-        assert_values(updated(metrics(DIM)[kind], rows_, ids_).compute(), expected, rtol=1e-12)
+        metric = metrics(DIM)[kind]
+        metric.update(rows_, ids_, sequence_ids=torch.arange(N).view(ids_.shape))
+        assert_values(metric.compute(), expected, rtol=1e-12)
     repeated = updated(metrics(DIM)[kind], x[:1].expand(30, DIM), ids[:1].expand(30)).compute()
     assert_values(repeated, updated(metrics(DIM)[kind], x[:1].repeat(30, 1), ids[:1].repeat(30)).compute(), rtol=1e-12)
 
@@ -303,7 +305,7 @@ def test_masked_rows_do_not_count(kind, dtype):
     x, ids = rows()
     mask = (torch.arange(N) % 3 > 0).view(4, 30)
     metric = metrics(DIM)[kind]
-    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask.to(dtype))
+    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask.to(dtype), torch.arange(N).view(4, 30))
     kept = mask.flatten()
     assert_values(metric.compute(), updated(metrics(DIM)[kind], x[kept], ids[kept]).compute(), rtol=1e-12)
 
@@ -332,7 +334,7 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
     assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
     finite = {key for key, value in values.items() if math.isfinite(value)}
     if seen == 0:
-        assert finite <= {"n", "n_nonfinite", "token_types", "n_points"}
+        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"}
     if seen == 1 and kind == "EmbeddingMoments":
         assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
     full = updated(metrics(DIM)[kind], x, ids).compute()
@@ -344,7 +346,10 @@ def untouched(metric):
         return metric.compute()
 
 
-ONE_ROW = {"n", "n_nonfinite", "token_types", "Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "n_points"}
+ONE_ROW = {
+    *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
+    *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine"),
+}
 
 
 @KIND
@@ -415,7 +420,9 @@ def test_translation_changes_no_variance_and_no_distance(seed):
 def test_scaling_scales_values_by_their_units(seed, scale):
     x, ids = token_rows(N, DIM, seed=seed)
     before, got = all_values(x, ids), all_values(scale * x, ids)
-    powers = {key: 2 * (key in SQUARED_UNITS) + (key in UNITS) for key in before if "slope" not in key}
+    powers = {
+        key: 2 * (key in SQUARED_UNITS) + (key in UNITS) for key in before if "slope" not in key and "freq" not in key
+    }
     assert_values(got, {key: before[key] * scale**power for key, power in powers.items()}, rtol=1e-8)
     assert_values(got, {"V_on_M_slope": before["V_on_M_slope"]}, rtol=1e-6)
 

@@ -17,7 +17,8 @@ from embedgeo.functional.distributed import (
     is_distributed,
 )
 from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, TokenMoments
-from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, token_rows, updated
+from tests import references
+from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.ranks import on_two_ranks
 
 DIM, N, FIRST = 4, 160, 50
@@ -73,6 +74,18 @@ def table_on(rank):
     with metric.sync_context():
         pooled = metric.table()
     return {"before": local, "synced": pooled, "after": metric.table()}
+
+
+def texts_on(rank):
+    """Whole sequences on each rank; those of the second type of share on one rank alone."""
+    x, ids, sequences = texts(N, DIM, mean=100.0)
+    values = {}
+    for share, own in {"even": sequences // 10**12 % 2 == rank, "all on rank 1": sequences * 0 == rank - 1}.items():
+        for kind in (TokenMoments, EmbeddingMoments):
+            metric = kind(DIM)
+            metric.update(x[own], ids[own], sequence_ids=sequences[own])
+            values[share, kind.__name__] = metric.compute()
+    return values
 
 
 def samples_on(rank):
@@ -147,7 +160,7 @@ def recording(collective, shapes):
 
 def everything_on(rank):
     jobs = (
-        *(values_on, only_rank_0_has_token_ids, table_on, samples_on),
+        *(values_on, only_rank_0_has_token_ids, table_on, texts_on, samples_on),
         *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on),
     )
     return {job.__name__: job(rank) for job in jobs}
@@ -225,6 +238,19 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):
+    x, ids, sequences = texts(N, DIM, mean=100.0)
+    pooled = references.unbiased_values(x, ids, sequences)
+    parts = [sequences // 10**12 % 2 == rank for rank in (0, 1)]
+    within = [references.within_by_pairs(x[of], ids[of], sequences[of]) * int(of.sum()) / N for of in parts]
+    for result in ranks:
+        values = result["texts_on"]
+        for key in (("even", "TokenMoments"), ("all on rank 1", "TokenMoments"), ("all on rank 1", "EmbeddingMoments")):
+            assert_values(values[key], pooled, rtol=1e-9)
+        expected = references.unbiased_values(x, ids, within=sum(within))
+        assert_values(values["even", "EmbeddingMoments"], expected, rtol=1e-9)
 
 
 def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):

@@ -12,7 +12,7 @@ from embedgeo.functional.tokens import token_table
 from tests.data import KINDS, floats, metrics, token_rows, updated
 
 CLOSE = 1e-5
-"""Relative (a slope or R² near zero: 1e-6), however many rows and updates there are, also at a mean of 1000 σ."""
+"""Relative (a slope or R² near zero: 5e-6), however many rows and updates there are, also at a mean of 1000 σ."""
 
 
 class NoFloat64(TorchDispatchMode):
@@ -49,7 +49,7 @@ def test_sums_over_a_batch_need_no_float64(without_float64, dtype):
     x, ids = token_rows(3000, 8)
     x = x.to(dtype)
     with NoFloat64():
-        parts = row_moments(x), row_scatter(x), token_table(x, ids)[1:]
+        parts = row_moments(x), row_scatter(x), token_table(x, ids, ids % 7)[1:]
     assert {sums.dtype for part in parts for sums in part} == {torch.float32}
 
 
@@ -75,4 +75,4 @@ def test_values_are_those_of_float64(kind, mean, rows_an_update, monkeypatch):
     states = [state for state in metric.metric_state.values() if state.is_floating_point()]
     assert "IntrinsicDimension" in kind or any(state.dtype == torch.float64 for state in states)
     for key, value in floats(metric.compute()).items():
-        assert value == pytest.approx(expected[key], rel=CLOSE, abs=1e-6, nan_ok=True), key
+        assert value == pytest.approx(expected[key], rel=CLOSE, abs=5e-6, nan_ok=True), key

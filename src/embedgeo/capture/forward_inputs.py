@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
-from embedgeo.functional.rows import sequence_positions
+from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
 """Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
@@ -128,6 +128,10 @@ class ForwardInputs:
             token_ids, mask = (None if t is None else t.reshape(rows.shape) for t in (token_ids, mask))
             self._aligned[key] = token_ids, mask
         return self._aligned[key]
+
+    def sequence_ids(self, shape: torch.Size) -> Tensor:
+        """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""
+        return sequence_numbers(shape, self._position_ids, self._token_ids.values())
 
     def _fitting_token_ids(self, rows: "_LayerRows", given: Tensor | None) -> Tensor | None:
         """The given token ids, or those recorded; of several tables' (segments), the ids of the largest table."""

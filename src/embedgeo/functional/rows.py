@@ -1,5 +1,6 @@
 """From hidden states of any shape and dtype, with a mask, to the rows that count."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -74,7 +75,7 @@ def select_rows(
     if rows.dtype.itemsize == 1:  # float8 has no arithmetic
         rows = rows.float()
     if sequence_ids is None and embeddings.ndim > 2:
-        sequence_ids = default_sequence_ids(embeddings.shape[:-1], rows.device)
+        sequence_ids = sequence_numbers(embeddings.shape[:-1])
     ids, sequences = (
         None if given is None else _integers(name, given, embeddings)
         for name, given in (("token_ids", token_ids), ("sequence_ids", sequence_ids))
@@ -88,11 +89,6 @@ def select_rows(
         kept = kept.select(keep)
     finite = _finite(kept.embeddings)
     return kept if finite is None else kept.select(finite)._replace(num_nonfinite=int((~finite).sum()))
-
-
-def default_sequence_ids(shape: torch.Size, device: torch.device) -> Tensor:
-    """The index of the leading axis, in the given shape, (batch, …)."""
-    return torch.arange(shape[0], device=device).view(-1, *(1 for _ in shape[1:])).expand(shape)
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -109,10 +105,47 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
     number = real.cumsum(1)
     if position_ids is None:
         return number
-    starts = torch.ones_like(real)
-    starts[:, 1:] = position_ids.diff(dim=1).to(real.device) <= 0
-    before = torch.where(starts, number - real.to(number.dtype), 0)
+    before = torch.where(sequence_starts(real.shape, position_ids).to(real.device), number - real.to(number.dtype), 0)
     return number - before.cummax(1).values
+
+
+def sequence_starts(shape: torch.Size, position_ids: Tensor | None = None) -> Tensor:
+    """Which positions begin a sequence, in the given shape, (batch, positions), bool.
+
+    These are the first of each index of the batch, and those where ``position_ids``, shape (batch or 1, positions), do
+    not increase.
+    """
+    starts = torch.zeros(shape, dtype=torch.bool, device=None if position_ids is None else position_ids.device)
+    starts[:, :1] = True
+    if position_ids is not None:
+        starts[:, 1:] = position_ids.diff(dim=1) <= 0
+    return starts
+
+
+def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
+    """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
+
+    Args:
+        shape: of the rows, (batch, positions, …), or (n,) where the rows of all sequences follow each other.
+        position_ids: shape (batch or 1, positions); where they do not increase, another packed sequence starts.
+            Ignored if they do not fit.
+        token_ids: of any shapes; with ``position_ids`` they tell (batch, positions) of n rows. Where none of them is of
+            as many rows, each row is a sequence of its own.
+
+    Returns:
+        The number of each row's sequence, in the given shape, int64.
+
+    >>> sequence_numbers(torch.Size([2, 3]), torch.tensor([[0, 1, 0]])).tolist()
+    [[0, 0, 1], [2, 2, 3]]
+    """
+    grid = shape
+    if len(shape) == 1:
+        inputs = (ids for ids in (position_ids, *token_ids) if ids is not None and ids.ndim == 2)
+        grid = next((ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1)))
+    if position_ids is not None and position_ids.shape not in (grid[:2], (1, grid[1])):
+        position_ids = None
+    numbers = sequence_starts(grid[:2], position_ids).flatten().cumsum(0) - 1
+    return numbers.view(*grid[:2], *(1 for _ in grid[2:])).expand(grid).reshape(shape)
 
 
 def require_row_unit(rows: str) -> None:

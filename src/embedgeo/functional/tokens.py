@@ -126,11 +126,13 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
         if is_continued:
             _merge_into([state[0] for state in parts], open_run)
         open_run = [state[-1].clone() for state in parts]
-        num_whole = len(parts[0]) - (ends[runs.stop - 1] > rows.stop)
-        if num_whole:
-            own = group[runs][:num_whole]
-            _add_runs(table, own, [state[:num_whole] for state in parts], are_sequences=sequence_ids is not None)
-    return table
+        whole = slice(len(parts[0]) - (ends[runs.stop - 1] > rows.stop))
+        if sequence_ids is not None:
+            _add_runs(table, group[runs][whole], *(state[whole] for state in parts))
+        else:  # a run is a token type
+            for state, new in zip(table[1:4], parts, strict=True):
+                state[runs][whole] = new[whole]
+    return table if sequence_ids is not None else table._replace(sequences=table.n, sequence_n2=table.n)
 
 
 def _runs(token_ids: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,30 +152,27 @@ def _runs(token_ids: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tenso
     return order, begins.cumsum(0) - 1, keys[0][begins]
 
 
-def _add_runs(table: TokenTable, group: Tensor, runs: Sequence[Tensor], *, are_sequences: bool) -> None:
-    """Merge runs into their token types, the entries ``group``, ascending, of the table, in place.
+def _add_runs(table: TokenTable, group: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> None:
+    """Merge what token types have in single sequences into the entries ``group``, ascending, of the table, in place.
 
-    Args:
-        table: the table.
-        group: the entry of each run, shape (R,).
-        runs: n, mean and m2 of each run, the mean of shape (R, d); all are overwritten.
-        are_sequences: a run is what a token type has in one sequence; else each row is a sequence of its own.
+    ``n``, ``mean`` and ``m2``, shape (R,) and (R, d), are those of the rows in each sequence; ``mean`` is overwritten.
     """
-    n, mean, m2 = runs
+    if not len(group):
+        return
     into = slice(int(group[0]), int(group[-1]) + 1)
     index, count = group - into.start, group.bincount()[into]
     total, held, held_m2, sequences, sequence_n2, sequence_m2 = (state[into] for state in table[1:])
-    sequences.index_add_(0, index, torch.ones_like(n) if are_sequences else n)
-    sequence_n2.index_add_(0, index, n.square() if are_sequences else n)
-    if are_sequences:
-        sequence_m2.index_add_(0, index, n * m2)
-    origin = mean[count.cumsum(0) - 1]  # so that equal means are merged without rounding
-    mean -= origin[index]
+    sequences += count
+    sequence_n2.index_add_(0, index, n.square())
+    sequence_m2.index_add_(0, index, n * m2)
+    place, last = torch.arange(len(n), device=n.device), count.cumsum(0) - 1
+    origin = mean[last]  # so that equal means are merged without rounding
+    mean -= origin.index_select(0, index)
+    shift = embedding_bag(place, mean, last + 1 - count, mode="sum", per_sample_weights=n)
     before = held - origin
-    shift = (total[:, None] * before).index_add_(0, index, n[:, None] * mean)
-    shift /= (total + total.new_zeros(len(total)).index_add_(0, index, n))[:, None]
+    shift.addcmul_(total[:, None], before).div_((total + total.new_zeros(len(total)).index_add_(0, index, n))[:, None])
     held_m2 += total * row_norms(before.sub_(shift)).square()
-    held_m2.index_add_(0, index, m2 + n * row_norms(mean.sub_(shift[index])).square())
+    held_m2.index_add_(0, index, m2 + n * row_norms(mean.sub_(shift.index_select(0, index))).square())
     total.index_add_(0, index, n)
     held.copy_(origin.add_(shift))
 
