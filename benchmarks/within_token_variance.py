@@ -19,6 +19,7 @@ from embedgeo.demo import DemoSettings
 from embedgeo.demo.training import LanguageModel, new_model, training_batches
 from embedgeo.functional import row_moments, token_table, variance_split, within_variance
 from embedgeo.functional.split import unbiased_split
+from embedgeo.sweep.quiet import quiet as quiet_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6
@@ -100,7 +101,10 @@ def trained(settings: DemoSettings) -> tuple[GPTNeoXForCausalLM, Tensor]:
         "enable_model_summary": False,
     }
     trainer = Trainer(accelerator="cpu", max_epochs=1, **quiet)
-    trainer.fit(LanguageModel(model, settings.learning_rate, settings.max_steps), training_batches(token_ids, settings))
+    with quiet_libraries():
+        trainer.fit(
+            LanguageModel(model, settings.learning_rate, settings.max_steps), training_batches(token_ids, settings)
+        )
     print(f"\nloss after {settings.max_steps} steps: {trainer.callback_metrics['loss']:.2f}")
     return model.eval(), cut_sequences([token_ids], settings.seq_len)
 

@@ -11,16 +11,23 @@ from embedgeo.results.schema import Record
 
 GROUPS = {
     "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine"],
-    "size and variance": ["Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"],
+    "size and variance": [
+        *("Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"),
+        *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
+    ],
     "norms": ["norm_mean", "norm_cv", "norm_max"],
     "shape": [
         *("anisotropy_standardized", "participation_ratio", "effective_rank", "isoscore", "top5_share"),
         *("anisotropy_without_top5", "anisotropy_null", "top_dim_share"),
         *("anisotropy_batch_mean", "anisotropy_batch_std"),
     ],
-    "token types": ["Q_t_cv", "V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"],
+    "token types": [
+        *("Q_t_cv", "V_on_M_slope", "V_on_M_r2", "Q_freq_slope", "M_freq_slope", "V_freq_slope"),
+        *("Q_freq_r2", "M_freq_r2", "V_freq_r2"),
+    ],
     "rows counted": [
-        *("intrinsic_dimension_std", "duplicate_fraction", "n_points", "n", "token_types", "n_nonfinite"),
+        *("intrinsic_dimension_std", "duplicate_fraction", "n_points", "n", "token_types", "token_types_regressed"),
+        "n_nonfinite",
     ],
     "more": ["loss", "tokens_seen", "anisotropy_whitened", "mine"],
 }

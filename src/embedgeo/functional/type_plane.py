@@ -24,7 +24,7 @@ def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
 
     >>> import torch
     >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
-    >>> type_plane(TokenTable.empty(2)._replace(n=n, mean=mean))
+    >>> type_plane(TokenTable(torch.tensor([7, 9]), n, mean, *torch.zeros(4, 2)))
     (tensor([[-1.,  0.],
             [ 3.,  0.]]), tensor([-2., -5.]))
     """

@@ -13,8 +13,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
-from embedgeo.results.glossary import Term
 from embedgeo.results.layer_names import blocks_by_side, layer_label, layer_ticks
+from embedgeo.results.term import Term
 from embedgeo.results.wording import short as shortened
 
 Array = NDArray[np.float64]

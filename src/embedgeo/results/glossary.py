@@ -2,38 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from embedgeo.results.term import Term
 
 GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "rows counted", "more")
 """Groups of metrics, in the order of TensorBoard's custom-scalars page."""
-
-
-class Term(NamedTuple):
-    """How people read a metric.
-
-    Attributes:
-        name: short, for titles and axes.
-        unit: unit and, where there are several, the estimator.
-        meaning: one or two sentences.
-        ranges: its values may span orders of magnitude.
-        is_drawn: the report has figures of it; else it is only in the table, in the flags or a dashed line.
-        group: one of `GROUPS`.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-    ranges: bool = False
-    is_drawn: bool = True
-    group: str = GROUPS[-1]
-
-    def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
-        """Whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
-        finite = values[np.isfinite(values)]
-        return bool(self.ranges and finite.size and finite.min() > 0 and finite.max() > 10 * finite.min())
 
 
 def _grouped(group: str, **terms: Term) -> dict[str, Term]:
@@ -48,8 +21,8 @@ TERMS = {
         V_W_over_V_unbiased=Term(
             "V_W / V",
             "share of the variance, unbiased estimate",
-            "Share of the variance that lies within the occurrences of a token: 0 where context does nothing, growing "
-            "as embeddings become contextual; 1 where the token itself does not matter.",
+            "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: 0 "
+            "where context does nothing, growing as embeddings become contextual; 1 where the token does not matter.",
         ),
         M_over_Q=Term(
             "M / Q",
@@ -78,7 +51,7 @@ TERMS = {
         M_over_V=Term("M / V", "ratio", "The common offset relative to the variance.", ranges=True),
         V_W_unbiased=Term(
             "V_W, unbiased",
-            f"unbiased estimate, {_SQUARED}",
+            f"estimate from pairs in different sequences, {_SQUARED}",
             "Variance within the occurrences of a token: what context does.",
             ranges=True,
         ),
@@ -104,6 +77,17 @@ TERMS = {
             "V_W / V, plug-in",
             "share of the variance, plug-in estimate",
             "The published share, of exactly the rows seen: comparable only to values from equally large samples.",
+        ),
+        V_over_Q=Term("V / Q", "share of the mean squared norm", "1 − M / Q.", is_drawn=False),
+        V_W_over_Q=Term(
+            "V_W / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what context does, of exactly the rows seen.",
+        ),
+        V_B_over_Q=Term(
+            "V_B / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what the token itself does, of exactly the rows seen.",
         ),
     ),
     **_grouped(
@@ -187,6 +171,14 @@ TERMS = {
             "log10(1 + V) on log10 n, over token types",
             "Positive: frequent tokens vary more with context.",
         ),
+        **{
+            f"{key}_freq_r2": Term(
+                f"R² of {key} on frequency",
+                f"R² of log10(1 + {key}) on log10 n, over token types",
+                f"How well a token's frequency predicts its {key}.",
+            )
+            for key in "QMV"
+        },
     ),
     **_grouped(
         "rows counted",
@@ -203,6 +195,13 @@ TERMS = {
         n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False),
         token_types=Term(
             "token types", "distinct tokens seen", "Vocabulary ids among the rows.", ranges=True, is_drawn=False
+        ),
+        token_types_regressed=Term(
+            "token types in the regressions",
+            "tokens seen 10 to 100,000 times, or as told",
+            "What the spread of Q over tokens and the slopes and R² rest on.",
+            ranges=True,
+            is_drawn=False,
         ),
         n_nonfinite=Term(
             "non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False
