@@ -1,6 +1,6 @@
 """How Q, M and V of the token types vary, and depend on each other and on frequency.
 
-Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), figures 3 and 5.
+Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), figures 4 (C.V. of Q, V on M) and 17 (slopes on frequency).
 """
 
 import math

@@ -209,17 +209,17 @@ def varying_scatter(scatter: Scatter) -> Tensor:
 
 
 def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
-    """What `spectrum_values` adds with ``full``, from the scatter's eigenvalues, shape (d,), in descending order."""
+    """What `spectrum_values` adds with ``full``, from the scatter's eigenvalues, shape (d,), in descending order.
+
+    The steps of Rudman et al. 2022 reduce to IsoScore = (k - 1) / (d - 1), with k the participation ratio.
+    """
     dim, total = len(eigenvalues), eigenvalues.sum()
     share = ratio(eigenvalues.sqrt(), eigenvalues.sqrt().sum())
-    direction = ratio(eigenvalues, torch.linalg.vector_norm(eigenvalues)) * math.sqrt(dim)
-    free = dim - math.sqrt(dim)
-    defect2 = (direction - 1).square().sum() / (2 * free) if free else direction.new_tensor(torch.nan)
-    dims_used = (dim - defect2 * free) ** 2 / dim
+    participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
     rest = eigenvalues[5:]
     return {
         "effective_rank": torch.special.entr(share).sum().exp(),
-        "isoscore": (dims_used - 1) / (dim - 1) if dim > 1 else dims_used * torch.nan,
+        "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
         "top5_share": ratio(eigenvalues[:5].sum(), total),
         "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
     }

@@ -103,7 +103,7 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
     """Split the variance of all rows into within and between token types.
 
     Returns:
-        ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's equations 9-11).
+        ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types._replace(m2=torch.zeros_like(types.m2)).pooled()
     within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)

@@ -29,7 +29,7 @@ class TokenMoments(GeometryMetric):
     types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
     absent.
 
-    Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
+    Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and 18.
 
     Args:
         dim: d, the width of the embeddings.

@@ -1,0 +1,163 @@
+"""docs/definitions.md defines every key there is, and says what each of them is for random rows."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from scipy import special, stats
+
+from embedgeo.functional import anisotropy_null, twonn_dimension
+from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.results.glossary import TERMS, is_processed
+from tests.data import floats, gaussian, generator, token_rows, updated
+from tests.docs.page import GAUSSIAN, KEYS, TWONN, keys_under
+
+DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
+COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
+IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
+MEDIANS = {"norm_max", "top_dim_share"}
+SIMULATED = {"M_freq_r2", "V_freq_r2"}
+"""The page gives no formula for these."""
+
+
+def all_values(x, ids):
+    metrics = [
+        TokenMoments(x.shape[1]),
+        Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
+        IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
+        AfterProcessing(x.shape[1]),
+    ]
+    return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
+
+
+def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
+    x, ids = token_rows(300, 6)
+    computed = all_values(x, ids).keys()
+    assert len(KEYS) == len(set(KEYS))
+    assert set(KEYS) == computed | {"loss", "tokens_seen"}
+    assert {key for key in KEYS if not is_processed(key)} == TERMS.keys()
+
+
+def test_every_section_names_the_metrics_that_have_its_keys():
+    x, ids = token_rows(300, 6)
+    of_rows = keys_under("Size|Directions")
+    of_types = keys_under("Within|Over token types")
+    unbiased = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
+    assert updated(EmbeddingMoments(6), x, ids).compute().keys() == of_rows | unbiased
+    assert updated(TokenMoments(6), x, ids).compute().keys() == of_rows | of_types
+    in_a_range = updated(TokenMoments(6, count_range=(1, 300)), x, ids).compute()
+    assert in_a_range.keys() == keys_under("Size") | of_types
+    assert updated(Anisotropy(6, spectrum=True, batch_size=BATCH), x).compute().keys() == keys_under("Spectrum")
+    assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
+    assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
+
+
+@pytest.fixture(scope="module")
+def draws():
+    """Every key for Gaussian rows, as drawn many times."""
+    values, random = defaultdict(list), generator(5)
+    for _ in range(DRAWS):
+        x = math.sqrt(Q / DIM) * torch.randn(len(IDS), DIM, generator=random, dtype=torch.float64)
+        for key, value in all_values(x, IDS[torch.randperm(len(IDS), generator=random)]).items():
+            values[key].append(value)
+    return {key: torch.tensor(drawn, dtype=torch.float64) for key, drawn in values.items()}
+
+
+def exact_values(n, d, T):
+    """What the page's last column says, where it says it without an ≈."""
+    return {
+        "n": n,
+        "n_nonfinite": 0,
+        "Q": Q,
+        "M": Q / n,
+        "V": Q * (n - 1) / n,
+        "M_over_V": d / ((n - 1) * d - 2),
+        "M_over_Q": 1 / n,
+        "V_over_Q": (n - 1) / n,
+        "mean_cosine": 0,
+        "norm_mean": math.sqrt(Q) * norm_ratio(d),
+        "V_W": Q * (n - T) / n,
+        "V_B": Q * (T - 1) / n,
+        "V_W_over_V": (n - T) / (n - 1),
+        "V_W_over_Q": (n - T) / n,
+        "V_B_over_Q": (T - 1) / n,
+        "V_W_unbiased": Q,
+        "V_B_unbiased": 0,
+        "V_W_over_V_unbiased": 1,
+        "Q_freq_slope": 0,
+        "participation_ratio": (d * (n - 1) + 2) / (n + d),
+        "isoscore": (n - 2) / (n + d),
+        "anisotropy_null": null(n),
+        "anisotropy_whitened": 1 / min(n - 1, d),
+        "duplicate_fraction": 0,
+        "n_points": n // BATCH * BATCH,
+    }
+
+
+def rough_values(n, d, dimension):
+    """The others: value, and relative tolerance; expectations of ratios are taken as ratios of expectations."""
+    counts = COUNTS[COUNTS >= 10].double()
+    a, b, c = (1 / counts).var(correction=0), (1 / counts**2).mean(), ((counts - 1) / counts**2).mean()
+
+    def slope(values):
+        return stats.linregress(counts.log10(), (1 + values).log10()).slope
+
+    return {
+        "norm_cv": (math.sqrt(1 / norm_ratio(d) ** 2 - 1), 0.01),
+        "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
+        "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
+        "Q_t_cv": (math.sqrt(2 * (1 / counts).mean() / d), 0.05),
+        "V_on_M_slope": (-a / (a + 2 * b / d), 0.05),
+        "V_on_M_r2": (a**2 / ((a + 2 * b / d) * (a + 2 * c / d)), 0.1),
+        "M_freq_slope": (slope(Q / counts), 0.02),
+        "V_freq_slope": (slope(Q * (counts - 1) / counts), 0.1),
+        "Q_freq_r2": (1 / (len(counts) - 1), 0.3),
+        "anisotropy": (null(n), 0.01),
+        "anisotropy_standardized": (null(n), 0.02),
+        "effective_rank": (d * (1 - d / (8 * n)), 0.01),
+        "top5_share": (5 * null(n) * 0.95, 0.05),
+        "anisotropy_without_top5": (null(n), 0.05),
+        "anisotropy_batch_mean": (null(BATCH), 0.01),
+        "anisotropy_batch_std": (0.04 * null(BATCH), 0.5),
+        "anisotropy_z_scored": (null(n), 0.02),
+        "anisotropy_top3_removed": (null(n), 0.05),
+        "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
+        **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
+    }
+
+
+def norm_ratio(d):
+    """r of the page."""
+    return math.sqrt(2 / d) * math.exp(special.gammaln((d + 1) / 2) - special.gammaln(d / 2))
+
+
+def null(n):
+    return float(anisotropy_null(torch.tensor(n, dtype=torch.float64), DIM))
+
+
+def test_random_rows_show_the_values_of_the_last_column(draws):
+    exact = exact_values(len(IDS), DIM, len(COUNTS))
+    rough = rough_values(len(IDS), DIM, float(draws["intrinsic_dimension"].mean()))
+    with_a_value = {key for key, text in GAUSSIAN.items() if text}
+    assert exact.keys() | rough.keys() | SIMULATED | {"intrinsic_dimension"} == with_a_value
+    assert not exact.keys() & rough.keys()
+    for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
+        middle = draws[key].median() if key in MEDIANS else draws[key].mean()
+        error = 4 * float(draws[key].std()) / math.sqrt(DRAWS) + tolerance * abs(value)
+        assert float(middle) == pytest.approx(float(value), abs=max(float(error), 1e-12)), key
+
+
+@pytest.mark.parametrize(("n", "dim"), TWONN)
+def test_twonn_of_random_rows_is_that_of_the_table(n, dim):
+    repeats = max(1, 2048 // n)
+    drawn = [twonn_dimension(gaussian(n, dim, seed=seed, dtype=torch.float32)).dimension for seed in range(repeats)]
+    error = 4 * 1.2 / math.sqrt(n * repeats)
+    assert sum(drawn) / repeats == pytest.approx(TWONN[n, dim], rel=error + 0.02)
+
+
+def test_twonn_spreads_as_the_page_says():
+    for dim, discarded, spread in ((5, 0.1, 1.2), (32, 0.1, 1.2), (5, 0.8, 2.4)):
+        clouds = [gaussian(256, dim, seed=seed) for seed in range(100)]
+        drawn = torch.tensor([twonn_dimension(x, discard_fraction=discarded).dimension for x in clouds])
+        assert float(drawn.std() / drawn.mean()) * math.sqrt(256) == pytest.approx(spread, rel=0.2)
