@@ -1,6 +1,8 @@
-"""How often intervals of 1.96 standard errors hold the value of the population: run as ``python benchmarks/standard_errors.py``.
+"""How often intervals of 1.96 standard errors hold the value of the population.
 
-Simulated: 200 samples of 8,192 rows in 64 sequences, whose rows share an effect of their sequence; 16 groups.
+Run as ``PYTHONPATH=. python benchmarks/standard_errors.py [NUMBER OF SAMPLES]``.
+
+Simulated samples of 8,192 rows in 64 sequences, whose rows share an effect of their sequence, in 16 groups.
 """
 
 import sys

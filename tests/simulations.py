@@ -12,8 +12,8 @@ from embedgeo.metrics.layer import LayerMetrics
 class Corpus:
     """Sequences of token types with Zipf frequencies whose rows share an effect of their sequence.
 
-    A row is the mean of all types + the mean of its type + an effect of its sequence + noise, all but the first drawn from
-    a Gaussian with variances that fall over the coordinates.
+    A row is the mean of all types + the mean of its type + an effect of its sequence + noise, all but the first drawn
+    from a Gaussian with variances that fall over the coordinates.
 
     Args:
         num_types: number of token types.

@@ -22,6 +22,7 @@ from embedgeo.metrics.checks import require_distinct_keys, require_same_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.schema import Record
 
+
 class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 

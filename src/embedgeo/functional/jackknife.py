@@ -46,7 +46,8 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     left_out, sizes = left_out[sizes > 0], sizes[sizes > 0].to(left_out.dtype)
     if len(sizes) < 2:
         return torch.full_like(estimate, torch.nan)
-    others = (sizes.sum() / sizes - 1).reshape(-1, *[1] * estimate.ndim)  # rows of the other groups for each of one's own
+    others = sizes.sum() / sizes - 1  # rows of the other groups for each of the group's own
+    others = others.reshape(-1, *[1] * estimate.ndim)
     deviations = others * (estimate - left_out)  # of the pseudo-values from the estimate
     centred = deviations - (deviations / (others + 1)).sum(0)
     return (centred.square() / others).mean(0).sqrt()
@@ -66,5 +67,5 @@ def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[
         return
     half = len(groups) // 2
     for inside, outside in ((groups[:half], groups[half:]), (groups[half:], groups[:half])):
-        outside = outside if others is None else [others, *outside]
-        yield from merge_all_but_one(inside, reduce(lambda state, other: state.merge(other), outside))
+        states = outside if others is None else [others, *outside]
+        yield from merge_all_but_one(inside, reduce(lambda state, other: state.merge(other), states))

@@ -41,7 +41,7 @@ class Sample(NamedTuple):
         return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), no_labels, torch.tensor(0), size)
 
     def extend(self, x: Tensor, labels: Tensor | None = None, *, seed: int, stream: int = 0) -> "Sample":
-        """The sample once the next rows of the stream, ``x``, shape (n, d), with labels of shape (n,) have been seen."""
+        """The sample once the next rows of the stream, ``x``, shape (n, d), labelled (n,), have been seen."""
         keys = row_keys(int(self.seen), len(x), seed=seed, stream=stream, device=self.keys.device)
         labels = torch.zeros_like(keys, dtype=torch.int64) if labels is None else labels.to(self.labels)
         seen = self.seen.new_tensor(len(x))

@@ -100,7 +100,7 @@ class LayerMetrics:
                 yield partial(self._compute, metric, copies)
 
     def reset(self) -> None:
-        """Free the memory of the states: a metric is in a reference cycle, so that the garbage collector would be late."""
+        """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""
         for metric in self._all():
             metric.reset()
 
@@ -126,7 +126,9 @@ class LayerMetrics:
 def require_num_groups(jackknife: int) -> None:
     """Raise ValueError unless ``jackknife`` is a number of groups: 0, or 2 or more."""
     if isinstance(jackknife, bool) or not isinstance(jackknife, int) or jackknife < 0 or jackknife == 1:
-        raise ValueError(f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}.")
+        raise ValueError(
+            f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}."
+        )
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from embedgeo.report.axes import Array, short
-from embedgeo.results.term import Term
 from embedgeo.results.layer_names import blocks_by_side, layer_labels
+from embedgeo.results.term import Term
 from embedgeo.results.wording import listed
 from embedgeo.results.wording import short as shortened
 

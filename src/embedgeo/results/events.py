@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
     """Read the records in the event files of one TensorBoard run; of a step that was repeated, the last value.
 
     Yields:
-        A prefix of the tags, and the records that were written under it. Their width is 0: event files do not hold it.
-        Layers have their names in the tags, but for ``mean(last4)``.
+        A prefix of the tags, and the records that were written under it. Layers have their names in the tags, but for
+        ``mean(last4)``. Event files hold neither width (here 0) nor stderr (NaN).
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -127,7 +128,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", layer)
             index = layers.setdefault(prefix, {}).setdefault(layer, len(layers[prefix]))
             records.setdefault(prefix, []).extend(
-                StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value)
+                StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
                 for step, value in {event.step: event.value for event in events.Scalars(tag)}.items()
             )
     yield from sorted(records.items())

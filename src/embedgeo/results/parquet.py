@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         ("width", pa.int64()),
         ("metric", pa.string()),
         ("value", pa.float64()),
+        ("stderr", pa.float64()),
     ]
 )
 """Columns of the records of a sweep."""

@@ -35,7 +35,7 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
     with torch.inference_mode():
         metrics = with_after_processing if settings.after_processing else None
         left_out = settings.skip_first_positions, settings.ignore_token_ids
-        geometry = Geometry(model, settings.layer_patterns, metrics, *left_out)
+        geometry = Geometry(model, settings.layer_patterns, metrics, *left_out, jackknife=settings.jackknife)
         try:
             measured = [call.module for layer in geometry.layers for call in layer.calls]
             loss = TokenLoss(loaded, measured, text.mask_token_id)

@@ -36,6 +36,7 @@ class SweepSettings:
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
+        jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
@@ -64,6 +65,7 @@ class SweepSettings:
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
     after_processing: bool = False
+    jackknife: int = 0
     out: str | None = None
     shard: str = "0/1"
     evict: bool = True
@@ -83,6 +85,8 @@ class SweepSettings:
             raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
+        if self.jackknife < 0 or self.jackknife == 1:
+            raise ValueError(f"jackknife must be a number of groups, 2 or more, or 0 for none; got {self.jackknife}.")
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")

@@ -31,8 +31,8 @@ class GeometryMonitor(Monitor, Callback):
     model runs eagerly.
 
     Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``.
-    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width,
-    metric, value), in ``history``: with ``ddp_spawn`` in the processes that train, not in the one that calls ``fit``.
+    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric,
+    value, stderr), in ``history``: with ``ddp_spawn`` in the processes that train, not in the one that calls ``fit``.
 
     A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
     from it, on the steps that are left.
@@ -68,6 +68,8 @@ class GeometryMonitor(Monitor, Callback):
         no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
             model, a teacher. By default those count whose outermost call began with gradients on, activation
             checkpointing or not. A probe's passes always count.
+        jackknife: number of groups of whole sequences for the standard errors in ``history``, such as 16, which takes
+            so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

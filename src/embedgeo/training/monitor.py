@@ -17,6 +17,7 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
+from embedgeo.metrics.layer import require_num_groups
 from embedgeo.results.history import HistoryFile
 from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import reason
@@ -67,6 +68,7 @@ class Monitor:
         measure_last: bool = True,
         folder: str | Path | None = None,
         no_grad_passes: bool = False,
+        jackknife: int = 0,
     ) -> None:
         require_row_unit(rows)
         require_exclusions(skip_first_positions, ignore_token_ids)
@@ -88,10 +90,10 @@ class Monitor:
         self.history: list[StepRecord] = []
         self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
-        options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
-        self._make_geometry: Callable[..., Geometry] = partial(
-            Geometry, layers=layers, metrics=self._make_metrics, **options
-        )
+        require_num_groups(jackknife)
+        options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, "jackknife": jackknife}
+        options |= {"layers": layers, "metrics": self._make_metrics, **self._exclusions}
+        self._make_geometry: Callable[..., Geometry] = partial(Geometry, **options)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None
