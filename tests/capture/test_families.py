@@ -4,17 +4,19 @@ from itertools import accumulate
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import input_embedding
+from embedgeo.capture.structure import input_embedding, submodels
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
-from tests.models import FAMILIES, NanoGPT, TorchEncoder, t5, token_batch, vit
+from tests.models import FAMILIES, VOCABULARY, Family, NanoGPT, TorchEncoder, t5, token_batch, vit
 from tests.observed import hidden_states, observed, rows_seen
 
 BLOCKS = ["embed", "block.00", "block.01", "block.02"]
+_MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
 
 
 def names(model, layers="blocks"):
@@ -42,6 +44,54 @@ def test_layers_are_the_models_own_hidden_states(family, padding):
             rows, ids = rows_seen(geometry, prefix + name)
             assert torch.equal(rows, state[keep]), name
             assert torch.equal(ids, given[prefix]["input_ids"][keep]), name
+
+
+def _bart():
+    size = {"d_model": 16, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 2}
+    more = {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "decoder_start_token_id": 0}
+    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCABULARY, **size, **more))
+
+
+_MORE = {
+    "opt, projected": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8), {"": None}),
+    "opt-350m": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}),
+    "bart": Family(_bart, {"encoder.": None, "decoder.": None}),
+    "mamba": Family(lambda: hf.MambaForCausalLM(hf.MambaConfig(**_MAMBA)), {"": None}),
+    "rwkv": Family(lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**_MAMBA, attention_hidden_size=16)), {"": None}),
+}
+
+
+@pytest.mark.parametrize("build", [pytest.param(f.build, id=name) for name, f in {**FAMILIES, **_MORE}.items()])
+def test_numbered_hidden_states_are_the_models_output_hidden_states(build):
+    torch.manual_seed(0)
+    model, ids = build().eval(), token_batch()["input_ids"]
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # a norm that changes the direction of rows, as a trained one does
+            parameter.data += torch.randn_like(parameter) / 4
+    batch = {"input_ids": ids}
+    if len(prefixes := submodels(model)) == 2:
+        batch["decoder_input_ids"] = token_batch(length=9, seed=1)["input_ids"]
+    with torch.no_grad():
+        output = model(**batch, output_hidden_states=True)
+    geometry = observed(model, batch, "hidden_states")
+    states = {prefix: output[f"{prefix[:-1]}_hidden_states" if prefix else "hidden_states"] for prefix in prefixes}
+    expected = {f"{prefix}hidden.{i:02d}": state for prefix in prefixes for i, state in enumerate(states[prefix])}
+    assert names(model, "hidden_states") == list(expected)
+    for name, state in expected.items():
+        assert torch.equal(rows_seen(geometry, name)[0], state.flatten(0, 1)), name
+
+
+def test_numbered_hidden_states_of_an_image_model_end_before_its_norm():
+    model, images = vit().eval(), {"pixel_values": torch.randn(2, 3, 16, 16)}
+    with torch.no_grad():
+        states = model(**images, output_hidden_states=True).hidden_states
+    geometry = observed(model, images, "hidden_states")
+    for i, state in enumerate(states):
+        assert torch.equal(rows_seen(geometry, f"hidden.{i:02d}")[0], state.flatten(0, 1))
+
+
+def test_the_norm_of_barts_embeddings_is_no_final_norm():
+    assert names(_bart()) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in BLOCKS]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

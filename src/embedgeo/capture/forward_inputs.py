@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from embedgeo.capture.calls import Call, has_gradients
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.rows import LayerRows, covers_cached_positions
+from embedgeo.capture.rows import LayerRows, covers_cached_positions, require_exclusions
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
 from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
@@ -244,13 +244,3 @@ class ForwardInputs:
         if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):
             position_ids = None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
-
-
-def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
-    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
-    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
-        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
-    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
-        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
-    if skip_first_positions < 0:
-        raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")

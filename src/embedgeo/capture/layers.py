@@ -14,14 +14,16 @@ from embedgeo.capture.structure import (
     final_norm,
     find_stack,
     is_callable,
+    last_hidden_state,
     module_names,
+    starts_after_first_block,
     submodels,
     unwrapped,
 )
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
-"""``"blocks"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the model that returns
-one of these or a mapping of names to modules."""
+"""``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
+model that returns one of these or a mapping of names to modules."""
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 _TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -60,7 +62,11 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer
     ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
     A block that is applied several times is a layer each time. Patterns match these names and the names of modules
     inside the outermost Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
-    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks.
+    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, before the final norm.
+
+    ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give for
+    ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
+    and the model's last hidden state, ``final_norm`` where there is one, else the last block's output.
 
     Raises:
         TypeError: ``layers`` is not a `LayerSpec`.
@@ -93,30 +99,35 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
         yield from _resolve(model, layers(model))
     else:
         raise TypeError(
-            f'layers must be "blocks", a pattern of names, a list of these or a callable; got {type(layers).__name__}.'
+            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or a callable; '
+            f"got {type(layers).__name__}."
         )
 
 
 def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
     standard = [layer for prefix, submodel in submodels(model).items() for layer in _standard_layers(prefix, submodel)]
+    numbered = [layer for prefix, submodel in submodels(model).items() for layer in _hidden_states(prefix, submodel)]
     mean = _MEAN.fullmatch(pattern)
-    if pattern == "blocks":
+    if pattern in ("blocks", "hidden_states"):
         if not standard:
-            _require_callable_blocks(model)
+            _require_callable_blocks(model, pattern)
             names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
             raise ValueError(
-                f'layers="blocks" needs a list of transformer blocks; found none in {type(model).__name__}. '
+                f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. "
                 f"Name layers by a pattern of module names instead, such as {names}."
             )
-        yield from standard
+        yield from standard if pattern == "blocks" else numbered
     elif mean:
         yield from _means(model, pattern, mean[1], int(mean[2]))
     else:
-        yield from _glob(model, pattern, standard)
+        yield from _glob(model, pattern, standard, numbered)
 
 
 def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[Layer]:
-    """The mean of the last ``count`` blocks of the submodel with the prefix ``wanted``, of each submodel if empty."""
+    """The mean of the last ``count`` blocks of the submodel with the prefix ``wanted``, of each submodel if empty.
+
+    It is taken before the final norm.
+    """
     for prefix, submodel in submodels(model).items():
         if wanted in ("", prefix):
             blocks = _blocks(submodel)
@@ -125,22 +136,27 @@ def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[
             yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
 
 
-def _glob(model: nn.Module, pattern: str, standard: list[Layer]) -> list[Layer]:
+def _glob(model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer]) -> list[Layer]:
+    """The layers and modules whose names match; only where none does, numbered hidden states."""
     taken = {layer.name for layer in standard}
     others = [Layer(name, (ModuleCall(module),)) for name, module in module_names(model).items() if name not in taken]
-    matching = [
-        layer
-        for layer in standard + others
-        if fnmatchcase(layer.name, pattern) or fnmatchcase(re.sub(r"(?<![^.])0+(?=\d)", "", layer.name), pattern)
-    ]
+    matching = _matching(pattern, standard + others) or _matching(pattern, numbered)
     if not matching:
-        everything = [layer.name for layer in standard + others]
+        everything = [layer.name for layer in standard + others + numbered]
         parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
         raise ValueError(
             f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {', '.join(close[:6])}."
         )
     return matching
+
+
+def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
+    return [
+        layer
+        for layer in layers
+        if fnmatchcase(layer.name, pattern) or fnmatchcase(re.sub(r"(?<![^.])0+(?=\d)", "", layer.name), pattern)
+    ]
 
 
 def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
@@ -157,13 +173,28 @@ def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
 
 
-def _require_callable_blocks(model: nn.Module) -> None:
+def _hidden_states(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
+    """``hidden.00`` … ``hidden.L``; nothing if there are no blocks."""
+    stack, blocks = find_stack(submodel), _blocks(submodel)
+    if stack is None or not blocks:
+        return
+    last = last_hidden_state(submodel, stack)
+    end = blocks[-1] if last is None else ModuleCall(last)
+    width = max(2, len(str(len(blocks))))
+    is_late = starts_after_first_block(submodel)
+    first = Layer("", blocks[:1], takes_input=not is_late)
+    states = [first, *(Layer("", (call,)) for call in [*(blocks[1:] if is_late else blocks[:-1]), end])]
+    for i, state in enumerate(states):
+        yield replace(state, name=f"{prefix}hidden.{i:0{width}}")
+
+
+def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
     """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
     for stack in filter(None, map(find_stack, submodels(model).values())):
         inside = set(map(unwrapped, stack.blocks[0].children()))
         *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
         raise ValueError(
-            f'layers="blocks" needs blocks that are called; those of {type(stack.parent).__name__} are a '
+            f"layers={pattern!r} needs blocks that are called; those of {type(stack.parent).__name__} are a "
             f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
             f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
         )

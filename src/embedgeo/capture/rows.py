@@ -1,5 +1,6 @@
-"""The rows of a layer's hidden state, and which tensors have an entry for each of them."""
+"""The rows of a layer's hidden state, which tensors have an entry for each of them, and which to leave out."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,3 +40,13 @@ class LayerRows(NamedTuple):
 def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
     """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
     return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
+
+
+def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
+    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
+    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
+        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
+    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
+        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
+    if skip_first_positions < 0:
+        raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")

@@ -9,6 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_LATE = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
@@ -114,11 +115,29 @@ def final_norm(stack: Stack) -> nn.Module | None:
         return None
     norms, follows_blocks = [], False
     for name, child in stack.parent.named_children():
+        if name == "layernorm_embedding":  # BART's, applied before the blocks though defined after them
+            continue
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
         is_norm = type(unwrapped(child)).__name__.endswith("Norm") and "proj" not in name
         if is_norm and (follows_blocks or "emb" not in name):  # a norm of embeddings comes before the blocks
             norms.append(child)
     return norms[-1] if norms else None
+
+
+def last_hidden_state(submodel: nn.Module, stack: Stack) -> nn.Module | None:
+    """The module after the blocks whose output a model calls its last hidden state; None: that is the last block's.
+
+    It is the final norm, or a projection after that (OPT); in Hugging Face models of images nothing after the blocks.
+    """
+    if getattr(submodel, "main_input_name", None) == "pixel_values":
+        return None
+    projection = getattr(stack.parent, "project_out", None)
+    return projection if isinstance(projection, nn.Module) else final_norm(stack)
+
+
+def starts_after_first_block(submodel: nn.Module) -> bool:
+    """Whether a model's first hidden state is the first block's output instead of its input, as in Mamba and RWKV."""
+    return getattr(getattr(submodel, "config", None), "model_type", None) in _LATE
 
 
 def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:

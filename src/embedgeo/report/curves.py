@@ -16,7 +16,7 @@ from embedgeo.report.drawing import FigureData
 from embedgeo.report.runs import Run
 from embedgeo.report.values import value_axis
 from embedgeo.results.glossary import term
-from embedgeo.results.layer_names import blocks_by_side, layer_labels
+from embedgeo.results.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.results.term import Term
 from embedgeo.results.wording import short
 
@@ -78,8 +78,8 @@ def curves(run: Run, metric: str) -> FigureData:
 
 
 def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
-    """Whether a layer is `embed`, or a final norm beside which the blocks would fill less than 60 % of the height."""
-    if layer in ("embed", "encoder.embed", "decoder.embed"):
+    """Whether a layer enters the first block, or is a norm beside which blocks fill less than 60 % of the height."""
+    if is_input(layer):
         return True
     if layer not in ("final_norm", "encoder.final_norm", "decoder.final_norm"):
         return False

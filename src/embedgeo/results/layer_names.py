@@ -6,7 +6,7 @@ from itertools import product, takewhile
 
 from embedgeo.results.wording import printable
 
-_LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|final_norm|mean\(last\d+\))")
+_LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))")
 _LONGEST = 11
 """Letters in the label of a layer."""
 
@@ -21,18 +21,36 @@ def side(layer: str) -> str:
     return match[1] if match else ""
 
 
+def is_input(layer: str) -> bool:
+    """Whether a layer is what enters the first block.
+
+    >>> is_input("encoder.embed"), is_input("hidden.00"), is_input("hidden.01")
+    (True, True, False)
+    """
+    match = _LAYER.fullmatch(layer)
+    return match is not None and (match[2] == "embed" or (match[4] is not None and not int(match[4])))
+
+
 def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
     """The blocks among the layers, by the prefix of their side; empty where no layer is a block.
 
+    On a side without blocks, ``hidden.01``, ``hidden.02`` … stand for them: the outputs of the blocks, but the last one
+    after the final norm. Then so does their mean.
+
     >>> blocks_by_side(["encoder.embed", "encoder.block.00", "decoder.block.00", "decoder.final_norm"])
     {'encoder.': ['encoder.block.00'], 'decoder.': ['decoder.block.00']}
+    >>> blocks_by_side(["hidden.00", "hidden.01", "hidden.02"])
+    {'': ['hidden.01', 'hidden.02']}
     """
     blocks: dict[str, list[str]] = {}
+    hidden: dict[str, list[str]] = {}
     for layer in layers:
         match = _LAYER.fullmatch(layer)
         if match and match[3]:
             blocks.setdefault(match[1], []).append(layer)
-    return blocks
+        elif match and match[4] and int(match[4]):
+            hidden.setdefault(match[1], []).append(layer)
+    return hidden | blocks
 
 
 def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -43,13 +61,15 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
 
     >>> relative_depths(["embed", "block.00", "block.01", "final_norm"])
     {'': {'embed': 0.0, 'block.00': 0.5, 'block.01': 1.0}}
+    >>> relative_depths(["hidden.00", "hidden.01", "hidden.02"])
+    {'': {'hidden.00': 0.0, 'hidden.01': 0.5, 'hidden.02': 1.0}}
     >>> relative_depths(["a", "b", "c"])
     {'': {'a': 0.0, 'b': 0.5, 'c': 1.0}}
     """
     depths: dict[str, dict[str, float]] = {}
     for prefix, blocks in blocks_by_side(layers).items():
-        numbers = {block: 1 + int(block.rpartition(".")[2]) for block in blocks}
-        first = {embed: 0.0} if (embed := f"{prefix}embed") in layers else {}
+        numbers = {block: int(block.rpartition(".")[2]) + ("hidden." not in block) for block in blocks}
+        first = {layer: 0.0 for layer in layers if is_input(layer) and side(layer) == prefix}
         depths[prefix] = first | {block: number / max(numbers.values()) for block, number in numbers.items()}
     return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
 
@@ -57,11 +77,13 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
 def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     """Distinct labels of layers on an axis, and the pattern in which those of modules stand for the star.
 
-    Blocks have their numbers, the other layers of a model short names. Names of modules lose the parts that all of them
-    start and end with, and then letters; names that are alike even so are numbered.
+    Blocks have their numbers, hidden states an h before theirs, other layers of a model short names. Names of modules
+    lose the parts that all of them start and end with, and then letters; names that are alike even so are numbered.
 
     >>> layer_labels(["embed", "block.00", "block.07", "final_norm", "decoder.block.11"])
     (['embed', '0', '7', 'norm', 'dec 11'], '')
+    >>> layer_labels(["hidden.00", "hidden.12", "encoder.hidden.03"])
+    (['h0', 'h12', 'enc h3'], '')
     >>> layer_labels(["gpt_neox.layers.0.attention.dense", "gpt_neox.layers.1.attention.dense"])
     (['0', '1'], 'gpt_neox.layers.*.attention.dense')
     >>> layer_labels(["layers.0.attention.dense", "layers.1.attention.dense", "block.01"])
@@ -88,7 +110,9 @@ def _label(layer: str, plain: str, left: int, right: int, shorten: Callable[[str
     if not (match := _LAYER.fullmatch(layer)):
         parts = plain.split(".")
         return shorten(".".join(parts[left : len(parts) - right]))
-    name = str(int(match[3])) if match[3] else match[2].removeprefix("final_")
+    name = match[2].removeprefix("final_")
+    if match[3] or match[4]:
+        name = f"h{int(match[4])}" if match[4] else str(int(match[3]))
     return f"{match[1][:3]} {name}".strip()
 
 

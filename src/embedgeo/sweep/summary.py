@@ -7,6 +7,7 @@ from datetime import timedelta
 import pandas as pd
 
 from embedgeo.results.glossary import HEADLINES
+from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.outliers import loss_outliers
 from embedgeo.results.schema import MODEL
 from embedgeo.results.wording import listed
@@ -35,7 +36,8 @@ class Lines:
     def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
         """The loss, and means over blocks (over all layers if none is a block); above the first line, the columns."""
         at_layers = records[records["layer"] != MODEL]
-        blocks = at_layers[at_layers["layer"].str.startswith("block.")]
+        names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
+        blocks = at_layers[at_layers["layer"].isin(names)]
         means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
         loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
         values = {**means, **({"loss": loss.iloc[0]} if len(loss) else {})}

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from embedgeo.capture.forward_inputs import require_exclusions
+from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.rows import RowUnit, require_row_unit
 from embedgeo.geometry import Geometry
