@@ -40,6 +40,9 @@ def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():
         (["embed", "final_norm"], ["embed", "final_norm"]),
         (["block.01", "block.*"], ["block.01", "block.00", "block.02"]),
         ("mean(last2)", ["mean(last2)"]),
+        ("hidden_states", [f"hidden.0{i}" for i in range(4)]),
+        (["hidden_states", "mean(last2)", "hidden.*"], [*(f"hidden.0{i}" for i in range(4)), "mean(last2)"]),
+        ("hidden.[03]", ["hidden.00", "hidden.03"]),
         (lambda model: {"head": model.get_output_embeddings()}, ["head"]),
         (lambda model: ["embed", lambda inner: "block.02"], ["embed", "block.02"]),
     ],
@@ -68,9 +71,10 @@ def test_layers_that_cannot_be_resolved(layers, error, message):
         resolve_layers(gpt_neox(), layers)
 
 
-def test_a_model_without_blocks_says_what_to_do():
-    with pytest.raises(ValueError, match="pattern of module names instead, such as 00"):
-        resolve_layers(nn.Sequential(nn.Linear(2, 2)))
+@pytest.mark.parametrize("layers", ["blocks", "hidden_states"])
+def test_a_model_without_blocks_says_what_to_do(layers):
+    with pytest.raises(ValueError, match=f"{layers}.*pattern of module names instead, such as 00"):
+        resolve_layers(nn.Sequential(nn.Linear(2, 2)), layers)
 
 
 def test_a_bare_module_is_refused_with_the_remedy():
@@ -84,6 +88,13 @@ def test_standard_names_win_over_modules_of_the_same_name():
     (layer,) = resolve_layers(model, "embed")
     assert layer.takes_input
     assert layer.calls == (ModuleCall(model["layers"][0]),)
+
+
+def test_patterns_find_a_models_own_modules_before_numbered_hidden_states():
+    model = nn.ModuleDict({"hidden": nn.ModuleList(nn.Linear(2, 2) for _ in range(2))})
+    assert [layer.calls[0].module for layer in resolve_layers(model, "hidden.*")] == list(model["hidden"])
+    assert len(resolve_layers(model, "*")) == 6  # embed, two blocks, their list and its modules
+    assert [layer.takes_input for layer in resolve_layers(model, "hidden_states")] == [True, False, False]
 
 
 def test_blocks_are_those_of_the_measured_model():

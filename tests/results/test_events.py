@@ -53,6 +53,18 @@ def test_the_title_of_a_chart_names_its_metric(metric: str) -> None:
     assert metric in title.replace(" ", "_")
 
 
+@pytest.mark.parametrize(
+    ("blocks", "mean"), [(("hidden.00", "hidden.01", "hidden.02"), 2.5), (("hidden.02", "block.00", "block.01"), 2.5)]
+)
+def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(blocks: tuple[str, ...], mean: float) -> None:
+    records = [
+        Record(layer=layer, layer_index=i, width=4, metric="V", value=i + 1.0, stderr=0.0)
+        for i, layer in enumerate(blocks)
+    ]
+    scalars = tagged_scalars(records)
+    assert scalars == {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(blocks)} | {"geometry.V/mean": mean}
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     records = [
         Record(layer=layer, layer_index=i, width=4, metric=metric, value=float(i + len(metric)))
