@@ -54,10 +54,10 @@ def twonn_dimension(
     With μ_i the ratios of the distances to the second and the first neighbour, ascending, it is the slope of the
     least-squares line through the origin of -log(1 - i/N) on log μ_i, as in scikit-dimension 0.5.
 
-    Without a group only the fit is repeated, for the μ_i of the other points: their neighbours are those among all
-    points. If these were searched for again, the estimates would be those of a thinner sample, and copies of a
-    point, or its absence, move nearest neighbours in a way that resampling does not reproduce (Abadie & Imbens 2008, on
-    the bootstrap of matching estimators).
+    Without a group only the fit is repeated, for the μ_i of the other points, those with copies in other groups among
+    them: their neighbours are those among all points. If these were searched for again, the estimates would be those of
+    a thinner sample, and copies of a point, or its absence, move nearest neighbours in a way that resampling does not
+    reproduce (Abadie & Imbens 2008, on the bootstrap of matching estimators).
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -70,7 +70,7 @@ def twonn_dimension(
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    kept = distinct_rows(x, duplicate_tolerance)
+    kept, place = distinct_rows(x, duplicate_tolerance)
     points = x if len(kept) == len(x) else x[kept]
     first, second = two_nearest_distances(points).cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
@@ -78,7 +78,11 @@ def twonn_dimension(
         return DimensionEstimate(math.nan, len(points), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
-        group = groups[kept].cpu()[order]
+        least, most = (
+            groups.new_zeros(len(kept)).scatter_reduce(0, place, groups, by, include_self=False)
+            for by in ("amin", "amax")
+        )
+        group = torch.where(least == most, least, -1).cpu()[order]
         left_out = torch.stack([_slope(log_mu[group != i], discard_fraction) for i in range(num_groups)])
     return DimensionEstimate(float(_slope(log_mu, discard_fraction)), len(points), left_out)
 

@@ -32,40 +32,45 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
     >>> merge_duplicates(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [2.0, 3.000001]])).shape
     torch.Size([2, 2])
     """
-    kept = distinct_rows(x, tolerance)
+    kept, _ = distinct_rows(x, tolerance)
     return x if len(kept) == len(x) else x[kept]
 
 
-def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
-    """The indices of the rows that `merge_duplicates` keeps, shape (number of distinct rows,), in any order."""
-    kept = _distinct_but_for_equal(x)
+def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Tensor, Tensor]:
+    """The indices of the rows that `merge_duplicates` keeps, and which of them stands for each row.
+
+    Returns:
+        The indices, shape (number of distinct rows,), in any order; and for each row the place among them, shape (n,).
+    """
+    kept, place = _distinct_but_for_equal(x)
     if tolerance > 0 and len(kept) > 1:
-        kept = kept[_distinct_but_for_near(x if len(kept) == len(x) else x[kept], tolerance)]
-    return kept
+        near, place_near = _distinct_but_for_near(x if len(kept) == len(x) else x[kept], tolerance)
+        kept, place = kept[near], place_near[place]
+    return kept, place
 
 
-def _distinct_but_for_equal(x: Tensor) -> Tensor:
-    """The index of one of each set of equal rows of ``x``; all in order if there are no equal ones."""
+def _distinct_but_for_equal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `distinct_rows`, for sets of equal rows of ``x``; all in order if there are no equal ones."""
     x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
     every = torch.arange(len(x), device=x.device)
     sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
     if not bool(sums.isnan().any()):
         if len(sums) == len(x):
-            return every
+            return every, every
         member = torch.empty_like(group[: len(sums)])
         member[group] = every
         if x.equal(x[member[group]]):
-            return member
+            return member, group
     rows, group = x.unique(dim=0, return_inverse=True)  # different rows have equal sums, or sums overflow
     if len(rows) == len(x):
-        return every
+        return every, every
     member = torch.empty_like(group[: len(rows)])
     member[group] = every
-    return member
+    return member, group
 
 
-def _distinct_but_for_near(x: Tensor, tolerance: float) -> Tensor:
-    """The index of one of each set of rows of ``x`` that chains of near pairs join; all in order if there are none.
+def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """As `distinct_rows`, for sets of rows of ``x`` that chains of near pairs join; all in order if there are none.
 
     Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
     compared with those after it, as long as there are any within reach whose other projections are near, too.
@@ -74,7 +79,7 @@ def _distinct_but_for_near(x: Tensor, tolerance: float) -> Tensor:
     reach = tolerance * float(norm.median())
     every = torch.arange(len(x), device=x.device)
     if not 0 < reach < math.inf:
-        return every
+        return every, every
     order = place[:, 0].argsort()
     place = place[order]
     rounding = 8 * x.shape[1] ** 0.5 * torch.finfo(place.dtype).eps * norm[order, None].to(place.dtype)
@@ -87,7 +92,9 @@ def _distinct_but_for_near(x: Tensor, tolerance: float) -> Tensor:
         near = _distances(x, order[first], order[first + lag]) <= reach
         label = _join(label, first[near], first[near] + lag)
     is_first = label == every
-    return every if bool(is_first.all()) else order[is_first]
+    if bool(is_first.all()):
+        return every, every
+    return order[is_first], torch.empty_like(every).scatter_(0, order, is_first.cumsum(0)[label] - 1)
 
 
 def _projections(x: Tensor) -> tuple[Tensor, Tensor]:

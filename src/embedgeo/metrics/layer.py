@@ -51,7 +51,7 @@ class LayerMetrics:
         ]
         for metric in self._all():
             metric.to(device)
-            metric._to_sync = False
+            metric._to_sync = metric._should_unsync = False  # `compute` leaves that to `_in_sync`
             metric.process_group = process_group
 
     def update(

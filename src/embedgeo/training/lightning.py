@@ -31,7 +31,7 @@ class GeometryMonitor(Monitor, Callback):
     model runs eagerly.
 
     Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``.
-    The same values are in ``trainer.callback_metrics`` and, as dicts (step, layer, layer_index, width, metric,
+    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric,
     value, stderr), in ``history``: with ``ddp_spawn`` in the processes that train, not in the one that calls ``fit``.
 
     A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
