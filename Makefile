@@ -41,6 +41,7 @@ bench: $(INSTALLED) ## time what the design promises
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/sweep.py
 	PYTHONPATH=. $(BIN)/python benchmarks/report.py
+	PYTHONPATH=. $(BIN)/python benchmarks/standard_errors.py
 
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
 constraints: ## pin again what a fresh install under constraints.txt gives

@@ -133,7 +133,8 @@ def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path,
         assert f"{name} ({', '.join(f'step{step}' for step in steps)})" in line
     table = pd.read_csv(Path(options["out"]) / "metrics.csv")
     assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
-    assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
+    events = (Path(options["out"]) / "tensorboard").rglob("events*")
+    assert {path.parent.name for path in events} == set(names)
     drawn = {run.label: run.steps for run in read_runs([Path(options["out"])])}
     assert drawn == {f"out: {name}": steps for name, steps in names.items()}
 

@@ -1,0 +1,153 @@
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from embedgeo import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, default_metrics
+from embedgeo.functional import two_nearest_distances
+from embedgeo.functional.jackknife import standard_error
+from embedgeo.metrics.layer import LayerMetrics
+from tests.simulations import Corpus, coverage
+
+CORPUS = Corpus(num_types=40, dim=6)
+
+
+def batches(num_sequences: int = 26, length: int = 30, size: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Embeddings, token ids and sequence ids; the last batch is smaller."""
+    x, ids = CORPUS.draw(num_sequences, length, seed=0)
+    sequences = [torch.arange(len(part))[:, None].expand(part.shape) for part in ids.split(size)]
+    return list(zip(x.split(size), ids.split(size), sequences, strict=True))
+
+
+def lengths_mask(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1]) < 12 + 3 * torch.arange(len(ids))[:, None]
+
+
+def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    metrics = LayerMetrics(make, 6, device=torch.device("cpu"), jackknife=num_groups)
+    for x, ids, sequences in batches(size=size):
+        metrics.update(x, ids, lengths_mask(ids), sequences)
+    values, errors = {}, {}
+    for compute in metrics.computed():
+        value, error = compute()
+        values |= value
+        errors |= error
+    return values, errors
+
+
+def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]:
+    """By the definition: the metric of all rows, and of the rows of all groups but one."""
+
+    def values(left_out: int | None) -> tuple[dict[str, Tensor], int]:
+        made, count = metric(6, **options), 0
+        for b, (x, ids, sequences) in enumerate(batches()):
+            groups = (b * len(x) + sequences) % num_groups
+            mask = lengths_mask(ids) & (groups != left_out)
+            count += int((lengths_mask(ids) & (groups == left_out)).sum())
+            made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
+        return made.compute(), count
+
+    whole, _ = values(None)
+    without = [values(group) for group in range(num_groups)]
+    sizes = torch.tensor([count for _, count in without])
+    return {key: standard_error(whole[key], torch.stack([each[key] for each, _ in without]), sizes) for key in whole}
+
+
+@pytest.mark.parametrize("num_groups", [2, 5, 16])
+@pytest.mark.parametrize(
+    ("metric", "options"),
+    [(TokenMoments, {}), (TokenMoments, {"count_range": (5, 60)}), (Anisotropy, {"spectrum": True})],
+)
+def test_errors_are_those_of_estimates_without_each_group(metric, options, num_groups) -> None:
+    _, errors = measured(lambda dim: [metric(dim, **options)], num_groups)
+    expected = naive(metric, num_groups, **options)
+    assert errors.keys() == expected.keys()
+    for key, error in errors.items():
+        torch.testing.assert_close(error, expected[key], rtol=1e-8, atol=1e-10, equal_nan=True, msg=key)
+
+
+def test_moments_without_a_table_have_errors_too() -> None:
+    """Those of V_W are from pairs within each group, as its values are from pairs within each update."""
+    _, errors = measured(lambda dim: [EmbeddingMoments(dim)], 4, size=12)
+    expected = measured(lambda dim: [TokenMoments(dim)], 4, size=12)[1]
+    for key, error in errors.items():
+        if "unbiased" in key:
+            assert 0 < error < 5 * expected[key]
+        else:
+            torch.testing.assert_close(error, expected[key], rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("make", [default_metrics, lambda dim: [EmbeddingMoments(dim)]])
+def test_values_are_bit_for_bit_those_without_errors(make) -> None:
+    plain, none = measured(make, 0)
+    values, _ = measured(make, 5)
+    assert all(error.isnan() for error in none.values())
+    assert values.keys() == plain.keys()
+    assert all(torch.equal(values[key].nan_to_num(), plain[key].nan_to_num()) for key in plain)
+
+
+def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_group() -> None:
+    values, errors = measured(lambda dim: [IntrinsicDimension(dim)], 5)
+    rows, groups = [], []
+    for b, (x, ids, sequences) in enumerate(batches()):
+        rows.append(x[lengths_mask(ids)])
+        groups.append(((b * len(x) + sequences) % 5)[lengths_mask(ids)])
+    x, group = torch.cat(rows), torch.cat(groups)
+    first, second = two_nearest_distances(x).unbind(1)
+    log_mu = (second / first).log()
+
+    def fit(log_mu: Tensor) -> Tensor:
+        n = len(log_mu)
+        log_mu = log_mu.sort().values[: int(n * 0.9)]
+        log_rank = -torch.log1p(-torch.arange(1, len(log_mu) + 1) / n)
+        return (log_mu @ log_rank.double()) / (log_mu @ log_mu)
+
+    left_out = torch.stack([fit(log_mu[group != i]) for i in range(5)])
+    expected = standard_error(fit(log_mu), left_out, group.bincount())
+    torch.testing.assert_close(errors["intrinsic_dimension"], expected, rtol=1e-5, atol=0)
+    assert values["intrinsic_dimension"] == pytest.approx(float(fit(log_mu)), rel=1e-6)
+    assert errors["n_points"].isnan()
+
+
+def test_numbers_of_a_sample_and_metrics_of_others_have_no_errors() -> None:
+    class Largest(Metric):
+        full_state_update = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
+
+        def update(self, embeddings: Tensor) -> None:
+            self.largest = torch.maximum(self.largest, embeddings.abs().max())
+
+        def compute(self) -> dict[str, Tensor]:
+            return {"largest": self.largest}
+
+    values, errors = measured(lambda dim: [AfterProcessing(dim), Largest()], 4)
+    assert values["largest"] > 0
+    assert all(error.isnan() for error in errors.values())
+
+
+@pytest.mark.parametrize("jackknife", [-1, 1, 2.5, True, "16"])
+def test_a_number_of_groups_that_cannot_be_is_refused(jackknife) -> None:
+    from embedgeo import observe
+
+    with pytest.raises(ValueError, match=r"jackknife must be a number of groups, 2 or more"):
+        observe(torch.nn.Identity(), jackknife=jackknife, layers=lambda model: {"all": model}).__enter__()
+
+
+def test_one_sequence_for_each_of_few_groups_and_none_for_others() -> None:
+    _, errors = measured(default_metrics, 40)  # 26 sequences
+    assert errors["M_over_Q"] > 0
+    assert errors["V_W_over_V"] > 0
+
+
+@pytest.mark.parametrize("by_sequence", [True, False])
+def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_sequence) -> None:
+    """Slow, about 15 s: 40 samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""
+    shares = coverage(40, Corpus(), by_sequence=by_sequence)["coverage"]
+    if by_sequence:
+        assert shares.between(0.82, 1).all(), shares
+    else:  # rows of a sequence are not independent
+        assert shares["M_over_Q"] < 0.7
+        assert shares["mean_cosine"] < 0.7
