@@ -77,6 +77,22 @@ def test_buffers_and_modes_are_those_that_training_left(tmp_path):
     assert module.modes == [True] * 4  # as in training, once more
 
 
+class WithCache(TinyLM):
+    """A buffer that each forward pass replaces by a longer one."""
+
+    def __init__(self):
+        super().__init__()
+        self.model.register_buffer("cache", torch.zeros(1))
+        self.model.register_forward_pre_hook(lambda m, args: setattr(m, "cache", torch.zeros(len(m.cache) + 1)))
+
+
+def test_a_buffer_that_grows_is_as_long_as_training_left_it(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
+    module, _ = fit(tmp_path, monitor, module=WithCache(), max_steps=6)
+    assert steps(monitor) == [0, 4, 6]
+    assert len(module.model.cache) == 7
+
+
 class ByHand(L.LightningModule):
     """A module that only its own training step can run."""
 
