@@ -36,6 +36,21 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     assert monitor._recent == []
 
 
+class Shifting(WithoutDropout):
+    """Changes each batch once it is on the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return {**batch, "input_ids": (batch["input_ids"] + 1) % 96}
+
+
+def test_a_batch_that_was_changed_on_its_way_to_the_device_is_not_changed_again(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
+    module, _ = fit(tmp_path, monitor, module=Shifting(), max_steps=6)
+    with observe(module.model, metrics=moments) as geometry, torch.no_grad():
+        module.model(**module.seen[-1])
+    assert value(monitor, 6, "embed", "V") == pytest.approx(geometry.compute()["embed"]["V"], rel=1e-9)
+
+
 def test_a_step_that_is_measured_already_is_not_measured_again(tmp_path):
     monitor = GeometryMonitor(3, metrics=moments, probe=loader(4), on_error="raise")
     fit(tmp_path, monitor, max_steps=6)
