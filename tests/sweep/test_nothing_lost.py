@@ -12,6 +12,7 @@ import pytest
 
 from embedgeo.checkpoints import sources
 from embedgeo.checkpoints.files import hashed_file
+from embedgeo.report.flags import flags
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
@@ -93,6 +94,19 @@ def test_a_copy_of_weights_that_were_replaced_is_measured_itself(tmp_path, optio
     folder = SweepFolder(options["out"])
     assert folder.read("step3")["value"].equals(folder.read("step1")["value"])
     assert folder.read("step3")["duplicate_of"].iloc[0] == "step1"
+
+
+def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
+    run = local_run(tmp_path / "run", steps=(1,))
+    write_files(run / "step3", checkpoint_files(1))
+    sweep(str(run), **options)
+    metrics = Path(options["out"]) / "metrics.csv"
+    assert set(pd.read_csv(metrics)["duplicate_of"].dropna()) == {"step1"}
+    (run / "step1" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
+    assert sweep(str(run), **options) == 0
+    assert not pd.read_csv(metrics)["duplicate_of"].notna().any()
+    (found,) = read_runs([Path(options["out"])])
+    assert "Duplicate checkpoints" not in [flag.title for flag in flags(found)]
 
 
 def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, capsys, monkeypatch):

@@ -128,8 +128,12 @@ class SweepFolder:
         """
         paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
         found = {name: records for name, path in paths.items() if len(records := read_records(path))}
+        weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
         series = self._series(found)
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
+        for name, records in found.items():
+            if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
+                records["duplicate_of"] = None  # the weights of that one have been replaced since
         models = {Path(records["model"].iloc[0]).name for records in found.values()}
         if len(models) == max(num_series, len(set(series.values()))) == 1:
             series = dict.fromkeys(series, models.pop())
