@@ -224,6 +224,8 @@ class SweepFolder:
             name = path.name.removeprefix(EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
                 path.unlink(missing_ok=True)
+                with suppress(OSError):  # it holds more
+                    path.parent.rmdir()
 
     def _reason(self, name: str) -> Path:
         return self.failed / f"{name}.txt"
