@@ -148,8 +148,13 @@ def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path,
     table = pd.read_csv(Path(options["out"]) / "metrics.csv")
     assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
     assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
-    drawn = {run.label: run.steps for run in read_runs([Path(options["out"])])}
-    assert drawn == {f"out: {name}": steps for name, steps in names.items()}
+    runs = read_runs([Path(options["out"])])
+    assert {run.label: run.steps for run in runs} == {f"out: {name}": steps for name, steps in names.items()}
+    for run in runs:
+        (flag,) = [flag for flag in flags(run) if flag.title == "Different models"]
+        assert sorted(flag.details) == sorted(
+            f"{name}: {', '.join(f'step{step}' for step in steps)}" for name, steps in names.items()
+        )
 
 
 # ── damaged files ───────────────────────────────────────────────────────────────────────────────────────────────────
