@@ -220,7 +220,7 @@ class SweepFolder:
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
-        for path in self.tensorboard.rglob(f"{EVENTS}*"):
+        for path in list(self.tensorboard.rglob(f"{EVENTS}*")):
             name = path.name.removeprefix(EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
                 path.unlink(missing_ok=True)
