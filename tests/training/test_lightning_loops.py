@@ -227,8 +227,8 @@ class WithGeneration(TinyLM):
 
 def test_only_passes_with_gradients_count_unless_asked_for(tmp_path):
     monitors = [
-        GeometryMonitor(2, metrics=moments),
-        GeometryMonitor(2, metrics=moments, prefix="all", no_grad_passes=True),
+        GeometryMonitor(2, metrics=moments, measure_last=False),
+        GeometryMonitor(2, metrics=moments, measure_last=False, prefix="all", no_grad_passes=True),
     ]
     fit(tmp_path, *monitors, module=WithGeneration(), max_steps=3)
     assert n_at(monitors[0]) == {0: BATCH, 2: BATCH}
@@ -236,7 +236,7 @@ def test_only_passes_with_gradients_count_unless_asked_for(tmp_path):
 
 
 def test_a_probe_counts_although_it_is_run_without_gradients(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, probe=loader(rows=4))
+    monitor = GeometryMonitor(2, metrics=moments, probe=loader(rows=4), measure_last=False)
     fit(tmp_path, monitor, module=WithGeneration(), max_steps=1)
     assert n_at(monitor) == {0: BATCH}
 
@@ -259,6 +259,7 @@ def test_a_backbone_that_is_run_without_gradients_is_named_once_with_the_way_out
     reached = "only forward passes without gradients reached block.00, block.01, block.02"
     messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
     assert messages == [f"GeometryMonitor: {reached}: count them by no_grad_passes=True."]
-    counting = GeometryMonitor(1, layers="block.*", metrics=moments, no_grad_passes=True)
+    options = {"no_grad_passes": True, "measure_last": False}
+    counting = GeometryMonitor(1, layers="block.*", metrics=moments, **options)
     fit(tmp_path, counting, module=FrozenBackbone(), max_steps=1)
     assert n_at(counting) == {0: BATCH}

@@ -88,10 +88,8 @@ class Monitor:
         self.history: list[StepRecord] = []
         self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
-        options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
-        self._make_geometry: Callable[..., Geometry] = partial(
-            Geometry, layers=layers, metrics=self._make_metrics, **options
-        )
+        options: dict[str, Any] = {"layers": layers, "metrics": self._make_metrics, "rows": rows, **self._exclusions}
+        self._make_geometry: Callable[..., Geometry] = partial(Geometry, no_grad_passes=no_grad_passes, **options)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None
@@ -102,6 +100,7 @@ class Monitor:
         self._measured_step: int | None = None  # the last one
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._failed = False
+        self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         device, group = adapter.device, adapter.process_group
@@ -111,8 +110,7 @@ class Monitor:
         self._place.start(step)
         if adapter.writes and (folder := self.folder or adapter.folder):
             self._file = HistoryFile(Path(folder), self.prefix)
-        metrics = self._make_metrics(2)
-        rank_zero_info(messages.opening(self, self._geometry.layers, metrics, self.schedule, self._file))
+        rank_zero_info(messages.opening(self, self._geometry.layers, self._make_metrics(2), self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
@@ -147,9 +145,8 @@ class Monitor:
         """Leave the run; `_place` stays, as it may still be saved to a checkpoint."""
         self._detach()
         if self._file is not None:
-            with self._guarded():
-                self._file.close()
-            if self._file.path.exists():
+            self._write(self._file.close)
+            if self._file.path.exists() and not self._cannot_write:
                 rank_zero_info(messages.closing(self, self._file))
         self._adapter = self._geometry = self._file = None
         self._recent = []
@@ -215,7 +212,7 @@ class Monitor:
             measured = [StepRecord(step=step, **record) for record in records]
             self.history += measured
             if self._file is not None:
-                self._file.add(measured)
+                self._write(partial(self._file.add, measured))
             adapter.log(step, records)
             geometry.reset()
             if is_first and gap:
@@ -229,6 +226,17 @@ class Monitor:
                 yield
             except Exception as error:
                 self._fail(error)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            if self.on_error == "raise":
+                raise
+            if not self._cannot_write:
+                self._cannot_write = True
+                warnings.warn(messages.not_written(self, reason(error)), stacklevel=2)
 
     def _fail(self, error: Exception) -> None:
         """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
