@@ -9,6 +9,7 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
+from embedgeo.demo import DemoSettings
 from embedgeo.sweep import SweepSettings
 
 
@@ -240,3 +241,29 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "new or empty folder" in only_line(capsys.readouterr().err)
     assert mine.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["report", "x"], "; no report was written, and an earlier one is as it was"),
+        (["sweep", "--model", "x"], "; started again, it goes on where it was"),
+        (["check", "--model", "x"], ""),
+        (["demo"], ""),
+    ],
+)
+def test_a_command_that_is_stopped_says_what_is_left(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> int:
+        raise KeyboardInterrupt  # at any moment, also while the command is imported
+
+    settings = {"sweep": SweepSettings, "demo": DemoSettings}.get(arguments[0])
+    if settings is None:
+        monkeypatch.setattr(
+            f"embedgeo.{'report.write_report' if arguments[0] == 'report' else 'sweep.command.run_check'}", stopped
+        )
+    else:
+        monkeypatch.setitem(COMMANDS, arguments[0], (stopped, settings))
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == f"embedgeo: stopped{words}\n"

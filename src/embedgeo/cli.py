@@ -49,6 +49,12 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 }
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
 
+_STOPPED = {
+    "sweep": "; started again, it goes on where it was",
+    "report": "; no report was written, and an earlier one is as it was",
+}
+"""What is left by a command that was stopped."""
+
 
 class _Values(list[Any]):
     """Values given on the command line, not in a configuration or by default."""
@@ -120,10 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and not isinstance(stopped.__context__, KeyboardInterrupt):
             raise  # not lightning's for a KeyboardInterrupt
-        words = "a sweep that is started again goes on where it was"
-        if isinstance(stopped, KeyboardInterrupt) and stopped.args:
-            words = str(stopped)  # the command's own
-        print(f"embedgeo: stopped; {words}", file=sys.stderr)
+        print(f"embedgeo: stopped{_STOPPED.get(chosen.subcommand, '')}", file=sys.stderr)
         if argv is None:
             sys.stdout.flush()
             os._exit(130)  # an ordinary exit waits for the threads that download

@@ -44,6 +44,7 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "JSON"),
         ("model.safetensors", b"", "Safetensor"),
         ("pytorch_model.bin", BIN[:-20000], "damaged"),
+        ("pytorch_model.bin", BIN[:200], "cannot be read: it is damaged, or was not written by torch.save."),
         ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1\n" * 9, "damaged"),
         ("pytorch_model.bin", b"hello", "damaged"),
         ("pytorch_model.bin", b"", "damaged"),

@@ -120,6 +120,20 @@ def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):
     assert "loss" in set(tables[0]["metric"])
 
 
+class Hidden(Forward):
+    def forward(self, token_ids):
+        return self.embedding(token_ids) + sum(block(self.embedding(token_ids)) for block in self.blocks)
+
+
+def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
+    model = Hidden()
+    save(tmp_path / "run" / "step=1.ckpt", model, 1)
+    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
+    metrics = set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["metric"])
+    assert "anisotropy" in metrics
+    assert "loss" not in metrics
+
+
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked):
     save(tmp_path / "run" / "step=1.ckpt", Blocks(), 1)
     with pytest.raises(ValueError, match=r"Blocks has neither forward nor predict_step\. Give it a forward"):

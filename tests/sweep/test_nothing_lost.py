@@ -12,6 +12,7 @@ import pytest
 
 from embedgeo.checkpoints import sources
 from embedgeo.checkpoints.files import hashed_file
+from embedgeo.report.flags import flags
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
@@ -95,6 +96,19 @@ def test_a_copy_of_weights_that_were_replaced_is_measured_itself(tmp_path, optio
     assert folder.read("step3")["duplicate_of"].iloc[0] == "step1"
 
 
+def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
+    run = local_run(tmp_path / "run", steps=(1,))
+    write_files(run / "step3", checkpoint_files(1))
+    sweep(str(run), **options)
+    metrics = Path(options["out"]) / "metrics.csv"
+    assert set(pd.read_csv(metrics)["duplicate_of"].dropna()) == {"step1"}
+    (run / "step1" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
+    assert sweep(str(run), **options) == 0
+    assert not pd.read_csv(metrics)["duplicate_of"].notna().any()
+    (found,) = read_runs([Path(options["out"])])
+    assert "Duplicate checkpoints" not in [flag.title for flag in flags(found)]
+
+
 def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, capsys, monkeypatch):
     run = local_run(tmp_path / "run", steps=(1, 2))
     rebuild = SweepFolder.rebuild
@@ -133,10 +147,14 @@ def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path,
         assert f"{name} ({', '.join(f'step{step}' for step in steps)})" in line
     table = pd.read_csv(Path(options["out"]) / "metrics.csv")
     assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
-    events = (Path(options["out"]) / "tensorboard").rglob("events*")
-    assert {path.parent.name for path in events} == set(names)
-    drawn = {run.label: run.steps for run in read_runs([Path(options["out"])])}
-    assert drawn == {f"out: {name}": steps for name, steps in names.items()}
+    assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
+    runs = read_runs([Path(options["out"])])
+    assert {run.label: run.steps for run in runs} == {f"out: {name}": steps for name, steps in names.items()}
+    for run in runs:
+        (flag,) = [flag for flag in flags(run) if flag.title == "Different models"]
+        assert sorted(flag.details) == sorted(
+            f"{name}: {', '.join(f'step{step}' for step in steps)}" for name, steps in names.items()
+        )
 
 
 # ── damaged files ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,7 +37,8 @@ def reading(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-        is_damaged = isinstance(error, UnpicklingError | KeyError | EOFError)  # as torch.load says it
+        is_cut = "PytorchStreamReader failed" in str(error)
+        is_damaged = is_cut or isinstance(error, UnpicklingError | KeyError | EOFError)  # as torch.load says it
         if refused:
             why = f"it holds a pickled {refused[1]}, which is not loaded, as that may run code; save it without"
         elif is_damaged or (isinstance(error, OSError) and error.errno == errno.EINVAL):

@@ -45,30 +45,26 @@ def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         ValueError: a folder without measurements, or a file that cannot be read.
         OSError: a folder that is not there, or an ``out`` that cannot be written to or holds something else.
-        KeyboardInterrupt: with what is left behind, in words.
     """
     console = Console(stderr=True)
     out = out or dirs[0] / "report"
     page = out / "index.html"
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            reading = progress.add_task("Reading records", total=None)
-            runs = read_runs(dirs)
-            progress.remove_task(reading)
-            require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
-            try:
-                with replacing_contents(out) as new, style():
-                    plan = _plan(runs, FigureWriter(new / "figures"))
-                    panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
-                    _write_records(new / "metrics.csv", runs)
-                    write_page(new / page.name, runs, _sections(panels))
-            except OSError as error:
-                reason = error.strerror or error
-                raise OSError(
-                    f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
-                ) from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("no report was written, and an earlier one is as it was") from None
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        reading = progress.add_task("Reading records", total=None)
+        runs = read_runs(dirs)
+        progress.remove_task(reading)
+        require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
+        try:
+            with replacing_contents(out) as new, style():
+                plan = _plan(runs, FigureWriter(new / "figures"))
+                panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
+                _write_records(new / "metrics.csv", runs)
+                write_page(new / page.name, runs, _sections(panels))
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(
+                f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
+            ) from error
     return page
 
 

@@ -37,7 +37,7 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    checks = (_shapes, _failed, _duplicates, _loss_outliers, _nonfinite, _few_points, _few_rows, _biased, _undefined)
+    checks = (_models, _failed, _duplicates, _loss_outliers, _nonfinite, _few_points, _few_rows, _biased, _undefined)
     return [flag for flag in (check(run) for check in checks) if flag.details]
 
 
@@ -50,12 +50,12 @@ def outlier_steps(run: Run) -> list[int]:
     return [names[name] for name in loss_outliers(list(zip(names, losses, strict=True)))]
 
 
-def _shapes(run: Run) -> Flag:
+def _models(run: Run) -> Flag:
     text = (
-        "The folder holds checkpoints of models that differ in their layers or widths: they are not one training run, "
-        "and each shape is drawn apart, as a run of its own."
+        "The folder holds checkpoints of models that differ in their widths, depths or classes: they are not one "
+        "training run, and each model is drawn apart, as a run of its own."
     )
-    return Flag("Models of several shapes", text, list(run.shapes))
+    return Flag("Different models", text, [f"{series}: {names}" for series, names in run.apart.items()])
 
 
 def _failed(run: Run) -> Flag:

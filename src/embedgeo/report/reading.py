@@ -13,9 +13,7 @@ from embedgeo.report.runs import Run, is_along, make_run
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.history import read_histories
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import SCHEMA, read_table
-from embedgeo.results.schema import MODEL
 from embedgeo.results.wording import listed
 
 _LARGEST = 1e100
@@ -59,12 +57,13 @@ def _read_folder(folder: Path) -> Iterator[Run]:
         runs = sweep.read_runs()
         if not runs:  # no records at all
             yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.reasons())
-        tables = {series: pd.concat(checkpoints.values(), ignore_index=True) for series, checkpoints in runs.items()}
-        shapes: dict[str, list[str]] = {}
+        apart = {
+            series: listed(list(checkpoints), 4)
+            for series, checkpoints in runs.items()
+            if _is_split(sweep, checkpoints)
+        }
         for series, checkpoints in runs.items():
-            shapes.setdefault(_shape(tables[series]), []).extend(checkpoints)
-        for series, checkpoints in runs.items():
-            records = tables[series]
+            records = pd.concat(checkpoints.values(), ignore_index=True)
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
             tokens, planes = (
                 {steps[name]: path for name, path in sorted(sweep.tables(kind).items()) if name in steps}
@@ -72,14 +71,13 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             )
             drawn = thinned(len(tokens), 3) if tokens else []
             layers = set(records["layer"])
-            apart = [f"{shape}: {listed(names, 4)}" for shape, names in shapes.items()]
             yield make_run(
                 series,
                 records,
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
                 projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
                 failures=sweep.reasons(),
-                shapes=tuple(apart) if len(apart) > 1 else (),
+                apart=apart if series in apart else {},
             )
     elif histories := list(read_histories(folder)):
         for path, prefix, records in histories:
@@ -101,12 +99,10 @@ def _read_drawable(paths: Mapping[int, Path], layers: Collection[str]) -> dict[i
     return {step: table for step, table in found.items() if (table["token_id"] >= 0).any()}
 
 
-def _shape(records: pd.DataFrame) -> str:
-    """How many layers, and how wide, the model has."""
-    at_layers = records[records["layer"] != MODEL]
-    layers, widths = at_layers["layer"].unique(), sorted(at_layers["width"].unique())
-    blocks = sum(map(len, blocks_by_side(layers).values()))
-    return f"{blocks or len(layers)} {'blocks' if blocks else 'layers'}, {' and '.join(map(str, widths))} wide"
+def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:
+    """Whether the series of some checkpoints has other models, too, from which they are kept apart."""
+    name, records = next(iter(checkpoints.items()))
+    return str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0])
 
 
 def _counts(run: Run) -> Array | None:

@@ -29,7 +29,7 @@ class Run:
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         failures: reasons, by name of a checkpoint that failed.
-        shapes: the shapes of the models in its folder, in words, where there are several.
+        apart: checkpoints of each run, by its name, where it was told from other models of its series.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Run:
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    shapes: tuple[str, ...] = ()
+    apart: dict[str, str] = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[str]:

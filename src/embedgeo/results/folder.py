@@ -128,8 +128,12 @@ class SweepFolder:
         """
         paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
         found = {name: records for name, path in paths.items() if len(records := read_records(path))}
+        weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
         series = self._series(found)
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
+        for name, records in found.items():
+            if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
+                records["duplicate_of"] = None  # the weights of that one have been replaced since
         models = {Path(records["model"].iloc[0]).name for records in found.values()}
         if len(models) == max(num_series, len(set(series.values()))) == 1:
             series = dict.fromkeys(series, models.pop())
@@ -216,10 +220,12 @@ class SweepFolder:
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
-        for path in self.tensorboard.rglob(f"{EVENTS}*"):
+        for path in list(self.tensorboard.rglob(f"{EVENTS}*")):
             name = path.name.removeprefix(EVENTS).partition(".")[2]
             if wanted.get(name, path) != path or name not in self.done():
                 path.unlink(missing_ok=True)
+                with suppress(OSError):  # it holds more
+                    path.parent.rmdir()
 
     def _reason(self, name: str) -> Path:
         return self.failed / f"{name}.txt"

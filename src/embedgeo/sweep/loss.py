@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import measured_model
-from embedgeo.checkpoints.loading import LoadedModel
+from embedgeo.checkpoints.loading import LoadedModel, num_token_types
 
 _POSITIONS = 128
 """Logits are computed at so many positions at a time."""
@@ -34,6 +34,7 @@ class TokenLoss:
         self._mask_token_id = mask_token_id
         self._measured = measured
         self._head: nn.Module | None = None
+        self._width = None if isinstance(self._model, PreTrainedModel) else num_token_types(self._model)
 
     def find_head(self, token_ids: Tensor) -> None:
         """Find the module whose output is the logits, with nothing that scales or caps them, by running some tokens."""
@@ -54,7 +55,7 @@ class TokenLoss:
         return given[0]
 
     def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None) -> None:
-        """Add the loss of a batch.
+        """Add the loss of a batch; there is none where a model of the user's own gives something else than logits.
 
         Args:
             states: returned by `run`.
@@ -66,6 +67,8 @@ class TokenLoss:
             assert self._mask_token_id is not None
             states = self.run(token_ids.masked_fill(masked, self._mask_token_id))
         self.is_wanted = self.is_wanted and states is not None and states.shape[:-1] == token_ids.shape
+        if self._head is None and states is not None and self._width is not None:
+            self.is_wanted = self.is_wanted and states.shape[-1] == self._width
         if not self.is_wanted:
             return
         assert states is not None
