@@ -53,7 +53,7 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     fit(tmp_path, monitor, max_steps=5, logger=loggers)
     written = read(folder)
     assert tuple(written) == COLUMNS == ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-    assert written.to_dict("records") == [{name: r[name] for name in COLUMNS} for r in monitor.history]
+    pd.testing.assert_frame_equal(written, pd.DataFrame(monitor.history, columns=COLUMNS), check_exact=True)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     (run,) = read_runs([folder])
     assert run.steps == [0, 2, 4, 5]
