@@ -23,7 +23,7 @@ def drawn(values, steps=STEPS, metric="M_over_Q"):
             "width": 8,
             "metric": metric,
             "value": value * (1 + k),
-            "stderr": 0.01,
+            "stderr": np.nan,
         }
         for k, step in enumerate(steps)
         for i, (layer, value) in enumerate(values.items())

@@ -344,7 +344,7 @@ def with_errors(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("draw", "count"),
     [
         (figures.dynamics, 6),
-        (figures.profile, 7),
+        (figures.profile, 6),
         (lambda *what: comparison.compare_dynamics([what[0]], what[1]), 1),
         (lambda *what: comparison.compare_profiles([what[0]], what[1]), 1),
         (curves, 4),

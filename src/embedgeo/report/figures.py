@@ -66,12 +66,13 @@ def profile(run: Run, metric: str) -> FigureData:
     figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
+    last = table.iloc[-1]
     if is_course:
         lines(ax, x, table.to_numpy(), time_bar(ax, run.steps), errors=errors.to_numpy())
-    last = table.iloc[-1]
+    else:
+        band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **look)
-    band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
     legend(figure, ax)
     numbers = with_errors(table.T, errors.T).assign(random=random.iloc[-1]).drop("", errors="ignore")
