@@ -1,5 +1,6 @@
 """TensorBoard's tags and charts."""
 
+import math
 import re
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     write_events(tmp_path / "events.out.tfevents.7", 7, records)
     ((prefix, found),) = read_events(tmp_path)
     assert prefix == "geometry"
-    assert found == [{**record, "step": 7, "width": 0} for record in records]
+    assert found == [{**record, "step": 7, "width": 0, "stderr": math.nan} for record in records]
 
 
 def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path: Path) -> None:
