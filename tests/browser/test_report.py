@@ -28,6 +28,7 @@ def page(tmp_path_factory):
             "V_B_unbiased",
         ),
         tokens=True,
+        stderr=0.03,
     )
     return write_report([sweep])
 

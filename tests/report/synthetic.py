@@ -87,6 +87,7 @@ def make_sweep(
     tokens: bool = False,
     sides: Sequence[str] = ("",),
     series: Mapping[int, str] | None = None,
+    stderr: float = np.nan,
 ) -> Path:
     """Write a sweep folder.
 
@@ -103,6 +104,7 @@ def make_sweep(
         tokens: also write tables of token types for the first and last step.
         sides: prefixes of the layers: ``("encoder.", "decoder.")`` for a model of two sides.
         series: by step, where there are several.
+        stderr: standard error of each value, as a share of it.
     """
     random = np.random.default_rng(0)
     store = SweepFolder(folder)
@@ -115,7 +117,8 @@ def make_sweep(
             values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
             for metric in metrics:
                 value = (changes or {}).get((step, layer, metric), values.get(metric, 0.0))
-                records.append(Record(layer=layer, layer_index=i, width=dim, metric=metric, value=value))
+                at = {"layer": layer, "layer_index": i, "width": dim}
+                records.append(Record(**at, metric=metric, value=value, stderr=stderr * abs(value)))
         records.append(model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))
         about = {
             "model": "lab/tiny",

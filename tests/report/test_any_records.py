@@ -36,13 +36,13 @@ def records(draw: st.DrawFn) -> pd.DataFrame:
     values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan), st.just(1.0)]))
     widths = draw(st.lists(WIDTHS, min_size=len(layers), max_size=len(layers)))
     rows = [
-        (step, layer, i, widths[i], metric, draw(values))
+        (step, layer, i, widths[i], metric, draw(values), draw(values))
         for step in steps
         for i, layer in enumerate(layers)
         for metric in metrics
         if draw(st.integers(0, 9))
     ]
-    return pd.DataFrame(rows, columns=["step", "layer", "layer_index", "width", "metric", "value"])
+    return pd.DataFrame(rows, columns=["step", "layer", "layer_index", "width", "metric", "value", "stderr"])
 
 
 def require_page(folder: Path) -> None:
@@ -55,7 +55,7 @@ def require_page(folder: Path) -> None:
 @given(records())
 def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
-        types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64"}
+        types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64", "stderr": "float64"}
         found.astype(types).to_parquet(Path(folder) / "history.parquet")
         require_page(Path(folder))
 

@@ -16,7 +16,15 @@ STEPS = [0, 1, 2, 4, 8, 16, 32, 64]
 def drawn(values, steps=STEPS, metric="M_over_Q"):
     """The figure of some layers, given each one's value at the first step; all double."""
     rows = [
-        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value * (1 + k)}
+        {
+            "step": step,
+            "layer": layer,
+            "layer_index": i,
+            "width": 8,
+            "metric": metric,
+            "value": value * (1 + k),
+            "stderr": np.nan,
+        }
         for k, step in enumerate(steps)
         for i, (layer, value) in enumerate(values.items())
     ]

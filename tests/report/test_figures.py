@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -6,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.report import figures, shares, tokens
+from embedgeo.report import comparison, figures, shares, tokens
 from embedgeo.report.axes import StepAxis
+from embedgeo.report.curves import curves
 from embedgeo.report.drawing import WIDTH, FigureData, style
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
@@ -58,9 +61,9 @@ def drawn(run: Run) -> list[FigureData]:
         shares.shares_by_step(run),
         figures.after_processing(run),
         figures.loss(run, [512]),
-        figures.compare_dynamics([run, run], "V"),
-        figures.compare_profiles([run, run], "V"),
-        figures.compare_profiles([run], "M_over_Q"),
+        comparison.compare_dynamics([run, run], "V"),
+        comparison.compare_profiles([run, run], "V"),
+        comparison.compare_profiles([run], "M_over_Q"),
         tokens.mean_against_variance(run),
         tokens.statistics(run),
         tokens.against_frequency(run),
@@ -207,7 +210,7 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
     with style():
         dynamics = figures.dynamics(two_sided, "M").numbers
         profile = figures.profile(two_sided, "M")
-        compared = figures.compare_profiles([two_sided], "M").numbers["M"]
+        compared = comparison.compare_profiles([two_sided], "M").numbers["M"]
         heatmap = figures.heatmap(two_sided, "M")
     values = two_sided.values["M"].unstack("layer")
     for side in ("encoder", "decoder"):
@@ -272,8 +275,8 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -
 
 def test_modules_have_distinct_labels(tmp_path: Path) -> None:
     layers = [f"gpt_neox.layers.{i}.attention.dense" for i in range(8)]
-    rows = [(step, layer, i, 8, "M", 1.0 + step + i) for step in (0, 5) for i, layer in enumerate(layers)]
-    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
+    rows = [(step, layer, i, 8, "M", 1.0 + step + i, 0.1) for step in (0, 5) for i, layer in enumerate(layers)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     (run,) = read_runs([tmp_path])
     with style():
@@ -290,8 +293,8 @@ def test_one_step_is_drawn_as_points_without_a_bar_of_steps(tmp_path: Path) -> N
 
 
 def test_one_layer_has_no_bar_of_layers(tmp_path: Path) -> None:
-    rows = [(step, "all", 0, 8, "M", 1.0 + step) for step in (0, 5)]
-    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
+    rows = [(step, "all", 0, 8, "M", 1.0 + step, np.nan) for step in (0, 5)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     (run,) = read_runs([tmp_path])
     with style():
@@ -301,7 +304,7 @@ def test_one_layer_has_no_bar_of_layers(tmp_path: Path) -> None:
 def test_twelve_runs_have_twelve_colours_and_their_names_below_the_axes(large: Run) -> None:
     runs = [replace(large, label=f"a run with a rather long name, seed {i}") for i in range(12)]
     with style():
-        figure = figures.compare_dynamics(runs, "M_over_Q").figure
+        figure = comparison.compare_dynamics(runs, "M_over_Q").figure
         figure.canvas.draw()
     (ax,) = figure.axes
     (legend,) = figure.legends
@@ -316,4 +319,85 @@ def test_steps_of_several_runs_are_logarithmic_where_those_of_one_are(tmp_path: 
         [make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",)) for i in range(12)]
     )
     with style():
-        assert "log scale" in figures.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()
+        assert "log scale" in comparison.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()
+
+
+def bands(data: FigureData) -> list[tuple[float, float, float]]:
+    """The abscissa at which each band of a figure is highest, and its lower and upper end there."""
+    found = []
+    for band in data.figure.axes[0].collections:
+        if isinstance(band, PolyCollection) and len(band.get_paths()):
+            points = np.concatenate([path.vertices for path in band.get_paths()])
+            x = points[points[:, 1].argmax(), 0]
+            found.append((x, *(end(points[points[:, 0] == x, 1]) for end in (np.min, np.max))))
+    return found
+
+
+@pytest.fixture(scope="module")
+def with_errors(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = make_sweep(tmp_path_factory.mktemp("errors"), metrics=("n", "M_over_Q"), stderr=0.05)
+    (run,) = read_runs([folder])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("draw", "count"),
+    [
+        (figures.dynamics, 6),
+        (figures.profile, 6),
+        (lambda *what: comparison.compare_dynamics([what[0]], what[1]), 1),
+        (lambda *what: comparison.compare_profiles([what[0]], what[1]), 1),
+        (curves, 4),
+    ],
+)
+def test_bands_are_one_standard_error_to_each_side(with_errors: Run, draw: Callable, count: int) -> None:
+    with style():
+        drawn = draw(with_errors, "M_over_Q")
+        without = draw(replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q")
+    found = bands(drawn)
+    assert len(found) == count
+    for _, low, high in found:
+        assert (high - low) / (high + low) == pytest.approx(0.05)
+    assert not bands(without)
+    top = max(high for _, _, high in found)
+    assert drawn.figure.axes[0].get_ylim()[1] > top or draw is curves or draw is figures.profile
+
+
+def test_standard_errors_lie_beside_the_numbers_of_a_figure(with_errors: Run) -> None:
+    with style():
+        dynamics, profile = figures.dynamics(with_errors, "M_over_Q"), figures.profile(with_errors, "M_over_Q")
+        compared = comparison.compare_profiles([with_errors], "M_over_Q")
+        without = figures.dynamics(replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q")
+    for numbers, columns in ((dynamics.numbers, [*with_errors.layers, "mean over blocks"]), (profile.numbers, [8, 64])):
+        for column in columns:
+            np.testing.assert_allclose(numbers[f"stderr of {column}"], 0.05 * numbers[column])
+    np.testing.assert_allclose(compared.numbers["stderr of M_over_Q"], 0.05 * compared.numbers["M_over_Q"])
+    assert not [column for column in without.numbers if column.startswith("stderr")]
+    assert all("one standard error" in data.text for data in (dynamics, profile, compared))
+    assert "standard error" not in without.text
+
+
+def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(with_errors: Run) -> None:
+    errors = with_errors.errors.copy()
+    errors.loc[(8, "block.01"), "M_over_Q"] = np.nan
+    errors.loc[(64, "embed"), "M_over_Q"] = np.nan
+    found = replace(with_errors, errors=errors).mean_errors("M_over_Q")["mean over blocks"]
+    assert found.index[found.isna()].tolist() == [8]
+
+
+def test_bands_that_are_wider_than_the_curves_do_not_squeeze_them(with_errors: Run) -> None:
+    with style():
+        ax = comparison.compare_profiles(
+            [replace(with_errors, errors=with_errors.values * 100)], "M_over_Q"
+        ).figure.axes[0]
+    values = ax.lines[0].get_ydata()
+    low, high = ax.get_ylim()
+    assert 0.15 < np.ptp(values) / (high - low) < 0.3
+
+
+def test_shares_say_how_they_are_estimated(large: Run) -> None:
+    with style():
+        texts = [text.get_text() for text in shares.shares_by_layer(large).figure.texts]
+        statistics = [text.get_text() for text in tokens.statistics(large).figure.texts]
+    assert "shares of the mean squared norm, from pairs in different sequences" in texts
+    assert "over the token types with 10 ≤ n ≤ 100,000 occurrences" in statistics

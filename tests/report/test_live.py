@@ -30,7 +30,7 @@ def image_steps(folder):
 
 def records(step, value=1.0, layers=LAYERS, metrics=("mean_cosine", "M", "V")):
     return [
-        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value}
+        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": np.nan}
         for i, layer in enumerate(layers)
         for metric in metrics
     ]

@@ -245,8 +245,8 @@ def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tm
 
 
 def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
-    rows = [(step, f"layer.{i}", i, 8, "my_metric", float(step - i)) for step in (0, 5) for i in range(3)]
-    columns = ["step", "layer", "layer_index", "width", "metric", "value"]
+    rows = [(step, f"layer.{i}", i, 8, "my_metric", float(step - i), np.nan) for step in (0, 5) for i in range(3)]
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     page = Page(write_report([tmp_path]))
     assert "my_metric" in page.text
@@ -308,6 +308,38 @@ def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
     page = Page(write_report(folders, tmp_path / "out"))
     assert len(page.all("table")) == 2  # what was measured, and their means
     assert [(cell.get("scope"), cell.get("colspan")) for cell in page.all("th")].count(("colgroup", "5")) == 2
+
+
+def test_standard_errors_are_in_the_table_the_records_and_the_key(tmp_path: Path) -> None:
+    changes = {(step, f"block.0{i}", "M"): 2.0 + step for step in (0, 8) for i in range(2)}
+    folder = make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", "M"), changes=changes, stderr=0.05)
+    path = write_report([folder])
+    cells = re.findall(r"<td>([^<]*±[^<]*)</td>", path.read_text())
+    assert cells[:4] == ["2.00 ± 0.10", "2.00 ± 0.10 (0)", "10.00 ± 0.50 (8)", "10.00 ± 0.50"]
+    text = Page(path).text
+    assert "One standard error to each side of the line." in text
+    assert "± one standard error." in text
+    records = pd.read_csv(folder / "report" / "metrics.csv")
+    assert list(records) == ["run", "step", "layer", "metric", "value", "stderr", "random"]
+    at = records[records["layer"] != "model"]
+    np.testing.assert_allclose(at["stderr"], 0.05 * at["value"])
+    assert records[records["layer"] == "model"]["stderr"].isna().all()
+    both = Page(write_report([folder, folder], tmp_path / "out"))
+    assert [(cell.get("scope"), cell.get("colspan")) for cell in both.all("th")].count(("colgroup", "2")) == 2
+
+
+def test_without_standard_errors_the_page_does_not_speak_of_them(page: Page) -> None:
+    assert "±" not in page.text
+    assert "tandard error" not in page.text
+
+
+def test_few_token_types_in_the_regressions_are_flagged(tmp_path: Path) -> None:
+    few = {(step, f"block.0{i}", "token_types_regressed"): 299.0 + i for step in (0, 8) for i in range(2)}
+    few |= {(step, layer, "token_types_regressed"): 400.0 for step in (0, 8) for layer in ("embed", "final_norm")}
+    folder = make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", "M", "token_types_regressed"), changes=few)
+    text = " ".join(Page(write_report([folder])).text.split())
+    assert "Few token types in the regressions. The C.V. of Q, the slopes and the R² over token types rest on" in text
+    assert "1 caseblock.00: 299 token types" in text
 
 
 def test_backticks_are_code(tmp_path: Path) -> None:
@@ -411,7 +443,7 @@ def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
     pd.DataFrame({"step": [1]}).to_parquet(tmp_path / "columns" / "history.parquet")
     older = make_sweep(tmp_path / "older", steps=(0, 1), metrics=("n", "M"))
     for path in (older / "checkpoints").iterdir():
-        pd.read_parquet(path).drop(columns=["width", "series"]).to_parquet(path)
+        pd.read_parquet(path).drop(columns=["width", "series", "stderr"]).to_parquet(path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
@@ -422,8 +454,10 @@ def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
         "no measurements": [str(tmp_path / "empty")],
         "measurements of these kinds": [str(good), str(tmp_path / "other")],
         "step1.parquet must be a Parquet file": [str(corrupt)],
-        "layer_index, width, metric, value missing": [str(tmp_path / "columns")],
-        "series, width missing. Was it written by another version of embedgeo? Then measure again": [str(older)],
+        "layer_index, width, metric, value, stderr missing": [str(tmp_path / "columns")],
+        "series, width, stderr missing. Was it written by another version of embedgeo? Then measure again": [
+            str(older)
+        ],
         "holds something else": [str(good), "--out", str(tmp_path / "other")],
         "can be written": [str(good), "--out", str(tmp_path / "file" / "out")],
         "required": [],

@@ -12,7 +12,7 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import figures, shares, tokens
+from embedgeo.report import comparison, figures, shares, tokens
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
@@ -135,13 +135,13 @@ def _of_metric(run: Run, metric: str) -> Iterator[FigureData]:
         if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
         if len(run.blocks) > 1:
-            yield figures.compare_profiles([run], metric)
+            yield comparison.compare_profiles([run], metric)
 
 
 def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     if any(len(run.steps) > 1 for run in runs):
-        yield figures.compare_dynamics(runs, metric)
-    yield figures.compare_profiles(runs, metric)
+        yield comparison.compare_dynamics(runs, metric)
+    yield comparison.compare_profiles(runs, metric)
 
 
 def _of_tokens(run: Run) -> Iterator[FigureData]:
@@ -155,13 +155,15 @@ def _of_tokens(run: Run) -> Iterator[FigureData]:
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:
-    """All values, with those of the baseline beside them."""
+    """All values, with their standard errors and those of the baseline beside them."""
     parts = []
     for run in runs:
-        values, random, model = (frame.stack(future_stack=True) for frame in (run.values, run.baseline, run.model))
+        frames = (run.values, run.errors, run.baseline, run.model)
+        values, errors, random, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        at_layers = pd.DataFrame({"value": values, "random": random.reindex(values.index)}).reset_index()
+        beside = {"stderr": errors.reindex(values.index), "random": random.reindex(values.index)}
+        at_layers = pd.DataFrame({"value": values, **beside}).reset_index()
         parts += [frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)]
-    records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "random"]]
+    records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "stderr", "random"]]
     table = pa.Table.from_pandas(records, preserve_index=False)
     pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))

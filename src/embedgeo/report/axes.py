@@ -109,13 +109,23 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
         ax.set_xlabel(f"layer: * in {pattern}" if pattern else "layer (numbers are blocks)" if are_blocks else "layer")
 
 
-def lines(ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-") -> None:
-    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not finite."""
+def lines(
+    ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-", errors: Array | None = None
+) -> None:
+    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not finite, and bands."""
+    for row, error, colour in zip(rows, rows * np.nan if errors is None else errors, colours, strict=True):
+        band(ax, x, row, error, colour)
     segments = [np.column_stack((x, row)) for row in rows]
     drawn = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
     ax.add_collection(drawn, autolim=False)
     if rows.size <= 800:
         ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
+
+
+def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any) -> None:
+    """Draw a band of one standard error to each side of a line, where it is known."""
+    if np.isfinite(errors).any():
+        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=0.2, lw=0.8, zorder=1.5)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:

@@ -34,7 +34,7 @@ def curves(run: Run, metric: str) -> FigureData:
     `embed` is drawn in a strip below, on a scale of its own; and so is the final norm where it would squeeze the lines
     of the blocks. Means of the last blocks are dashed.
     """
-    table, named = run.table(metric), term(metric)
+    table, errors, named = run.table(metric), run.table(metric, run.errors), term(metric)
     strips = [layer for layer in run.depth if _is_apart(layer, table, named)]
     if len(strips) == len(run.depth):
         strips = []
@@ -43,12 +43,12 @@ def curves(run: Run, metric: str) -> FigureData:
     figure, axes = _axes(len(strips))
     ax, *below = axes
     colours = DEPTH(np.linspace(0, 1, len(main)))
-    lines(ax, table.index.to_numpy(), table[main].to_numpy().T, colours)
+    lines(ax, table.index.to_numpy(), table[main].to_numpy().T, colours, errors=errors[main].to_numpy().T)
     for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
-    value_axis(ax, named, table[main + means].to_numpy())
+    value_axis(ax, named, table[main + means].to_numpy(), errors=errors[main + means].to_numpy())
     is_log = ax.get_yscale() == "log"
     _depth_key(figure, ax, main, colours)
     for strip, layer in zip(below, strips, strict=True):

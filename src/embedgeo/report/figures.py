@@ -1,7 +1,6 @@
-"""Figures of metrics over steps and layers, for one run and for several."""
+"""Figures of metrics over steps and layers."""
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -9,72 +8,77 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 
 from embedgeo.report.axes import (
     ACCENT,
-    DASHES,
     RUNS,
     Array,
+    band,
     depth_bar,
     layer_axis,
     lines,
-    run_colours,
     short,
     step_axis,
     time_bar,
     value_bar,
 )
-from embedgeo.report.drawing import FigureData, legend, legend_below, new_figure
+from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.values import colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
-from embedgeo.results.layer_names import relative_depths
-from embedgeo.results.wording import number, printable
+from embedgeo.results.wording import number
 
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
 def dynamics(run: Run, metric: str) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
-    table, named = run.table(metric), term(metric)
+    table, errors, named = run.table(metric), run.table(metric, run.errors), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
+    of_means = run.mean_errors(metric)
     figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
-    lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, dashes)
+    steps = table.index.to_numpy()
+    lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
     for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
-    value_axis(ax, named, table.to_numpy(), random, run.layers)
+        band(ax, steps, means[name].to_numpy(), of_means[name].to_numpy(), "black")
+    value_axis(ax, named, table.to_numpy(), random, run.layers, errors.to_numpy())
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
-    numbers = table.join(means).join(random.set_axis(randoms, axis=1))
+    numbers = with_errors(table.join(means), errors.join(of_means)).join(random.set_axis(randoms, axis=1))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {_course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
-    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
+    text = " ".join(f"{name.capitalize()}: {course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors))
 
 
 def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
-    table, random = (run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.baseline))
+    table, errors, random = (
+        run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.errors, run.baseline)
+    )
     named = term(metric)
     is_course = len(run.steps) > 1
     figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
-    if is_course:
-        lines(ax, x, table.to_numpy(), time_bar(ax, run.steps))
     last = table.iloc[-1]
+    if is_course:
+        lines(ax, x, table.to_numpy(), time_bar(ax, run.steps), errors=errors.to_numpy())
+    else:
+        band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **look)
-    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis)
+    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
     legend(figure, ax)
-    numbers = table.T.assign(random=random.iloc[-1]).drop("", errors="ignore")
+    numbers = with_errors(table.T, errors.T).assign(random=random.iloc[-1]).drop("", errors="ignore")
     alt = f"{named.name} against layer, a line for each of {len(run.steps)} steps."
-    return FigureData(f"{metric}-profile", figure, numbers, alt, f"At step {run.steps[-1]:,}: {_course(last)}")
+    text = f"At step {run.steps[-1]:,}: {course(last)}{band_text(errors)}"
+    return FigureData(f"{metric}-profile", figure, numbers, alt, text)
 
 
 def heatmap(run: Run, metric: str) -> FigureData:
@@ -120,19 +124,23 @@ def after_processing(run: Run) -> FigureData:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
     figure, axes = new_figure("After-processing", f"step {run.steps[-1]:,}", panels=2)
     shown: dict[str, pd.Series] = {}
+    errors: dict[str, pd.Series] = {}
     colours: dict[str, str] = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
         found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
         for key in (*([metric] if metric in run.values else []), *found):
-            shown[key] = run.table(key).iloc[-1].reindex(run.axis)
+            shown[key], errors[key] = (
+                run.table(key, values).iloc[-1].reindex(run.axis) for values in (run.values, run.errors)
+            )
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
             ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
+            band(ax, np.arange(float(len(run.axis))), shown[key].to_numpy(), errors[key].to_numpy(), colour)
         layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     legend(figure, axes[-1])
-    numbers = pd.DataFrame(shown).drop("", errors="ignore")
-    means = run.means(numbers.T)
+    numbers = with_errors(pd.DataFrame(shown), pd.DataFrame(errors)).drop("", errors="ignore")
+    means = run.means(numbers[[*shown]].T)
     text = "; ".join(
         f"{term(str(key)).name} {' and '.join(map(number, values))}"
         for key, values in zip(means.index, means.to_numpy(), strict=True)
@@ -157,63 +165,20 @@ def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
     if len(outlying):
         ax.legend(loc="best")
-    return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {_course(values)}")
+    return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
 
 
-def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
-    """Means over blocks of several runs against the step."""
-    curves: dict[str, pd.Series] = {}
-    for run in runs:
-        means = run.means(run.table(metric))
-        curves |= {f"{run.label}, {name}" if len(run.blocks) > 1 else run.label: means[name] for name in run.blocks}
-    numbers = pd.DataFrame(curves)
-    figure, ax, text = _draw_runs(curves, metric, "against step", "mean over blocks")
-    step_axis(ax, *(run.steps for run in runs))
-    alt = f"{term(metric).name} against optimizer step, a line for each of {len(runs)} runs."
-    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
+def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
+    """Numbers, and beside them the standard errors of those columns that have any."""
+    return numbers.join(errors.dropna(axis=1, how="all").add_prefix("stderr of "))
 
 
-def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
-    """Several runs at their last steps against relative depth: 0 enters the first block, 1 leaves the last one."""
-    curves: dict[str, pd.Series] = {}
-    for run in runs:
-        last = run.table(metric).iloc[-1]
-        for part, depths in relative_depths(run.depth).items():
-            label = f"{run.label}, {part[:-1]}" if part else run.label
-            curves[label] = pd.Series(last[[*depths]].to_numpy(), [*depths.values()])
-    figure, ax, text = _draw_runs(curves, metric, "over relative depth", "last step")
-    ax.set_xlabel("relative depth (1: output of the last block)")
-    ax.set_xlim(-0.02, 1.02)
-    numbers = pd.concat({label: curve.rename(metric) for label, curve in curves.items()}, names=["run", "depth"])
-    alt = f"{term(metric).name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    return FigureData(f"{metric}-compared-profiles", figure, numbers.to_frame(), alt, text)
+def band_text(errors: pd.DataFrame) -> str:
+    """What the bands are, where there are any."""
+    return " Bands: one standard error to each side." if errors.notna().to_numpy().any() else ""
 
 
-def _draw_runs(curves: dict[str, pd.Series], metric: str, over: str, note: str) -> tuple[Figure, Axes, str]:
-    """A figure with a line for each curve, its axes, and the curves in words."""
-    named = term(metric)
-    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
-    figure, (ax,) = new_figure(f"{named.name} {over}", f"{named.unit}; {note}", names=names)
-    value_axis(ax, named, np.concatenate([curve.to_numpy() for curve in curves.values()]))
-    styles = zip(run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
-    for curve, (colour, marker, dashes) in zip(curves.values(), styles, strict=False):
-        every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
-        ax.plot(curve.dropna(), color=colour, marker=marker, ms=3.5, markevery=every, ls=dashes, lw=1.3)
-    legend_below(figure, ax.lines, names)
-    return figure, ax, _courses(curves)
-
-
-def _courses(curves: dict[str, pd.Series]) -> str:
-    """Each of a few curves in words; of many, at which values they end."""
-    if len(curves) <= 3:
-        return " ".join(f"{label}: {_course(curve)}" for label, curve in curves.items())
-    last = pd.Series({label: curve.dropna().iloc[-1] for label, curve in curves.items() if curve.notna().any()})
-    if last.empty:
-        return "undefined."
-    return f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} ({last.idxmax()})."
-
-
-def _course(values: pd.Series) -> str:
+def course(values: pd.Series) -> str:
     """The first, last, lowest and highest value of a curve, in words."""
     finite = values.dropna()
     if finite.empty:

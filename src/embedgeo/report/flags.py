@@ -17,8 +17,11 @@ FEW_POINTS = 1000
 FEW_ROWS = 10
 """Rows per dimension below which a covariance spectrum is mostly noise."""
 
+FEW_TYPES = 300
+"""Token types below which the values over them show only trends."""
+
 BIAS = 0.02
-"""Difference between the plug-in and the unbiased share V_W / V that is pointed out."""
+"""How far the plug-in share V_W / V may be below that of pairs before it is pointed out."""
 
 
 class Flag(NamedTuple):
@@ -37,7 +40,10 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    checks = (_models, _failed, _duplicates, _loss_outliers, _nonfinite, _few_points, _few_rows, _biased, _undefined)
+    checks = (
+        *(_models, _failed, _duplicates, _loss_outliers, _nonfinite),
+        *(_few_points, _few_rows, _few_types, _biased, _undefined),
+    )
     return [flag for flag in (check(run) for check in checks) if flag.details]
 
 
@@ -115,11 +121,21 @@ def _few_rows(run: Run) -> Flag:
     return Flag("Few rows for the spectrum", text, details)
 
 
+def _few_types(run: Run) -> Flag:
+    is_known = "token_types_regressed" in run.values
+    details = _where_below(run, run.values["token_types_regressed"], FEW_TYPES, "token types") if is_known else []
+    text = (
+        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} types at these layers: "
+        "read trends only."
+    )
+    return Flag("Few token types in the regressions", text, details)
+
+
 def _biased(run: Run) -> Flag:
-    unbiased, plug_in = (run.values.get(key, run.widths * np.nan) for key in ("V_W_over_V_unbiased", "V_W_over_V"))
-    off = (unbiased - plug_in).groupby("layer").max().reindex(run.layers)
+    of_pairs, plug_in = (run.values.get(key, run.widths * np.nan) for key in ("V_W_over_V_unbiased", "V_W_over_V"))
+    off = (of_pairs - plug_in).groupby("layer").max().reindex(run.layers)
     details = [f"{layer}: up to {value:.2g} too low" for layer, value in off.items() if value > BIAS]
-    text = "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the unbiased one."
+    text = "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the one from pairs."
     return Flag("Few occurrences of each token", text, details)
 
 

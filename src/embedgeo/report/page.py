@@ -15,7 +15,7 @@ from embedgeo.report.drawing import FigureData, save
 from embedgeo.report.flags import flags
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
-from embedgeo.results.wording import listed, number
+from embedgeo.results.wording import listed, measured, number
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
@@ -126,12 +126,14 @@ def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
         about=[{"label": run.label, "cells": _about(run)} for run in runs],
         flags=[(run.label, flags(run)) for run in runs],
-        overview=_overview(runs),
+        overview=_overview(runs, has_errors=has_errors),
+        has_errors=has_errors,
         anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
         first=[section for section in sections if section.title == FIRST],
         sections=[section for section in sections if section.title != FIRST],
@@ -165,14 +167,14 @@ def _span(values: pd.Series) -> str:
 _COLUMNS = ["first", "lowest (step)", "highest (step)", "last", "random, last"]
 
 
-def _overview(runs: Sequence[Run]) -> Overview:
-    """Means over blocks, the runs side by side; of more than two, only the first and the last value."""
+def _overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
+    """Means over blocks, the runs side by side; where that would be too wide, only the first and the last value."""
     parts = {
-        f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: _means(run, blocks)
+        f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: _means(run, name)
         for run in runs
-        for name, blocks in run.blocks.items()
+        for name in run.blocks
     }
-    shown = _COLUMNS if len(parts) <= 2 else ["first", "last"]
+    shown = _COLUMNS if len(parts) <= (1 if has_errors else 2) else ["first", "last"]
     if all(len(run.steps) <= 1 for run in runs):
         shown = ["last", "random, last"]
     nothing = dict.fromkeys(_COLUMNS, "–")
@@ -183,16 +185,19 @@ def _overview(runs: Sequence[Run]) -> Overview:
     return Overview(list(parts), shown, rows)
 
 
-def _means(run: Run, blocks: Sequence[str]) -> dict[str, dict[str, str]]:
-    """For each metric its means over blocks, by the columns of the overview."""
+def _means(run: Run, name: str) -> dict[str, dict[str, str]]:
+    """For each metric one of its means over blocks, by the columns of the overview."""
+    blocks = run.blocks[name]
     cells = {}
     for metric in run.metrics:
         tables = (run.table(metric, values) for values in (run.values, run.baseline))
         mean, random = (table[blocks].mean(axis=1).dropna() for table in tables)
+        errors = run.mean_errors(metric)[name].reindex(mean.index)
         if len(mean):
-            extremes = [f"{number(mean.iloc[i])} ({mean.index[i]:,})" for i in (int(mean.argmin()), int(mean.argmax()))]
+            at = [measured(value, error) for value, error in zip(mean, errors, strict=True)]
+            extremes = [f"{at[i]} ({mean.index[i]:,})" for i in (int(mean.argmin()), int(mean.argmax()))]
             between = extremes if mean.nunique() > 1 else ["–", "–"]
-            first, last = (number(mean.iloc[i]) for i in (0, -1))
+            first, last = at[0], at[-1]
             expected = number(random.iloc[-1]) if len(random) else "–"
             cells[metric] = dict(zip(_COLUMNS, [first, *between, last, expected], strict=True))
     return cells

@@ -22,6 +22,7 @@ class Run:
         label: its name.
         layers: names in forward order.
         values: a column per metric; the index is (step, layer).
+        errors: standard errors of the values, shaped as ``values``; NaN where unknown.
         widths: d at each row of ``values``; NaN where unknown.
         baseline: the values of Gaussian embeddings, shaped as ``values``; NaN where unknown.
         model: a column per metric of the whole model, such as the loss; the index is the step.
@@ -35,6 +36,7 @@ class Run:
     label: str
     layers: list[str]
     values: pd.DataFrame
+    errors: pd.DataFrame
     widths: pd.Series
     baseline: pd.DataFrame
     model: pd.DataFrame
@@ -80,6 +82,11 @@ class Run:
         """Means over blocks, of encoder and decoder apart, at each row of a table of layers (columns)."""
         return pd.DataFrame({name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()})
 
+    def mean_errors(self, metric: str) -> pd.DataFrame:
+        """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
+        table, errors = self.table(metric), self.table(metric, self.errors)
+        return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
+
     def varies(self, metric: str) -> bool:
         """Whether a metric was measured and has more than one value."""
         return metric in self.values and self.values[metric].nunique() > 1
@@ -94,6 +101,7 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
     at_layers = records[~of_model]
     order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
+    errors = drawable(_wide(at_layers, ["step", "layer"], "stderr"))
     widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
     about = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     about = about.reindex(columns=_ABOUT).astype(object)
@@ -103,6 +111,7 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
         label=label,
         layers=[str(layer) for layer in order],
         values=values,
+        errors=errors.where((errors >= 0) & values.notna()),
         widths=widths.where(widths > 0),
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
@@ -121,7 +130,7 @@ def drawable(values: pd.DataFrame) -> pd.DataFrame:
     return values.where(values.abs() <= _LARGEST)
 
 
-def _wide(records: pd.DataFrame, index: list[str]) -> pd.DataFrame:
-    """Records with a column for each metric; of a value that is there twice, the last."""
+def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.DataFrame:
+    """A column of records as one for each metric; of what is there twice, the last."""
     last = records.drop_duplicates([*index, "metric"], keep="last")
-    return last.pivot(index=index, columns="metric", values="value").sort_index().astype(float)
+    return last.pivot(index=index, columns="metric", values=column).sort_index().astype(float)

@@ -62,7 +62,8 @@ def _parts(run: Run) -> list[str]:
 def _shares(run: Run) -> tuple[str, pd.DataFrame]:
     """A subtitle that names the estimates, and the shares at each step and layer."""
     parts = run.values[_parts(run)].clip(lower=0)
-    kind = ", unbiased estimates" if "V_W_unbiased" in parts else ", plug-in estimates" if "V_W" in parts else ""
+    pairs, plug_in = ", from pairs in different sequences", ", plug-in estimates"
+    kind = pairs if "V_W_unbiased" in parts else plug_in if "V_W" in parts else ""
     total = parts.sum(axis=1, skipna=False)
     shares = parts.div(total.where(total > 0), axis=0).rename(columns=lambda part: part.removesuffix("_unbiased"))
     return f"shares of the mean squared norm{kind}", shares.reindex(run.depth, level="layer")

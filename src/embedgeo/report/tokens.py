@@ -73,7 +73,7 @@ def statistics(run: Run) -> FigureData:
         for layer in run.depth
     }
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
-    subtitle = f"C.V. over all token types, least squares over those with {_REGRESSED}"
+    subtitle = f"over the token types with {_REGRESSED}"
     figure, axes = new_figure("Token types through the layers", subtitle, panels=3)
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):

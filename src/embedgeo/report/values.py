@@ -44,6 +44,7 @@ def value_axis(
     values: Array,
     baseline: pd.Series | pd.DataFrame | None = None,
     layers: Sequence[str] = (),
+    errors: Array | float = np.nan,
 ) -> None:
     """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
 
@@ -56,6 +57,7 @@ def value_axis(
         values: all that is drawn.
         baseline: the expected values, by abscissa.
         layers: of the columns of ``values``, where these are of layers; the axis then spans those of the blocks.
+        errors: standard errors of ``values``, whose bands the axis spans too, unless that would squeeze the lines.
     """
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
@@ -69,6 +71,9 @@ def value_axis(
         return min([low, *near]), max([high, *near])
 
     low, high = extended(finite)
+    ends = np.array([values - errors, values + errors])[:, (values >= low) & (values <= high)]
+    ends = ends[np.isfinite(ends)].clip(*((low / 10, high * 10) if is_log else (low - 2 * span, high + 2 * span)))
+    low, high = min([low, *ends]), max([high, *ends])
     known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
     known = known[np.isfinite(known)]
     if baseline is not None and known.size:

@@ -21,7 +21,7 @@ TERMS = {
         "at a glance",
         V_W_over_V_unbiased=Term(
             "V_W / V",
-            "share of the variance, unbiased estimate",
+            "share of V, from pairs in different sequences",
             "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: 0 "
             "where context does nothing, growing as embeddings become contextual; 1 where the token does not matter.",
         ),
@@ -58,7 +58,7 @@ TERMS = {
         ),
         V_B_unbiased=Term(
             "V_B, unbiased",
-            f"unbiased estimate, {_SQUARED}",
+            f"estimate from pairs in different sequences, {_SQUARED}",
             "Variance between tokens: what the token itself does.",
             ranges=True,
         ),

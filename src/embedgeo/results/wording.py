@@ -4,6 +4,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -27,6 +28,22 @@ def number(value: float) -> str:
     ('323,812', '0.01235', '7')
     """
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def measured(value: float, error: float) -> str:
+    """A number with its standard error, where it has one: to two digits of the error.
+
+    >>> measured(0.41234, 0.00456), measured(323_812.4, 1_234.0), measured(2.5e-5, 3.14e-7), measured(0.5, inf)
+    ('0.4123 ± 0.0046', '323,800 ± 1,200', '(2.500 ± 0.031)e-5', '0.5')
+    """
+    if not max(1e-12 * abs(value), 1e-250) < error < inf:  # unknown, none, or rounding
+        return number(value)
+    last = int(f"{error:.1e}".partition("e")[2]) - 1  # the exponent of the error's second digit
+    first = max(last + 1, int(f"{value or error:.0e}".partition("e")[2]))
+    power = first if not -4 <= first < 9 else 0
+    digits = max(0, power - last)
+    shown = (f"{round(each, -last) / 10.0**power:,.{digits}f}" for each in (value, error))
+    return " ± ".join(shown) if not power else f"({' ± '.join(shown)})e{power}"
 
 
 def printable(name: str) -> str:

@@ -107,9 +107,9 @@ class Monitor:
         self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
-        device, group = adapter.device, adapter.process_group
-        self._geometry = self._make_geometry(adapter.model, on_error=self._fail, device=device, process_group=group)
         self._adapter = adapter
+        options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
+        self._geometry = self._make_geometry(adapter.model, **options)
         self._first_step = step
         self._place.start(step)
         if adapter.writes and (folder := self.folder or adapter.folder):
@@ -194,9 +194,7 @@ class Monitor:
             run_model(batches, self._adapter, self._attach, self._detach, as_training=as_training)
 
     def _end_window(self) -> None:
-        step, self._place.window_start = self._place.window_start, None
-        assert step is not None
-        self._measure(step)
+        self._measure(self._place.close_window())
 
     def _measure(self, step: int) -> None:
         """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""

@@ -105,3 +105,9 @@ class Place:
     def is_window_over(self, step: int) -> bool:
         """Whether there is a window that does not reach this step."""
         return self.window_start is not None and step >= self.window_start + self.schedule.window
+
+    def close_window(self) -> int:
+        """Close the open window; the step at which it began."""
+        step, self.window_start = self.window_start, None
+        assert step is not None
+        return step
