@@ -46,7 +46,7 @@ def test_compute_gives_floats_and_a_frame():
     assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     assert all(type(value) is float for value in values["embed"].values())
     frame = geometry.to_frame()
-    assert list(frame.columns) == ["layer", "layer_index", "metric", "value"]
+    assert list(frame.columns) == ["layer", "layer_index", "metric", "value", "stderr"]
     assert frame.set_index(["layer", "metric"]).loc[("block.01", "V"), "value"] == values["block.01"]["V"]
     assert frame.groupby("layer").layer_index.first().to_dict() == {name: i for i, name in enumerate(values)}
     assert isinstance(frame, pd.DataFrame)

@@ -151,6 +151,43 @@ def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
     assert all(hook._run is hook._module is None for hook in hooks)
 
 
+class SaysHowItIsCopied(NanoGPT):
+    """Makes its copies by itself."""
+
+    def __deepcopy__(self, memo):
+        twin = type(self)()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+@pytest.mark.parametrize("make", [SaysHowItIsCopied, lambda: torch.fx.symbolic_trace(NanoGPT())])
+def test_a_class_that_says_how_it_is_copied_makes_copies_of_itself(make):
+    model, ids = make().eval(), token_batch()["input_ids"]
+    own = type(model)
+    with observe(model, "*.h.02.ln_2", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+        twin = copy.deepcopy(model)
+        assert torch.equal(twin(ids), model(ids))
+    assert type(model) is own
+    assert "_Watched" not in {base.__name__ for base in type(twin).__mro__}
+    assert len(rows_seen(geometry, "transformer.h.02.ln_2")[0]) == 48
+
+
+def test_a_class_that_is_changed_while_the_model_is_measured_stays_changed():
+    model, ids = NanoGPT().eval(), token_batch()["input_ids"]
+
+    class Sharded:
+        pass
+
+    with observe(model, "block.02"):
+        model.__class__ = type("ShardedGPT", (Sharded, type(model)), {})  # as fully_shard does
+        model(ids)
+    changed = type(model)
+    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
+        model(ids)
+    assert type(model) is changed
+    assert len(rows_seen(geometry, "block.02")[0]) == 48
+
+
 def test_a_replica_runs_its_own_forward_and_is_not_counted():
     model, batch = gpt_neox().eval(), token_batch()
     with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():

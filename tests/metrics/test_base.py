@@ -178,6 +178,7 @@ def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset
     x = rows()[0]
     metric, other = updated(Range(DIM), x[:50]), updated(Range(DIM), x[50:]).half()
     assert metric.metric_state.keys() == {
+        "num_rows",
         "num_nonfinite",
         "settings",
         "largest",

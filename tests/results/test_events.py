@@ -1,5 +1,6 @@
 """TensorBoard's tags and charts."""
 
+import math
 import re
 from pathlib import Path
 
@@ -67,14 +68,14 @@ def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(blocks: tu
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     records = [
-        Record(layer=layer, layer_index=i, width=4, metric=metric, value=float(i + len(metric)))
+        Record(layer=layer, layer_index=i, width=4, metric=metric, value=float(i + len(metric)), stderr=0.5)
         for metric in ("M", "V")
         for i, layer in enumerate(("embed", "block.00", "block.01"))
     ]
     write_events(tmp_path / "events.out.tfevents.7", 7, records)
     ((prefix, found),) = read_events(tmp_path)
     assert prefix == "geometry"
-    assert found == [{**record, "step": 7, "width": 0} for record in records]
+    assert found == [{**record, "step": 7, "width": 0, "stderr": math.nan} for record in records]
 
 
 def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise", **told)
     fit(tmp_path, monitor, max_steps=5, logger=loggers)
     written = read(folder)
-    assert tuple(written) == COLUMNS == ("step", "layer", "layer_index", "width", "metric", "value")
+    assert tuple(written) == COLUMNS == ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
     assert written.to_dict("records") == [{name: r[name] for name in COLUMNS} for r in monitor.history]
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     (run,) = read_runs([folder])
@@ -128,21 +128,51 @@ def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_pa
     assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]
 
 
-def test_a_full_disk_turns_monitoring_off_and_training_goes_on(tmp_path, monkeypatch):
+def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(history.pq, "write_table", full)
-    monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
-    with pytest.warns(UserWarning, match="GeometryMonitor is off .* OSError: .*No space left on device") as caught:
-        _, run = fit(tmp_path, monitor, module=TinyLM(), max_steps=5)
+    logger = CSVLogger(tmp_path, name="log", version="")
+    with monkeypatch.context() as patched:
+        patched.setattr(history.pq, "write_table", full)
+        monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
+        with pytest.warns(UserWarning, match="file cannot be written.* OSError: .*No space left on device") as caught:
+            _, run = fit(tmp_path, monitor, module=TinyLM(), max_steps=5, logger=logger)
     assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
     assert run.global_step == 5
-    assert list(tmp_path.glob("*")) == []
+    assert steps(monitor) == [0, 2, 4, 5]
+    logged = pd.read_csv(tmp_path / "log" / "metrics.csv")
+    assert sorted(logged.dropna(subset="geometry.V/mean")["step"]) == [0, 2, 4, 5]
+    assert [path.name for path in tmp_path.glob("*")] == ["log"]
+
+
+def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_once(tmp_path, caplog):
+    pd.DataFrame({"loss": [1.0]}).to_parquet(tmp_path / "history.parquet")
+    monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
+    with pytest.warns(UserWarning, match="history.parquet must have the columns") as caught:
+        fit(tmp_path, monitor, max_steps=5)
+    assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
+    assert steps(monitor) == [0, 2, 4, 5]
+    assert list(read(tmp_path)) == ["loss"]
+    assert "its history is in" not in caplog.text
+
+
+def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monkeypatch):
+    write_table, failures = history.pq.write_table, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def full_at_first(*args):
+        if failures:
+            raise failures.pop()
+        write_table(*args)
+
+    monkeypatch.setattr(history.pq, "write_table", full_at_first)
+    with pytest.warns(UserWarning, match="measuring and logging go on"):
+        fit(tmp_path, GeometryMonitor(2, metrics=moments, folder=tmp_path), max_steps=5)
+    assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4, 5]
 
 
 def records(step):
-    return [{"step": step, "layer": "embed", "layer_index": 0, "width": 8, "metric": "V", "value": 1.0}]
+    return [{"step": step, "layer": "embed", "layer_index": 0, "width": 8, "metric": "V", "value": 1.0, "stderr": 0.5}]
 
 
 def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_path, monkeypatch):

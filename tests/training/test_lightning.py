@@ -160,7 +160,7 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(sum(blocks) / 3)
     assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")
-    assert set(monitor.history[0]) == {"step", "layer", "layer_index", "width", "metric", "value"}
+    assert set(monitor.history[0]) == {"step", "layer", "layer_index", "width", "metric", "value", "stderr"}
 
 
 @pytest.mark.parametrize("number", [0, 1])

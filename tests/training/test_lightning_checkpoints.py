@@ -60,6 +60,17 @@ def test_a_checkpoint_cannot_be_scored_by_a_training_batch(tmp_path):
     fit(tmp_path, GeometryMonitor(2, metrics=moments), other, max_steps=4, enable_checkpointing=True)
 
 
+def test_a_monitor_whose_prefix_starts_like_its_own_is_not_taken_for_it(tmp_path):
+    best = ModelCheckpoint(tmp_path, monitor="geometry.held_out.V/block.01", every_n_train_steps=2)
+    options = {"metrics": moments, "on_error": "raise"}
+    monitors = (
+        GeometryMonitor(2, **options),
+        GeometryMonitor(2, probe=held_out(), prefix="geometry.held_out", **options),
+    )
+    fit(tmp_path, *monitors, best, max_steps=4, enable_checkpointing=True)
+    assert best.best_model_score.item() == pytest.approx(measured(best.best_model_path), rel=1e-6)
+
+
 def test_a_probe_measured_when_a_checkpoint_was_saved_is_neither_repeated_nor_lost(tmp_path):
     def monitor():
         return GeometryMonitor(3, probe=held_out(), metrics=moments, measure_last=False, on_error="raise")

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
@@ -68,7 +69,7 @@ def watched_calls(module: nn.Module, on_call: OnCall) -> Iterator[None]:
         yield
     finally:
         watchers.remove(on_call)
-        if not watchers and module.__class__ is watched:
+        if not watchers and module.__class__ is watched and watched.__bases__[0] is _Watched:
             module.__class__ = watched.__bases__[1]
 
 
@@ -118,6 +119,15 @@ class _Watched:
     @forward.deleter
     def forward(self) -> None:
         del self.__dict__["forward"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A deep copy is of the module's own class, which may say how it is made."""
+        watched = type(self)
+        self.__class__ = watched.__bases__[1]
+        try:
+            return deepcopy(self, memo)
+        finally:
+            self.__class__ = watched
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy, or a pickle, is of the module's own class."""

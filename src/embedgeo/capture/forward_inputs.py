@@ -118,10 +118,9 @@ class ForwardInputs:
 
     def _take_lookup(self, lookup: _Lookup, embeddings: Tensor) -> None:
         """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
-        count = lookup.embeddings.shape[1]
-        last = embeddings[:, embeddings.shape[1] - count :]
-        if embeddings.shape[1] >= count and torch.equal(last.to(lookup.embeddings), lookup.embeddings):
-            self._num_virtual = embeddings.shape[1] - count
+        num_virtual = embeddings.shape[1] - lookup.embeddings.shape[1]
+        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(lookup.embeddings), lookup.embeddings):
+            self._num_virtual = num_virtual
             ids = pad(lookup.token_ids, (self._num_virtual, 0))
             self._token_ids[lookup.table, ids.shape] = ids
 
@@ -240,7 +239,6 @@ class ForwardInputs:
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); found none. "
                 "Give token_ids= or mask=."
             )
-        position_ids = self._position_ids
-        if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):
-            position_ids = None
+        given = self._position_ids
+        position_ids = given if given is not None and given.shape in (mask.shape, (1, mask.shape[1])) else None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)

@@ -24,7 +24,7 @@ class TrainerAdapter:
         model: the module in which layers are found.
         device: the device of this process.
         to_device: moves a batch to the device.
-        forward: runs the model on a batch, outside of a training step.
+        forward: runs the model on a batch, of the probe or of training, outside of a training step.
         log: called with the step and the records measured at it.
         process_group: the ranks that have different rows; None: all ranks.
         writes: whether this process writes files.
@@ -62,7 +62,7 @@ def run_model(
         attach: called with a batch, on the device, before the model runs on it, if it is to be measured.
         detach: called after the model has run, also where it fails.
         as_training: run the model as in a training step, dropout included, instead of in eval mode; the batches are
-            those of this rank, which shares them with no other one.
+            those of this rank, which shares them with no other one, as they were given to it in training.
 
     Raises:
         Exception: an error of this rank in the batches, ``attach`` or the model.
@@ -90,7 +90,8 @@ def run_model(
                     if num_taken <= rank + 1:
                         own = batch
                 if num_taken:
-                    own = adapter.to_device(own)
+                    if not as_training:  # a module may change a batch on its way to the device, and has done so
+                        own = adapter.to_device(own)
                     if rank < num_taken:
                         attach(own)
             except Exception as caught:

@@ -167,7 +167,8 @@ class GeometryMonitor(Monitor, Callback):
         self._made_lenient.clear()
 
     def _is_own(self, tag: str) -> bool:
-        return tag.startswith(f"{self.prefix}.") and "/" in tag
+        metric, slash, _ = tag.removeprefix(f"{self.prefix}.").partition("/")
+        return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric  # a longer prefix is another's
 
     def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         assert self._geometry is not None

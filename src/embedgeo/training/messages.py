@@ -32,6 +32,11 @@ def off(monitor: object, cause: str) -> str:
     return f"{type(monitor).__name__} is off for the rest of this run, training goes on: {cause}"
 
 
+def not_written(monitor: object, cause: str) -> str:
+    """That the history file cannot be written, though the monitor goes on."""
+    return f"{type(monitor).__name__}: its history file cannot be written, measuring and logging go on: {cause}"
+
+
 def not_measured(monitor: object, step: int, cause: str) -> str:
     """Why the last weights could not be measured on training batches, and what to do."""
     return (

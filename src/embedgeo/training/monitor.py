@@ -104,6 +104,7 @@ class Monitor:
         self._measured_step: int | None = None  # the last one
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._failed = False
+        self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         device, group = adapter.device, adapter.process_group
@@ -113,8 +114,7 @@ class Monitor:
         self._place.start(step)
         if adapter.writes and (folder := self.folder or adapter.folder):
             self._file = HistoryFile(Path(folder), self.prefix)
-        metrics = self._make_metrics(2)
-        rank_zero_info(messages.opening(self, self._geometry.layers, metrics, self.schedule, self._file))
+        rank_zero_info(messages.opening(self, self._geometry.layers, self._make_metrics(2), self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
@@ -149,9 +149,8 @@ class Monitor:
         """Leave the run; `_place` stays, as it may still be saved to a checkpoint."""
         self._detach()
         if self._file is not None:
-            with self._guarded():
-                self._file.close()
-            if self._file.path.exists():
+            self._write(self._file.close)
+            if self._file.path.exists() and not self._cannot_write:
                 rank_zero_info(messages.closing(self, self._file))
         self._adapter = self._geometry = self._file = None
         self._recent = []
@@ -217,7 +216,7 @@ class Monitor:
             measured = [StepRecord(step=step, **record) for record in records]
             self.history += measured
             if self._file is not None:
-                self._file.add(measured)
+                self._write(partial(self._file.add, measured))
             adapter.log(step, records)
             geometry.reset()
             if is_first and gap:
@@ -231,6 +230,17 @@ class Monitor:
                 yield
             except Exception as error:
                 self._fail(error)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            if self.on_error == "raise":
+                raise
+            if not self._cannot_write:
+                self._cannot_write = True
+                warnings.warn(messages.not_written(self, reason(error)), stacklevel=2)
 
     def _fail(self, error: Exception) -> None:
         """Turn monitoring off on this rank; the other ranks follow at the next measurement."""

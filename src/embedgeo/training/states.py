@@ -34,12 +34,11 @@ def kept_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restores the values of buffers on exit, as of the running statistics that a pass in train mode updates."""
-    values = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Puts buffers and their values back on exit, as the running statistics that a pass in train mode updates."""
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in values:
-                    buffer.copy_(values[name])
+            for module, name, buffer, values in buffers:
+                setattr(module, name, buffer.copy_(values))

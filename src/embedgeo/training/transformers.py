@@ -111,7 +111,7 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     def _forward(self, batch: Any) -> None:
         assert self._trainer is not None
-        model = self._trainer.model_wrapped
+        model, batch = self._trainer.model_wrapped, move_data_to_device(batch, self._trainer.args.device)
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
