@@ -200,7 +200,7 @@ def observe(
 
     Args:
         model: any module.
-        layers: ``"blocks"``, a pattern of module names, a list of these or a callable on the model: see
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
             `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.

@@ -87,3 +87,19 @@ def test_other_estimators_are_asked_as_they_are(estimator):
 
 def test_rows_that_an_estimator_refuses_are_undefined():
     assert math.isnan(estimated_dimension(gaussian(4, 3), skdim.id.DANCo()).dimension)
+
+
+@pytest.mark.parametrize("tolerance", [0, 1e-5])
+def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(tolerance):
+    x = gaussian(60, 3)
+    rows = torch.cat((x, x[:20] * (1 + tolerance / 100), x[:10]))
+    groups = torch.arange(90) % 3
+    single = groups[:60].clone()
+    single[:10] = 3  # their third copies are in another group than the first two
+    orders = [torch.arange(90), torch.arange(90).flip(0), torch.randperm(90, generator=generator())]
+    left_out = [
+        twonn_dimension(rows[i], duplicate_tolerance=tolerance, groups=groups[i], num_groups=3).left_out for i in orders
+    ]
+    expected = twonn_dimension(x, groups=single, num_groups=4).left_out[:3]
+    for each in left_out:
+        torch.testing.assert_close(each, expected, rtol=1e-5, atol=0)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 import embedgeo
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.report import write_report
+from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.wording import shell_command
 from embedgeo.sweep import check
@@ -66,8 +68,8 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     (tmp_path / "probe.txt").write_text(text)
     ids = cut_sequences([tokenizer.encode(text)], 32)
     mask = {"attention_mask": torch.ones_like(ids[0])} if kind == "with a mask" else {}
-    loader = DataLoader([{"input_ids": row, **mask} for row in ids], batch_size=8)
-    monitor = embedgeo.GeometryMonitor(every_n_steps=1, probe=loader, on_error="raise")
+    loader = DataLoader([{"input_ids": row, **mask} for row in ids], batch_size=9)
+    monitor = embedgeo.GeometryMonitor(every_n_steps=1, probe=loader, jackknife=5, on_error="raise")
     trainer = pl.Trainer(
         max_steps=3,
         accelerator="cpu",
@@ -78,14 +80,33 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
         callbacks=[SaveFolders(tmp_path / "checkpoints", tokenizer), monitor],
     )
     trainer.fit(Pretraining(), loader)
-    arguments = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel(), "batch_size": 8}
+    assert len(ids) % 9  # the last batch is smaller
+    arguments = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel(), "batch_size": 9}
+    arguments["jackknife"] = 5
     assert sweep(str(tmp_path / "checkpoints"), **arguments, out=str(tmp_path / "out")) == 0
     table = pd.read_csv(tmp_path / "out" / "metrics.csv")
-    offline = {(r.step, r.layer, r.metric): r.value for r in table.itertuples() if r.layer != "model"}
-    online = {(r["step"], r["layer"], r["metric"]): r["value"] for r in monitor.history}
+    offline = {(r.step, r.layer, r.metric): (r.value, r.stderr) for r in table.itertuples() if r.layer != "model"}
+    online = {(r["step"], r["layer"], r["metric"]): (r["value"], r["stderr"]) for r in monitor.history}
     assert offline.keys() == online.keys()
     assert {step for step, _, _ in online} == {0, 1, 2, 3}
     np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
+    assert all(error > 0 for (_, layer, metric), (_, error) in online.items() if (layer, metric) == ("block.01", "V"))
+
+
+def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys):
+    local_run(tmp_path / "run", steps=(1, 2))
+    assert sweep(str(tmp_path / "run"), **options, layers="hidden_states") == 0
+    assert "means over blocks" in capsys.readouterr().out
+    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
+    assert list(table["layer"].unique()) == ["hidden.00", "hidden.01", "hidden.02", "model"]
+    (folder,) = (path for path in (Path(options["out"]) / "tensorboard").iterdir() if path.is_dir())
+    events = EventAccumulator(str(folder)).Reload()
+    mean = {event.step: event.value for event in events.Scalars("geometry.V/mean")}
+    of_blocks = table[(table["metric"] == "V") & table["layer"].isin(["hidden.01", "hidden.02"])]
+    assert mean == pytest.approx(of_blocks.groupby("step")["value"].mean().to_dict(), rel=1e-6)
+    (run,) = read_runs([Path(options["out"])])
+    assert run.blocks == {"mean over blocks": ["hidden.01", "hidden.02"]}
+    assert "hidden.02" in write_report([Path(options["out"])]).read_text()
 
 
 @pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])

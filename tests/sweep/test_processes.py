@@ -125,7 +125,9 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
     model = str(tmp_path / "run")
-    one, two = ({**options, "token_tables": "true", "out": str(tmp_path / name)} for name in ("one", "two"))
+    one, two = (
+        {**options, "token_tables": "true", "jackknife": 4, "out": str(tmp_path / name)} for name in ("one", "two")
+    )
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
     args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
     ended = run(args, environment, tmp_path)
@@ -138,6 +140,8 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     pd.testing.assert_frame_equal(a[keys], b[keys])
     sampled = a["metric"].isin(["intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"])
     np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(a[~sampled]["stderr"], b[~sampled]["stderr"], rtol=1e-9, atol=1e-12)
+    assert (a[a["metric"] == "V"]["stderr"] > 0).all()
     for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
         a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
         pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)

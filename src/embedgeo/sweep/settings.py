@@ -28,7 +28,7 @@ class SweepSettings:
         seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
             or, for an encoder, to each sequence, within its length.
         batch_size: sequences in a batch; sampled metrics depend on it.
-        layers: ``blocks``, patterns of module names, or several of these, with commas between them or as a list.
+        layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
         dtype: data type of the weights.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out.
