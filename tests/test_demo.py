@@ -77,7 +77,7 @@ def test_saves_a_checkpoint_at_exactly_the_measured_steps(out: Path, records: pd
 
 def test_records_have_the_columns_of_a_sweep(records: pd.DataFrame) -> None:
     columns = "model revision step commit series weights_sha256 duplicate_of layer layer_index width metric value"
-    assert list(records) == columns.split()
+    assert list(records) == [*columns.split(), "stderr"]
     assert (records["revision"] == "step" + records["step"].astype(str)).all()
 
 

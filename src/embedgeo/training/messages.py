@@ -37,6 +37,11 @@ def not_written(monitor: object, cause: str) -> str:
     return f"{type(monitor).__name__}: its history file cannot be written, measuring and logging go on: {cause}"
 
 
+def failed(monitor: object, error: Exception) -> str:
+    """That this failure has turned the monitor off."""
+    return off(monitor, " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+
+
 def not_measured(monitor: object, step: int, cause: str) -> str:
     """Why the last weights could not be measured on training batches, and what to do."""
     return (

@@ -120,8 +120,8 @@ class Monitor:
         if self._geometry is None:
             return
         if self.measure_last and self.probe is None:
-            self._recent = [kept for kept in self._recent if kept[0] > step - self.schedule.window]
-            self._recent.append((step, batch))
+            earliest = step - self.schedule.window + 1
+            self._recent = [*(kept for kept in self._recent if kept[0] >= earliest), (step, batch)]
         if self._place.window_start is None and self._place.take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
@@ -246,7 +246,6 @@ class Monitor:
             raise error
         if not self._failed:
             self._failed = True
-            cause = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-            warnings.warn(messages.off(self, cause), stacklevel=2)
+            warnings.warn(messages.failed(self, error), stacklevel=2)
         if self._geometry is not None:
             self._geometry.switch_off()
