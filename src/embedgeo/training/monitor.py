@@ -134,14 +134,14 @@ class Monitor:
     def _after_batch(self, step: int) -> None:
         self._detach()
         if self._place.is_window_over(step):
-            self._end_window()
+            self._measure(self._place.close_window())
         elif self.probe is not None and self._geometry is not None and self._place.take_due(step):
             self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
         self._detach()
         if self._place.window_start is not None:
-            self._end_window()
+            self._measure(self._place.close_window())
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
 
@@ -192,9 +192,6 @@ class Monitor:
         assert self._adapter is not None
         with self._geometry.probe.exclusive():
             run_model(batches, self._adapter, self._attach, self._detach, as_training=as_training)
-
-    def _end_window(self) -> None:
-        self._measure(self._place.close_window())
 
     def _measure(self, step: int) -> None:
         """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
