@@ -155,7 +155,7 @@ def _runs(token_ids: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tenso
 def _add_runs(table: TokenTable, group: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> None:
     """Merge what token types have in single sequences into the entries ``group``, ascending, of the table, in place.
 
-    ``n``, ``mean`` and ``m2``, shape (R,) and (R, d), are those of the rows in each sequence.
+    ``n``, ``mean`` and ``m2``, shape (R,) and (R, d), are those of the rows in each sequence; ``mean`` is overwritten.
     """
     if not len(group):
         return
@@ -165,22 +165,6 @@ def _add_runs(table: TokenTable, group: Tensor, n: Tensor, mean: Tensor, m2: Ten
     sequences += count
     sequence_n2.index_add_(0, index, n.square())
     sequence_m2.index_add_(0, index, n * m2)
-    is_one = (count == 1) & (total == 0)  # most token types: there is nothing to merge
-    is_alone = is_one[index]
-    for state, new in zip((total, held, held_m2), (n, mean, m2), strict=True):
-        state[is_one] = new[is_alone]
-    some, rest = (~is_one).nonzero().flatten(), (~is_alone).nonzero().flatten()
-    merged = (total[some], held[some], held_m2[some])
-    _merge_runs(*merged, count[some], n[rest], mean[rest], m2[rest])
-    for state, new in zip((total, held, held_m2), merged, strict=True):
-        state.index_copy_(0, some, new)
-
-
-def _merge_runs(
-    total: Tensor, held: Tensor, held_m2: Tensor, count: Tensor, n: Tensor, mean: Tensor, m2: Tensor
-) -> None:
-    """Merge ``count`` runs each, of moments ``n``, ``mean`` and ``m2``, into the first three arguments, in place."""
-    index = torch.repeat_interleave(count, output_size=len(n))
     place, last = torch.arange(len(n), device=n.device), count.cumsum(0) - 1
     origin = mean[last]  # so that equal means are merged without rounding
     mean -= origin.index_select(0, index)
