@@ -214,7 +214,7 @@ def observe(
             model is called with.
         no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
-            G + 1 times the memory; 0: there are none.
+            up to G + 1 times the memory; 0: there are none.
 
     Yields:
         A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
+from embedgeo.metrics.layer import LayerMetrics
 from tests.models import gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
 
@@ -50,7 +52,21 @@ def measured(name, rank=0, num_ranks=1, **options):
 
 
 def on_rank(rank):
-    return {name: measured(name, rank, WORLD_SIZE) for name in OPTIONS}
+    found = {name: measured(name, rank, WORLD_SIZE) for name in OPTIONS}
+    return found, in_process_group(dist.new_group([0, 1]), rank, WORLD_SIZE)
+
+
+def in_process_group(group=None, rank=0, num_ranks=1):
+    """The value and the standard error of each metric."""
+    metrics = LayerMetrics(every_metric, 6, device=torch.device("cpu"), process_group=group, jackknife=8)
+    for seed in range(8)[rank::num_ranks]:
+        rows = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(seed))
+        metrics.update(rows, (7 * rows[..., 0]).long() % 9, None, torch.arange(5)[:, None].expand(5, 12))
+    found = {}
+    for compute in metrics.computed():
+        values, errors = compute()
+        found |= {key: (float(value), float(errors[key])) for key, value in values.items()}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +77,17 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_standard_errors_are_those_of_one_process(ranks, name):
     one = measured(name)
-    for rank in ranks:
+    for rank, _ in ranks:
         assert rank[name].keys() == one.keys()
         for key, pair in one.items():
             assert rank[name][key] == pytest.approx(pair, rel=1e-9, abs=1e-12, nan_ok=True), key
+
+
+def test_standard_errors_are_those_of_one_process_in_a_process_group(ranks):
+    one = in_process_group()
+    for _, rank in ranks:
+        for key, pair in one.items():
+            assert rank[key] == pytest.approx(pair, rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
 @pytest.mark.parametrize("name", OPTIONS)

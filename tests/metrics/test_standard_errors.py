@@ -6,10 +6,15 @@ from torchmetrics import Metric
 from embedgeo import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, default_metrics
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.jackknife import standard_error
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
 from tests.simulations import Corpus, coverage
 
 CORPUS = Corpus(num_types=40, dim=6)
+RANGE = (10, 40)
+OF_SOME_TYPES = {"count_range": (5, 60), "regression_count_range": RANGE}
+SPECTRUM = {"spectrum": True}
+OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2"} | {f"{k}_freq_{of}" for k in "QMV" for of in ("slope", "r2")}
 
 
 def batches(num_sequences: int = 26, length: int = 30, size: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -45,7 +50,18 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
             mask = lengths_mask(ids) & (groups != left_out)
             count += int((lengths_mask(ids) & (groups == left_out)).sum())
             made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
-        return made.compute(), count
+        return made.compute() | (over_types(left_out) if metric is TokenMoments else {}), count
+
+    def over_types(left_out: int | None) -> dict[str, Tensor]:
+        """The values over the token types in the range of counts, counted in all rows."""
+        ids_seen = torch.cat([ids[lengths_mask(ids)] for _, ids, _ in batches()])
+        counts = ids_seen.bincount()
+        in_range = (counts >= RANGE[0]) & (counts <= RANGE[1])
+        made = TokenMoments(6, regression_count_range=(1, 10**9))
+        for b, (x, ids, sequences) in enumerate(batches()):
+            mask = lengths_mask(ids) & ((b * len(x) + sequences) % num_groups != left_out) & in_range[ids]
+            made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
+        return {key: value for key, value in made.compute().items() if key in OVER_TYPES}
 
     whole, _ = values(None)
     without = [values(group) for group in range(num_groups)]
@@ -56,7 +72,11 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
 @pytest.mark.parametrize("num_groups", [2, 5, 16])
 @pytest.mark.parametrize(
     ("metric", "options"),
-    [(TokenMoments, {}), (TokenMoments, {"count_range": (5, 60)}), (Anisotropy, {"spectrum": True})],
+    [
+        (TokenMoments, {"regression_count_range": RANGE}),
+        (TokenMoments, OF_SOME_TYPES),
+        (Anisotropy, {"spectrum": True}),
+    ],
 )
 def test_errors_are_those_of_estimates_without_each_group(metric, options, num_groups) -> None:
     _, errors = measured(lambda dim: [metric(dim, **options)], num_groups)
@@ -140,6 +160,16 @@ def test_one_sequence_for_each_of_few_groups_and_none_for_others() -> None:
     _, errors = measured(default_metrics, 40)  # 26 sequences
     assert errors["M_over_Q"] > 0
     assert errors["V_W_over_V"] > 0
+
+
+def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None:
+    """A stand-in for a second device: metrics say that they are on another one until they are moved."""
+    metrics, moved = LayerMetrics(default_metrics, 6, device=torch.device("cpu"), jackknife=8), set()
+    device = property(lambda metric: torch.device("cpu" if id(metric) in moved else "meta"))
+    monkeypatch.setattr(GeometryMetric, "device", device)
+    monkeypatch.setattr(GeometryMetric, "to", lambda metric, device: moved.add(id(metric)))
+    metrics.update(torch.randn(2, 3, 6), torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3]))
+    assert moved == {id(metric) for metric in metrics._all()}
 
 
 @pytest.mark.parametrize("by_sequence", [True, False])

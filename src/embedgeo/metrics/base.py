@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy
 from hashlib import blake2b
 from typing import Any, Protocol, Self, TypeVar
 
@@ -159,7 +159,7 @@ class GeometryMetric(Metric):
         values = self.compute()
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        without, sizes = deepcopy(groups[0]), torch.stack([group.num_rows for group in groups])
+        without, sizes = copy(groups[0]), torch.stack([group.num_rows for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.precision import state_device
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 MetricFactory = Callable[[int], list[Metric]]
@@ -66,6 +67,9 @@ class LayerMetrics:
             sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
         """
         shape, device = hidden.shape[:-1], hidden.device
+        for metric in self._all():
+            if isinstance(metric, GeometryMetric) and metric.device != state_device(device):
+                metric.to(device)  # copies that see no rows, too: they are merged with the others
         if sequence_ids is None and self._num_groups:
             sequence_ids = torch.arange(shape.numel()).view(shape)
         groups = self._deal(sequence_ids) if sequence_ids is not None and self._num_groups else None

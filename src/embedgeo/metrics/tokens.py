@@ -1,6 +1,8 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from typing import Any
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from embedgeo.functional.rows import Rows
 from embedgeo.functional.split import SequenceCount, unbiased_split, variance_split, within_variance
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.functional.type_plane import type_plane
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 from embedgeo.metrics.moments import wants_token_values
 
 
@@ -46,6 +48,9 @@ class TokenMoments(GeometryMetric):
     >>> values["V"].item(), values["V_W"].item(), values["V_B"].item(), values["token_types"].item()
     (10.0, 1.0, 9.0, 2.0)
     """
+
+    _regressed: Tensor | None = None
+    """Token types that the values over token types are of; None: those in ``regression_count_range``."""
 
     def __init__(
         self,
@@ -114,17 +119,33 @@ class TokenMoments(GeometryMetric):
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
         if not wants_token_values(n, n_with_ids):
             return values
-        split = variance_split(types)
+        in_range, split = self._types_in(self.regression_count_range), variance_split(types)
+        regressed = in_range
+        if self._regressed is not None:
+            every = self._types_in(None)
+            regressed = every.select(torch.isin(every.token_ids, self._regressed))
         shares = {f"{key}_over_Q": ratio(part, values["Q"]) for key, part in (split | {"V": values["V"]}).items()}
         token_values = {
             "token_types": n.new_tensor(len(types.n)),
             **split,
             **{key: shares[key] for key in ("V_over_Q", "V_W_over_Q", "V_B_over_Q")},
             **unbiased_split(n, values["V"], within_variance(types, self.load(SequenceCount).num_sequences)),
-            **type_regressions(type_values(self._types_in(self.regression_count_range))),
+            **type_regressions(type_values(regressed)),
+            "token_types_regressed": n.new_tensor(len(in_range.n)),
         }
         complete = n_with_ids == n  # not if only some of the ranks were given token ids
         return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
+
+    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
+        """As `GeometryMetric.compute_with_errors`; values over token types are of the same types without each group.
+
+        If types left the range with a group, that would make the errors about twice too large.
+        """
+        if groups:
+            first = copy(groups[0])
+            first._regressed = self._types_in(self.regression_count_range).token_ids
+            groups = [first, *groups[1:]]
+        return super().compute_with_errors(groups)
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
         """The token types that occur lo to hi times."""
