@@ -3,7 +3,7 @@
 Rows of one sequence are alike, so that standard errors that take rows as independent are too small. Here the rows are
 dealt into groups of whole sequences, and an estimate is repeated without each of the groups.
 
-Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m* (equations 4 and 6); with groups of
+Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; with groups of
 equal size it is the jackknife of Tukey.
 """
 
