@@ -50,7 +50,9 @@ def run_sweep(settings: SweepSettings) -> int:
             job = fabric.broadcast(job)
             assert job is not None
             plan, pending, text = job
-            failures = Sweep(fabric, settings, plan, pending, text, folder).run()
+            failures = Sweep(
+                fabric, settings, plan, pending, {planned.checkpoint.model: text for planned in plan}, folder
+            ).run()
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}

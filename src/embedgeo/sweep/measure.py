@@ -1,11 +1,14 @@
 """The geometry of one model over the probe text, and its loss there."""
 
+from dataclasses import dataclass, field
+
 import pandas as pd
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import AfterProcessing, default_metrics
@@ -15,8 +18,20 @@ from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
 from embedgeo.sweep.settings import SweepSettings
 
-Measured = tuple[list[Record], dict[str, pd.DataFrame]]
-"""Records of a model, and its tables of token types if these were asked for."""
+
+@dataclass
+class Measured:
+    """What was measured of a checkpoint.
+
+    Attributes:
+        records: of its layers and of the model.
+        tables: of its token types, by kind, if these were asked for: see `embedgeo.results.parquet.TABLES`.
+        about: further facts, for `SweepFolder.write`.
+    """
+
+    records: list[Record]
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
 
 
 def with_after_processing(dim: int) -> list[Metric]:
@@ -61,8 +76,9 @@ def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeTex
     total, count = sums.tolist()
     if loss.is_wanted and count:
         records.append(model_record("loss", total / count))
+    about = {"model_class": type(measured_model(geometry.model)).__name__}
     if not settings.token_tables:
-        return records, {}
+        return Measured(records, about=about)
     planes = geometry.token_planes()
     planes = planes.assign(token=planes["token_id"].map(text.token_texts))
-    return records, {"tokens": geometry.token_tables(), "projections": planes}
+    return Measured(records, {"tokens": geometry.token_tables(), "projections": planes}, about)

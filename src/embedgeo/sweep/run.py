@@ -1,7 +1,7 @@
 """The loop over checkpoints: fetch, load, measure, write, remove; the next is fetched while one is measured."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import loading
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
@@ -21,7 +20,7 @@ from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.schema import Record, model_record
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.downloads import Downloads
-from embedgeo.sweep.measure import measure
+from embedgeo.sweep.measure import Measured, measure
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
 from embedgeo.sweep.processes import all_agree, from_local_zero
@@ -29,9 +28,6 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import Lines
 
 _POLL_SECONDS = 1.0
-
-Results = tuple[list[Record], dict[str, pd.DataFrame], str]
-"""Records of a model, its tables of token types, and the name of its class."""
 
 
 @dataclass
@@ -43,7 +39,7 @@ class Sweep:
         settings: of the sweep.
         plan: all checkpoints.
         pending: those to measure in this run.
-        text: what to measure them on.
+        texts: what to measure them on, by `Checkpoint.model`.
         out: the sweep folder.
     """
 
@@ -51,7 +47,7 @@ class Sweep:
     settings: SweepSettings
     plan: Sequence[Planned]
     pending: Sequence[Planned]
-    text: ProbeText
+    texts: Mapping[str, ProbeText]
     out: SweepFolder
 
     def __post_init__(self) -> None:
@@ -129,11 +125,11 @@ class Sweep:
 
     def _finish(self, planned: Planned) -> pd.DataFrame:
         """Measure a checkpoint or copy its duplicate, and write the results."""
-        records, tables, model_class = self._copied(planned) or self._measured(planned)
-        frame = to_frame(records, **self._columns(planned))
+        measured = self._copied(planned) or self._measured(planned)
+        frame = to_frame([*measured.records, *_tokens_seen(planned)], **self._columns(planned))
         if self.fabric.is_global_zero:
-            about = {"model_class": model_class, "files": planned.weights_state}
-            self.out.write(planned.name, frame, tables, {key: value for key, value in about.items() if value})
+            about = {**measured.about, "files": planned.weights_state}
+            self.out.write(planned.name, frame, measured.tables, {key: value for key, value in about.items() if value})
         return frame
 
     def _fail(self, planned: Planned, error: Exception) -> str:
@@ -150,7 +146,7 @@ class Sweep:
             self._said.add(line)
             self._say(line)
 
-    def _copied(self, planned: Planned) -> Results | None:
+    def _copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
         copied = None
         original = planned.duplicate_of
@@ -162,11 +158,10 @@ class Sweep:
                 if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
                     kept = to_records(records[records["metric"] != "tokens_seen"])
-                    model_class = self.out.about(original).get("model_class", "")
-                    copied = [*kept, *_tokens_seen(planned)], tables, model_class
+                    copied = Measured(kept, tables, self.out.about(original))
         return self.fabric.broadcast(copied)
 
-    def _measured(self, planned: Planned) -> Results:
+    def _measured(self, planned: Planned) -> Measured:
         path = None
         with all_agree(self.fabric):
             if planned.error:
@@ -177,14 +172,15 @@ class Sweep:
         assert path is not None
         with all_agree(self.fabric):
             loaded = self._load(planned, path)
-            require_vocabulary(loaded.model, self.text.token_ids)
+            require_vocabulary(loaded.model, self._text(planned).token_ids)
         to_fetch = [p for p in self._left if not p.duplicate_of and not p.error]  # duplicates are expected to be copied
         upcoming = self.fabric.broadcast(self._free(to_fetch) if self.fabric.is_global_zero else None)
         if self.fabric.local_rank == 0 and upcoming is not None:
             self._downloads.start(upcoming)
-        model_class = type(measured_model(loaded.model)).__name__
-        records, tables = measure(self.fabric, loaded, self.text, self.settings)
-        return [*records, *_tokens_seen(planned)], tables, model_class
+        return measure(self.fabric, loaded, self._text(planned), self.settings)
+
+    def _text(self, planned: Planned) -> ProbeText:
+        return self.texts[planned.checkpoint.model]
 
     def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
         dtype = getattr(torch, self.settings.dtype)

@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-_RUN_OPTIONS = ("text", "out", "shard", "evict", "dry_run", "trainer")
+_RUN_OPTIONS = (
+    *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
+    *("device_map", "on", "ray_address", "workers", "resources"),
+)
 """Options that do not change the results; of the text, the hash is recorded."""
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -18,18 +21,40 @@ class SweepSettings:
 
     Args:
         model: a repository on the Hub whose branches or tags name steps, a pattern (``author/name-step_*``) or a list
-            of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``).
-        steps: ``all``; ``log``: the first, the last and those nearest to powers of two; or steps, as ``0,1,512``.
+            of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``). One
+            without steps is one checkpoint, of step 0: the branch ``main``, or the folder itself.
+        steps: ``all``; ``log``: the first, the last and those nearest to powers of two; steps, as ``0,1,512``; or
+            ``final``: the branch ``main``, of a folder the last step.
+        model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons tell apart by line
+            style; in YAML also a mapping. A model is named as in model.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
-            says; default: Python's documentation.
+            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, read as far as it is needed; default:
+            Python's documentation.
+        unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents in a row; or one
+            text by itself, of at most ``seq_len`` tokens: a ``line``, a ``sentence`` or a ``document``.
+        min_words: leave out texts of fewer words, which are separated by white space.
+        max_words: leave out texts of more words; 0: none.
+        sample: share of the texts to take, drawn at random and always the same ones; of a ``sequence``, of documents.
+        special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's ``[CLS]`` and
+            ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
         num_tokens: number of tokens to use, from the start of the text.
-        seq_len: tokens in a sequence. Special tokens are added as the tokenizer does by default: to each document,
-            or, for an encoder, to each sequence, within its length.
+        seq_len: tokens in a sequence, at most those of a text. Special tokens are within its length; the default ones
+            are added to each document, or, for an encoder or a unit other than ``sequence``, to each sequence or text.
         batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
+        rows: what a row is: one of the ``tokens``; the ``mean`` of a sequence's, its ``first`` or its ``last``; or one
+            of the ``words``: the mean of a word's tokens.
+        metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
+            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), or ``package.function``.
+        count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
+        spectrum: also compute what needs all eigenvalues, such as the effective rank.
+        discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
+        id_batches: number of samples that the intrinsic dimension is averaged over.
+        anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
         dtype: data type of the weights.
+        device_map: spread a model over the devices of the machine: ``auto``, or a mapping of modules to devices.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
@@ -37,8 +62,14 @@ class SweepSettings:
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
+        save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
+            layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
+        on: ``ray``: measure on the workers of a Ray cluster.
+        ray_address: of the cluster; default: the one that Ray finds, or one started on this machine.
+        workers: number of checkpoints that are measured at once on Ray.
+        resources: of each worker, as ``{"GPU": 1}``; default: one CPU.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
             into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
@@ -53,21 +84,40 @@ class SweepSettings:
 
     model: str | list[str]
     steps: str | int | list[int] = "all"
+    model_group: list[str] | dict[str, Any] | tuple[()] = ()
     revisions: str = "*"
     text: str | list[str] | tuple[()] = ()
+    unit: Literal["sequence", "line", "sentence", "document"] = "sequence"
+    min_words: int = 0
+    max_words: int = 0
+    sample: float = 1.0
+    special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
     tokenizer: str | None = None
     num_tokens: int = 65536
     seq_len: int = 512
     batch_size: int = 8
     layers: str | list[str] = "blocks"
+    rows: Literal["tokens", "mean", "first", "last", "words"] = "tokens"
+    metrics: str = "embedgeo.default_metrics"
+    count_range: Sequence[int] = ()
+    spectrum: bool = False
+    discard_fraction: float = 0.1
+    id_batches: int = 1
+    anisotropy_batch: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    device_map: str | dict[str, Any] | None = None
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
     after_processing: bool = False
     jackknife: int = 0
+    save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
+    on: Literal["ray"] | None = None
+    ray_address: str | None = None
+    workers: int = 1
+    resources: dict[str, float] | None = None
     evict: bool = True
     dry_run: bool = False
     model_class: str | None = None

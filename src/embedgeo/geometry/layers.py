@@ -1,8 +1,6 @@
-"""Metrics at the layers of a model: what the monitor, the sweep and `observe` have in common."""
+"""The metrics of each layer of a model, updated by its forward passes."""
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -180,58 +178,3 @@ class Geometry:
                 self._add_metrics(layer.name, dim).update(no_rows, no_rows[:, 0].long(), None, None)
         reached = [(i, layer) for i, layer in enumerate(self.layers) if layer.name in self._metrics]
         return [(i, layer, self._metrics[layer.name]) for i, layer in reached]
-
-
-@contextmanager
-def observe(
-    model: nn.Module,
-    layers: LayerSpec = "blocks",
-    metrics: MetricFactory | None = None,
-    skip_first_positions: int = 0,
-    ignore_token_ids: Sequence[int] = (),
-    rows: RowUnit = "tokens",
-    *,
-    token_ids: Given | None = None,
-    mask: Given | None = None,
-    no_grad_passes: bool = True,
-    jackknife: int = 0,
-) -> Iterator[Geometry]:
-    """Measure the geometry of the hidden states of the forward passes that run inside.
-
-    Args:
-        model: any module.
-        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
-            `embedgeo.capture.layers.resolve_layers`.
-        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
-            of its tokens that count. Means have no token ids: the metrics that need them are absent.
-        token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
-            is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
-            a dict of its arguments by name, as in ``model(**batch)``.
-        mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
-            model is called with.
-        no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
-        jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
-            up to G + 1 times the memory; 0: there are none.
-
-    Yields:
-        A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
-
-    Raises:
-        TypeError, ValueError: as `Geometry` does.
-
-    >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
-    >>> with observe(model, layers="1") as geometry:
-    ...     _ = model(torch.tensor([[1, 2, 3, 1]]))
-    >>> geometry.compute()["01"]["n"]
-    4.0
-    """
-    options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "no_grad_passes": no_grad_passes}
-    options["jackknife"] = jackknife
-    geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, **options)
-    with geometry.probe:
-        yield geometry
-    if why := geometry.why_silent():
-        warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)
