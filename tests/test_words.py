@@ -8,6 +8,8 @@ from embedgeo.functional.words import pool_words
 from tests.models import TorchEncoder, gpt_neox, token_batch
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
+from tests.training.runs import fit, moments, value
+from tests.training.test_transformers import hf_trainer
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +176,15 @@ def test_monitors_refuse_words_without_word_ids(monitor):
         monitor(rows="words")
     with pytest.raises(ValueError, match="word_ids go with"):
         monitor(word_ids=lambda batch: batch["words"])
+
+
+def test_a_monitor_takes_the_words_of_its_batches(tmp_path):
+    def words(batch):
+        return torch.arange(12).expand_as(batch["input_ids"]) // 3
+
+    monitor = embedgeo.GeometryMonitor(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, max_steps=2)
+    assert [value(monitor, step, "block.00", "n") for step in (0, 1, 2)] == [16] * 3
+    callback = embedgeo.GeometryCallback(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path, callback, max_steps=1).train()
+    assert value(callback, 0, "block.00", "n") == 8
