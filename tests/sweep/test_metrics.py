@@ -138,6 +138,12 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options):
         ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, both excluded; got 1.0"),
         ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
+        (
+            {"rows": "mean", "count_range": [1, 9]},
+            'count_range and token_tables need token types; rows="mean" has none',
+        ),
+        ({"rows": "mean", "token_tables": True}, 'count_range and token_tables need token types; rows="mean" has none'),
+        ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
         ({"rows": "max"}, "rows must be one of tokens, mean, first, last, words; got 'max'"),
     ],
 )

@@ -6,6 +6,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from embedgeo.checkpoints.naming import import_named
+from embedgeo.metrics import TokenMoments
 from embedgeo.metrics.checks import require_distinct_keys
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.wording import listed, reason
@@ -45,6 +46,8 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
+    if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
+        raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
     return make
 
 

@@ -144,12 +144,17 @@ class SweepSettings:
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
+        self._require_metric_options()
+
+    def _require_metric_options(self) -> None:
         if self.rows not in _ROWS:
             raise ValueError(f"rows must be one of {', '.join(_ROWS)}; got {self.rows!r}.")
         lo_hi: Any = self.count_range
         whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
         if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
             raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
+        if self.rows == "mean" and (lo_hi or self.token_tables):
+            raise ValueError('count_range and token_tables need token types; rows="mean" has none. Take other rows.')
         if not 0 < self.discard_fraction < 1:
             raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {self.discard_fraction}.")
         if self.id_batches < 1:
