@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from embedgeo.checkpoints import sources
+from embedgeo.checkpoints import checkpoint
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.report.flags import flags
 from embedgeo.report.reading import read_runs
@@ -73,7 +73,7 @@ def test_weights_are_read_again_only_where_size_or_time_differ(tmp_path, options
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
     hashed = []
-    monkeypatch.setattr(sources, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
+    monkeypatch.setattr(checkpoint, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
     assert sweep(str(run), **options) == 0
     assert hashed == []
     os.utime(run / "step2" / WEIGHTS)

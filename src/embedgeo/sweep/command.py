@@ -7,6 +7,7 @@ from typing import Any
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.groups import parse_groups
 from embedgeo.results.wording import shell_command
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
 from embedgeo.sweep.probe_text import ProbeText, prepare_text
@@ -88,7 +89,7 @@ def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
         for name in folder.done()
     }
-    return make_plan(settings.models, settings.revisions, settings.steps, known)
+    return make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
 
 
 def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:
