@@ -170,6 +170,15 @@ def test_steps_choose_among_runs_and_leave_final_models(several, options, capsys
         assert {name for step, name in rows if step == "final"} == {name for _, name in rows if "step" not in name}
 
 
+def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
+    runs = [str(local_run(tmp_path / "a", steps=(0, 1, 2, 7))), str(local_run(tmp_path / "b", steps=(3, 6, 12)))]
+    assert sweep(runs, **options, steps="log", dry_run=True) == 0
+    names = [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]]
+    assert names == ["a--step0", "a--step1", "a--step2", "a--step7", "b--step3", "b--step6", "b--step12"]
+    assert sweep(runs, **options, steps="0,6", dry_run=True) == 0
+    assert [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]] == ["a--step0", "b--step6"]
+
+
 def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
     for name in ("bert-seed_0", "bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
         hub.add(f"lab/{name}", "main", checkpoint_files(0))

@@ -81,10 +81,15 @@ def make_plan(
         groups: of models, see `embedgeo.results.groups.parse_groups`.
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
-    chosen = select_steps((checkpoint.step for checkpoint in listed if checkpoint.step != UNREADABLE), steps)
-    if isinstance(steps, str) and steps in ("all", "log", "final"):
-        chosen.add(UNREADABLE)  # so that it is said to have failed
-    checkpoints = [each for each in listed if each.step in chosen or not each.has_step]
+    chosen = _choose(listed, steps)
+    are_named = not (isinstance(steps, str) and steps in ("all", "log", "final"))
+    checkpoints = [
+        each
+        for each in listed
+        if (each.position.series, each.step) in chosen
+        or not each.has_step
+        or (each.step == UNREADABLE and not are_named)  # so that it is said to have failed
+    ]
     with ThreadPoolExecutor(_THREADS) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
@@ -93,6 +98,18 @@ def make_plan(
     return [
         replace(each, duplicate_of=owners.get(each.name), group=group.get(each.checkpoint.model, "")) for each in plan
     ]
+
+
+def _choose(listed: Sequence[Checkpoint], steps: Steps) -> set[tuple[str, int]]:
+    """Series and step of the checkpoints to take; ``log`` is for each series by itself."""
+    series: dict[str, set[int]] = {}
+    for checkpoint in listed:
+        if checkpoint.step != UNREADABLE:
+            series.setdefault(checkpoint.position.series, set()).add(checkpoint.step)
+    if steps == "log":
+        return {(one, step) for one, existing in series.items() for step in select_steps(existing, steps)}
+    chosen = select_steps(set().union(*series.values()), steps)
+    return {(one, step) for one, existing in series.items() for step in chosen & existing}
 
 
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
