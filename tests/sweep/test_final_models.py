@@ -196,6 +196,23 @@ def test_what_would_share_results_is_refused(several, hub, tmp_path, options):
         sweep(["lab/tiny", "lab/tiny"], **options)
 
 
+def test_a_later_run_may_name_other_groups(several, options):
+    models = several[2:4]
+    assert sweep(models, **options, model_group=["a=mine,here"]) == 0
+    folder = SweepFolder(options["out"])
+    before = {name: folder.read(name) for name in folder.done()}
+    written = {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()}
+    for given in ((), ["a=mine,here"]):
+        assert sweep(models, **options, model_group=given) == 0
+        assert {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()} == written
+    about = folder.about("mine")
+    assert sweep(models, **options, model_group={"b": ["mine"]}) == 0
+    assert folder.about("mine") == {**about, "group": "b"}
+    assert "group" not in folder.about("here--step8")
+    for name, records in before.items():
+        pd.testing.assert_frame_equal(folder.read(name), records)
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [

@@ -179,13 +179,23 @@ class SweepFolder:
             name: of the checkpoint.
             records: its records.
             tables: by kind, a key of `TABLES`.
-            about: further facts, for `about`: ``model_class``, by which models of one series are told apart, and
-                ``files``, by which a change of local weights is noticed.
+            about: further facts, for `about`: ``model_class``, by which models of one series are told apart;
+                ``files``, by which a change of local weights is noticed; ``has_step``, "false" of a final model; and
+                ``group``, that of its model.
         """
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
         write_parquet(self.checkpoints / f"{name}.parquet", records, SCHEMA, about)
         self._reason(name).unlink(missing_ok=True)
+
+    def regroup(self, groups: Mapping[str, str]) -> None:
+        """Write down the group of the model of each checkpoint that is done, in place of the one that it had."""
+        for name in self.done() & groups.keys():
+            about = self.about(name)
+            if about.get("group", "") != groups[name]:
+                rest = {key: value for key, value in about.items() if key != "group"}
+                now = rest | ({"group": groups[name]} if groups[name] else {})
+                write_parquet(self.checkpoints / f"{name}.parquet", self.read(name), SCHEMA, now)
 
     def fail(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for people to read; the next run tries it again."""

@@ -38,6 +38,8 @@ def run_sweep(settings: SweepSettings) -> int:
         if fabric.is_global_zero:
             plan = _plan(settings, folder)
             done = folder.done()
+            if settings.model_group:
+                folder.regroup({each.name: each.group for each in plan if not each.is_stale})
             pending = [each for each in shard_of(plan, part) if each.name not in done or each.is_stale]
             text = ProbeText()
             if pending or not folder.manifest():
