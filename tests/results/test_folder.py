@@ -1,5 +1,6 @@
 """The folder of a sweep, and what is rebuilt from its Parquet files."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -109,3 +110,24 @@ def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
     assert files(out) == before
     with pytest.raises(OSError, match="must be a folder that can be written"):
         make_empty(out / "mine" / "mark", "new", "thing", is_earlier=False, remove=["old"])
+
+
+EARLIER = "another version of embedgeo"
+
+
+@pytest.mark.parametrize(
+    ("asked", "versions", "by"),
+    [
+        ({"model": ["lab/tiny"]}, {"versions": {"embedgeo": "0.0.9"}}, rf"{EARLIER} \(0\.0\.9\)"),
+        ({"model": ["lab/tiny"], "steps": "all", "colour": "red"}, {}, rf"{EARLIER} \(unknown\)"),
+        ({"by": "Geometry.save"}, {"versions": {"embedgeo": "0.1.0"}}, "Geometry.save"),
+    ],
+)
+def test_a_folder_of_other_options_is_refused_without_listing_them(
+    tmp_path: Path, asked: object, versions: dict, by: str
+) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked, **versions}))
+    asked = {"model": ["lab/tiny"], "steps": "all", "unit": "sequence", "rows": "tokens"}
+    with pytest.raises(ValueError, match=rf"was made by {by}, which has other options\. Give another out\.$"):
+        SweepFolder(tmp_path).open(asked, {})
+    assert files(tmp_path) == {"manifest.json"}

@@ -365,9 +365,9 @@ def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch)
     assert len(attempts) == 1
 
 
-def test_a_repository_whose_revisions_name_no_step(hub, options):
-    hub.add(REPOSITORY, "main", checkpoint_files(0))
-    refused("must name checkpoints with their steps", REPOSITORY, **options)
+def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
+    hub.add(REPOSITORY, "trunk", checkpoint_files(0))
+    refused("a branch main, or branches or tags that name steps, .*; lab/tiny has none", REPOSITORY, **options)
     refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 

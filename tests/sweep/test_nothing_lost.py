@@ -1,5 +1,6 @@
 """What changes between and beside sweeps: weights that are replaced, other models, damaged files, other processes."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from embedgeo.checkpoints import sources
+from embedgeo.checkpoints import checkpoint
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.report.flags import flags
 from embedgeo.report.reading import read_runs
@@ -73,7 +74,7 @@ def test_weights_are_read_again_only_where_size_or_time_differ(tmp_path, options
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
     hashed = []
-    monkeypatch.setattr(sources, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
+    monkeypatch.setattr(checkpoint, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
     assert sweep(str(run), **options) == 0
     assert hashed == []
     os.utime(run / "step2" / WEIGHTS)
@@ -124,6 +125,65 @@ def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, caps
     assert done_of(said) == "1 of 2 checkpoints done"
     assert "not done: step1" in said
     assert sweep(str(run), **options) == 0
+
+
+# ── folders of earlier versions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def earlier(tmp_path, options):
+    """A sweep of one of two checkpoints; what it was asked; the manifest; and the Parquet file of the one."""
+    run = local_run(tmp_path / "run", steps=(1, 2))
+    sweep(str(run), **options)
+    out = Path(options["out"])
+    (out / "checkpoints" / "step2.parquet").unlink()
+    return str(run), out / "manifest.json", out / "checkpoints" / "step1.parquet"
+
+
+def test_a_folder_of_an_earlier_version_is_refused_as_it_is(earlier, options):
+    run, manifest, _ = earlier
+    written = json.loads(manifest.read_text())
+    of_before = ("model", "steps", "revisions", "num_tokens", "seq_len", "batch_size", "layers", "dtype", "text_sha256")
+    written["asked"] = {key: written["asked"][key] for key in of_before}
+    written["versions"]["embedgeo"] = "0.0.9"
+    manifest.write_text(json.dumps(written))
+    before = everything(manifest.parent)
+    with pytest.raises(
+        ValueError, match=r"another version of embedgeo \(0\.0\.9\), which has other options\. Give"
+    ) as caught:
+        sweep(run, **options)
+    assert "None" not in str(caught.value)
+    assert everything(manifest.parent) == before
+
+
+@pytest.mark.parametrize("column", ["stderr", "series"])
+def test_results_of_an_earlier_schema_are_refused_as_they_are(earlier, options, column):
+    run, manifest, results = earlier
+    pd.read_parquet(results).drop(columns=column).to_parquet(results)
+    before = everything(manifest.parent)
+    with pytest.raises(
+        ValueError, match=rf"step1\.parquet must have .*; {column} missing\. Was it written by another ver"
+    ):
+        sweep(run, **options)
+    assert everything(manifest.parent) == before
+
+
+def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
+    run, manifest, _ = earlier
+    manifest.unlink()
+    before = everything(manifest.parent)
+    with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
+        sweep(run, **options)
+    assert everything(manifest.parent) == before
+    for path in manifest.parent.glob("*"):
+        if path.name not in ("checkpoints", "manifest.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
+        sweep(run, **options)
 
 
 # ── other models ────────────────────────────────────────────────────────────────────────────────────────────────────

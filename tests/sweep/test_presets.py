@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from embedgeo.cli import main
+from embedgeo.results.groups import groups_of, parse_groups
+from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +46,13 @@ PRESETS = {
 }
 
 
+PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 6, "li2025": 32}
+"""Presets of several models, on a dataset: how many checkpoints they take."""
+
+
 def test_every_preset_is_tested():
     of_sweeps = {p.stem for p in (ROOT / "configs").glob("*.yaml") if "num_tokens" in yaml.safe_load(p.read_text())}
-    assert of_sweeps == set(PRESETS)
+    assert of_sweeps == {*PRESETS, *PAPERS}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -68,6 +74,47 @@ def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name
         assert steps[:11] == LOG[:11]
         assert "duplicate of step0" in rows[1]
     assert list(tmp_path.glob("runs")) == []
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_preset_is_parsed_and_planned(hub, options, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    preset = ROOT / "configs" / f"{name}.yaml"
+    models = yaml.safe_load(preset.read_text())["model"]
+    for model in models:
+        hub.add(model, "main", checkpoint_files(9))
+    hub.add(models[0], "step8", checkpoint_files(8))
+    if name == "li2025":
+        for step in LOG:
+            hub.add("EleutherAI/pythia-160m", f"step{step}", checkpoint_files(min(step, 2)))
+        for step in range(0, 739000, 1000):
+            hub.add("allenai/OLMo-1B-hf", f"step{step}-tokens{-(-step * 4 // 1000)}B", checkpoint_files(1))
+    assert main(["sweep", "--config", str(preset), "--text", options["text"], "--dry-run"]) == 0
+    *rows, _ = capsys.readouterr().out.splitlines()
+    planned = [row.split()[:2] for row in rows]
+    assert len(planned) == PAPERS[name]
+    of = {
+        model: [step for step, name in planned if name.startswith(model.replace("/", "--") + "--")] for model in models
+    }
+    if name == "li2025":
+        assert of["EleutherAI/pythia-160m"][:11] == [str(step) for step in LOG[:11]]
+        assert [steps[-1] for steps in of.values()] == ["143000", "738000"]
+    else:
+        assert set(map(tuple, of.values())) == {("final",)}
+    assert list(tmp_path.glob("runs")) == []
+
+
+def test_the_papers_presets_ask_for_what_the_papers_did():
+    asked = {name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()) for name in PAPERS}
+    settings = {name: SweepSettings(**options) for name, options in asked.items()}
+    first, second, third = (settings[name] for name in ("yamagiwa2025", "razzhigaev2024", "li2025"))
+    assert (first.unit, first.max_words, first.sample, first.special_tokens) == ("sentence", 63, 0.01, "bos+eos")
+    assert (first.count_range, first.token_tables) == ([10, 100_000], True)
+    assert second.anisotropy_batch == 4096
+    assert second.num_tokens == second.anisotropy_batch * second.id_batches
+    assert (third.rows, third.layers, third.spectrum, third.steps) == ("last", "final_norm", True, "log")
+    for one in (first, second):
+        assert groups_of(parse_groups(one.model_group), one.models).keys() == set(one.models)
 
 
 def test_the_array_example_gives_each_task_its_part(tmp_path, options):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ _LIKE_STEP = re.compile(
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 Steps = str | int | Sequence[int]
-"""``"all"``, ``"log"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
+"""``"all"``, ``"log"``, ``"final"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
 
 
 class Position(NamedTuple):
@@ -68,6 +69,17 @@ def looks_like_step(name: str) -> bool:
     return parse_position(name) is None and _LIKE_STEP.search(name) is not None
 
 
+def name_overlooked(model: str, names: Iterable[str]) -> None:
+    """Warn of names that look like steps and are none, in one warning."""
+    overlooked = sorted(name for name in names if looks_like_step(name))
+    if overlooked:
+        warnings.warn(
+            f"{model}: left out {listed([repr(name) for name in overlooked])}, in which no step is read. Names with a "
+            "step are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            stacklevel=2,
+        )
+
+
 def _amount(match: re.Match[str]) -> int:
     return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
 
@@ -77,7 +89,8 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
 
     Args:
         existing: steps of the checkpoints that exist.
-        steps: ``"all"``; ``"log"`` for the first, the last, and the nearest one to each power of two; or the steps.
+        steps: ``"all"``; ``"log"`` for the first, the last, and the nearest one to each power of two; ``"final"``
+            for all, which are then the final ones; or the steps.
 
     Raises:
         ValueError: anything else, or a step without a checkpoint.
@@ -86,7 +99,7 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     [0, 1000, 2000, 4000]
     """
     available = sorted(set(existing))
-    if steps == "all":
+    if steps in ("all", "final"):
         return set(available)
     if steps == "log":
         return _log_spaced(available)
@@ -108,7 +121,7 @@ def _numbers(steps: Steps) -> set[int]:
     except (TypeError, ValueError):
         numbers = set()
     if not numbers:
-        raise ValueError(f'steps must be "all", "log", or steps such as 0,1,2,512; got {steps!r}.')
+        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
     return numbers
 
 

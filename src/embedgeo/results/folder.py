@@ -13,9 +13,8 @@ import pandas as pd
 
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import SCHEMA, TABLES, read_about, read_records, read_table, to_records, write_parquet
-from embedgeo.results.schema import MODEL
+from embedgeo.results.series import series_of
 
 _PARQUET = "[!.]*.parquet"
 
@@ -75,6 +74,11 @@ class SweepFolder:
         """
         manifest = self.manifest()
         if not manifest:
+            if self.done():
+                raise ValueError(
+                    f"a sweep folder holds results of one setting; {self.path} does not say which, for its "
+                    "manifest.json is gone. Give another out."
+                )
             if self.path.is_dir() and any(
                 not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()
             ):
@@ -82,7 +86,14 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(asked)))
-        different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        if before.keys() != now.keys():
+            version = manifest.get("versions", {}).get("embedgeo", "unknown")
+            made_by = before.get("by") or f"another version of embedgeo ({version})"
+            raise ValueError(
+                f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, which has other "
+                "options. Give another out."
+            )
+        different = [key for key in sorted(now) if before[key] != now[key]]
         if different:
             listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in different)
             raise ValueError(f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another out.")
@@ -129,7 +140,7 @@ class SweepFolder:
         paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
         found = {name: records for name, path in paths.items() if len(records := read_records(path))}
         weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
-        series = self._series(found)
+        series = series_of(found, {name: self.about(name).get("model_class", "") for name in found})
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
         for name, records in found.items():
             if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
@@ -142,22 +153,6 @@ class SweepFolder:
             run = quote(series[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
             runs.setdefault(run, {})[name] = found[name]
         return runs
-
-    def _series(self, found: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-        """The series of each checkpoint; where a series has several models, with what tells them apart."""
-        groups: dict[str, list[str]] = {}
-        for name, records in found.items():
-            groups.setdefault(str(records["series"].iloc[0]), []).append(name)
-        series = {}
-        for one, names in groups.items():
-            classes = {name: self.about(name).get("model_class", "") for name in names}
-            is_named = len(set(classes.values()) - {""}) > 1
-            models = {
-                name: f"{classes[name]} {_shape(found[name])}" if is_named else _shape(found[name]) for name in names
-            }
-            apart = len(set(models.values())) > 1
-            series.update({name: " ".join((one, models[name])).strip() if apart else one for name in names})
-        return series
 
     def tables(self, kind: str) -> dict[str, Path]:
         """Files of the tables of token types of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
@@ -184,13 +179,23 @@ class SweepFolder:
             name: of the checkpoint.
             records: its records.
             tables: by kind, a key of `TABLES`.
-            about: further facts, for `about`: ``model_class``, by which models of one series are told apart, and
-                ``files``, by which a change of local weights is noticed.
+            about: further facts, for `about`: ``model_class``, by which models of one series are told apart;
+                ``files``, by which a change of local weights is noticed; ``has_step``, "false" of a final model; and
+                ``group``, that of its model.
         """
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
         write_parquet(self.checkpoints / f"{name}.parquet", records, SCHEMA, about)
         self._reason(name).unlink(missing_ok=True)
+
+    def regroup(self, groups: Mapping[str, str]) -> None:
+        """Write down the group of the model of each checkpoint that is done, in place of the one that it had."""
+        for name in self.done() & groups.keys():
+            about = self.about(name)
+            if about.get("group", "") != groups[name]:
+                rest = {key: value for key, value in about.items() if key != "group"}
+                now = rest | ({"group": groups[name]} if groups[name] else {})
+                write_parquet(self.checkpoints / f"{name}.parquet", self.read(name), SCHEMA, now)
 
     def fail(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for people to read; the next run tries it again."""
@@ -229,10 +234,3 @@ class SweepFolder:
 
     def _reason(self, name: str) -> Path:
         return self.failed / f"{name}.txt"
-
-
-def _shape(records: pd.DataFrame) -> str:
-    """Width and depth of the model, as its records have them."""
-    widths = records[records["layer"] != MODEL].drop_duplicates("layer").set_index("layer")["width"]
-    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
-    return f"{widths[blocks].max()} wide, {len(blocks)} deep"

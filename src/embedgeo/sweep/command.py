@@ -7,6 +7,7 @@ from typing import Any
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.groups import parse_groups
 from embedgeo.results.wording import shell_command
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
@@ -39,6 +40,8 @@ def run_sweep(settings: SweepSettings) -> int:
         if fabric.is_global_zero:
             plan = _plan(settings, folder)
             done = folder.done()
+            if settings.model_group:
+                folder.regroup({each.name: each.group for each in plan if not each.is_stale})
             pending = [each for each in shard_of(plan, part) if each.name not in done or each.is_stale]
             text = ProbeText()
             if pending or not folder.manifest():
@@ -90,7 +93,7 @@ def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
         for name in folder.done()
     }
-    return make_plan(settings.models, settings.revisions, settings.steps, known)
+    return make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
 
 
 def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+from embedgeo.results.groups import groups_of
 from embedgeo.results.wording import reason
 
 _THREADS = 8
@@ -33,6 +34,7 @@ class Planned:
         is_stale: it was measured with other weights than are there now.
         duplicate_of: name of an earlier checkpoint of the sweep with the same weights.
         error: why its files could not be listed; empty if they could.
+        group: of its model, if it is in one.
     """
 
     checkpoint: Checkpoint
@@ -42,11 +44,18 @@ class Planned:
     is_stale: bool = False
     duplicate_of: str | None = None
     error: str = ""
+    group: str = ""
 
     @property
     def name(self) -> str:
         """Name of the checkpoint."""
         return self.checkpoint.name
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What is written beside its records, for `SweepFolder.write`; empty where there is nothing to say."""
+        has_step = "" if self.checkpoint.has_step else "false"
+        return {"files": self.weights_state, "has_step": has_step, "group": self.group}
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
         """Whether it has records, and they are of the weights that it has now."""
@@ -56,7 +65,11 @@ class Planned:
 
 
 def make_plan(
-    model: str | Sequence[str], revisions: str, steps: Steps, known: Mapping[str, Recorded] = MappingProxyType({})
+    model: str | Sequence[str],
+    revisions: str,
+    steps: Steps,
+    known: Mapping[str, Recorded] = MappingProxyType({}),
+    groups: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Planned]:
     """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
 
@@ -65,16 +78,38 @@ def make_plan(
         revisions: likewise.
         steps: see `embedgeo.checkpoints.select_steps`.
         known: the weights of checkpoints that are done, by name: local ones are read again only if they look changed.
+        groups: of models, see `embedgeo.results.groups.parse_groups`.
     """
-    listed = list_checkpoints(model, revisions)
-    chosen = select_steps((checkpoint.step for checkpoint in listed if checkpoint.step != UNREADABLE), steps)
-    if steps in ("all", "log"):
-        chosen.add(UNREADABLE)  # so that it is said to have failed
-    checkpoints = [checkpoint for checkpoint in listed if checkpoint.step in chosen]
+    listed = list_checkpoints(model, revisions, final=steps == "final")
+    chosen = _choose(listed, steps)
+    are_named = not (isinstance(steps, str) and steps in ("all", "log", "final"))
+    checkpoints = [
+        each
+        for each in listed
+        if (each.position.series, each.step) in chosen
+        or not each.has_step
+        or (each.step == UNREADABLE and not are_named)  # so that it is said to have failed
+    ]
     with ThreadPoolExecutor(_THREADS) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
-    return [replace(planned, duplicate_of=owners.get(planned.name)) for planned in plan]
+    models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
+    group = groups_of(groups, models)
+    return [
+        replace(each, duplicate_of=owners.get(each.name), group=group.get(each.checkpoint.model, "")) for each in plan
+    ]
+
+
+def _choose(listed: Sequence[Checkpoint], steps: Steps) -> set[tuple[str, int]]:
+    """Series and step of the checkpoints to take; ``log`` is for each series by itself."""
+    series: dict[str, set[int]] = {}
+    for checkpoint in listed:
+        if checkpoint.step != UNREADABLE:
+            series.setdefault(checkpoint.position.series, set()).add(checkpoint.step)
+    if steps == "log":
+        return {(one, step) for one, existing in series.items() for step in select_steps(existing, steps)}
+    chosen = select_steps(set().union(*series.values()), steps)
+    return {(one, step) for one, existing in series.items() for step in chosen & existing}
 
 
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
@@ -129,7 +164,8 @@ def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
         elif not note:
             to_read += size
         commit = planned.checkpoint.commit[:12] or "local"
-        step = "?" if planned.checkpoint.step == UNREADABLE else str(planned.checkpoint.step)
+        at = planned.checkpoint
+        step = "?" if at.step == UNREADABLE else str(at.step) if at.has_step else "final"
         rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

@@ -128,7 +128,7 @@ class Sweep:
         measured = self._copied(planned) or self._measured(planned)
         frame = to_frame([*measured.records, *_tokens_seen(planned)], **self._columns(planned))
         if self.fabric.is_global_zero:
-            about = {**measured.about, "files": planned.weights_state}
+            about = {**measured.about, **planned.about}
             self.out.write(planned.name, frame, measured.tables, {key: value for key, value in about.items() if value})
         return frame
 

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from embedgeo.results.groups import parse_groups
+
 _RUN_OPTIONS = (
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
     *("device_map", "on", "ray_address", "workers", "resources"),
@@ -25,7 +27,8 @@ class SweepSettings:
             of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``). One
             without steps is one checkpoint, of step 0: the branch ``main``, or the folder itself.
         steps: ``all``; ``log``: the first, the last and those nearest to powers of two; steps, as ``0,1,512``; or
-            ``final``: the branch ``main``, of a folder the last step.
+            ``final``: the branch ``main`` of a repository, also of one with steps, and a folder that is itself a model;
+            of a folder of checkpoints the last step. A model without steps is always taken.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons tell apart by line
             style; in YAML also a mapping. A model is named as in model.
         revisions: take only the branches and tags that match this pattern.
@@ -132,6 +135,7 @@ class SweepSettings:
             listed = value if isinstance(value, list | tuple) else [value]
             if not all(isinstance(each, str) for each in listed) or not (listed or name == "text"):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
+        parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
         if not isinstance(ignored, list | tuple) or not all(isinstance(each, int) for each in ignored):
             raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")

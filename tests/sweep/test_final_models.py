@@ -1,0 +1,245 @@
+"""Models that are no checkpoint of a step: swept alone, several together, and beside training runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoTokenizer, BertForMaskedLM
+
+import embedgeo
+from embedgeo.checkpoints import list_checkpoints
+from embedgeo.cli import main
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep import check
+from embedgeo.text import read_documents, tokenize_sequences
+from tests.sweep.conftest import REPOSITORY
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import bin_file, checkpoint_files, local_run, model, tokenizer_files, write_files
+
+
+def facts(checkpoints):
+    return [(c.name, c.revision, c.step, c.position.series, c.has_step) for c in checkpoints]
+
+
+# ── what is one checkpoint ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, options):
+    model(0, "bert").save_pretrained(tmp_path / "my-bert")
+    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files("bert")))
+    tokenizer.save_pretrained(tmp_path / "my-bert")
+    assert sweep(str(tmp_path / "my-bert"), **options) == 0
+    folder = SweepFolder(options["out"])
+    assert folder.done() == {"my-bert"}
+    assert folder.about("my-bert")["has_step"] == "false"
+    assert "group" not in folder.about("my-bert")
+    records = folder.read("my-bert")
+    assert set(records["step"]) == {0}
+    assert set(records["revision"]) == {"my-bert"}
+    assert set(records["series"]) == {""}
+    documents = read_documents([options["text"]])
+    ids = tokenize_sequences(documents, tokenizer, seq_len=16, num_tokens=64, for_encoder=True)
+    again = BertForMaskedLM.from_pretrained(tmp_path / "my-bert").eval()
+    with torch.no_grad(), embedgeo.observe(again) as geometry:
+        for batch in ids.split(2):
+            again(input_ids=batch)
+    want = {(layer, key): value for layer, at in geometry.compute().items() for key, value in at.items()}
+    got = {(r.layer, r.metric): r.value for r in records.itertuples() if r.layer != "model"}
+    assert got.keys() == want.keys()
+    np.testing.assert_allclose([got[key] for key in want], list(want.values()), rtol=1e-9)
+
+
+def test_a_repository_without_steps_is_its_main(hub, options, capsys):
+    commit = hub.add(REPOSITORY, "main", checkpoint_files(0))
+    hub.add(REPOSITORY, "v1.0", checkpoint_files(1), kind="tags")
+    assert facts(list_checkpoints(REPOSITORY)) == [("main", "main", 0, "", False)]
+    assert facts(list_checkpoints(REPOSITORY, "v1.0")) == [("v1.0", "v1.0", 0, "", False)]
+    for steps in ("all", "final", "log", "0", [0]):
+        assert sweep(REPOSITORY, **options, steps=steps, dry_run=True) == 0
+        row, total = capsys.readouterr().out.splitlines()
+        assert row.split()[:3] == ["final", "main", commit[:12]]
+        assert total.startswith("1 checkpoint")
+    assert sweep(REPOSITORY, **options) == 0
+    assert "moved" not in capsys.readouterr().out
+    assert set(SweepFolder(options["out"]).read("main")["commit"]) == {commit}
+    assert check(REPOSITORY) == 0
+    assert "0 of them with the weights of an earlier one" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="steps must name steps of which there is a checkpoint; got 512"):
+        sweep(REPOSITORY, **{**options, "out": options["out"] + "2"}, steps="512")
+
+
+def test_a_repository_with_steps_is_final_only_where_that_is_asked_for(hub, options):
+    for revision, step in (("main", 8), ("step0", 0), ("step8", 8)):
+        hub.add(REPOSITORY, revision, checkpoint_files(step))
+    assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step0", "step8"]
+    final = [("main", "main", 0, "", False)]
+    assert facts(list_checkpoints(REPOSITORY, final=True)) == final
+    assert facts(list_checkpoints(REPOSITORY, "main")) == final
+    assert [c.name for c in list_checkpoints(REPOSITORY, "step*", final=True)] == ["step8"]
+    assert sweep(REPOSITORY, **options, steps="final") == 0
+    assert SweepFolder(options["out"]).done() == {"main"}
+
+
+def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_path):
+    run = local_run(tmp_path / "run", steps=(2, 10))
+    assert facts(list_checkpoints(str(run), final=True)) == [("step10", "step10", 10, "step", True)]
+    write_files(run, {"config.json": checkpoint_files(3)["config.json"]})
+    assert [c.name for c in list_checkpoints(str(run), final=True)] == ["step10"]
+    write_files(run, checkpoint_files(3))  # as transformers' Trainer leaves it
+    assert facts(list_checkpoints(str(run), final=True)) == [("run", "run", 0, "", False)]
+    assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
+    assert facts(list_checkpoints(str(run / "step2"), final=True)) == [("step2", "step2", 2, "step", True)]
+
+
+def test_a_linked_final_model_has_the_name_of_the_link(tmp_path):
+    write_files(tmp_path / "models" / "hf", checkpoint_files(1))
+    (tmp_path / "mine").symlink_to(tmp_path / "models" / "hf")
+    assert facts(list_checkpoints(str(tmp_path / "mine"))) == [("mine", "mine", 0, "", False)]
+
+
+def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
+    write_files(tmp_path, {"best.ckpt": bin_file({"state_dict": {}}), "last.ckpt": b"half of a file"})
+    assert facts(list_checkpoints(str(tmp_path / "best.ckpt"))) == [("best.ckpt", "best.ckpt", 0, "", False)]
+    (broken,) = list_checkpoints(str(tmp_path / "last.ckpt"))
+    with pytest.raises(ValueError, match="it is damaged"):
+        broken.contents()
+
+
+def test_a_folder_of_models_says_how_to_name_them(tmp_path, options):
+    for name in ("a model", "gpt"):
+        write_files(tmp_path / "zoo" / name, checkpoint_files(1))
+    with pytest.raises(OSError, match=r"zoo is none of these\. .*: --model '\S+/zoo/a model' \S+/zoo/gpt$"):
+        sweep(str(tmp_path / "zoo"), **options)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OSError, match=r"empty is none of these\.$"):
+        sweep([str(tmp_path / "zoo" / "gpt"), str(tmp_path / "empty")], **options)
+
+
+# ── several models ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def several(hub, tmp_path):
+    """Two models of one name on the Hub, a local one, a local run and a run on the Hub."""
+    for author, step in (("lab", 0), ("other", 1)):
+        hub.add(f"{author}/tiny", "main", checkpoint_files(step))
+    for revision, step in (("main", 16), ("step2", 2)):
+        hub.add("lab/run", revision, checkpoint_files(step))
+    write_files(tmp_path / "mine", checkpoint_files(3))
+    local_run(tmp_path / "here", steps=(4, 8))
+    return ["lab/tiny", "other/tiny", str(tmp_path / "mine"), str(tmp_path / "here"), "lab/run"]
+
+
+def test_several_models_are_series_of_their_own(several, options, capsys):
+    assert sweep(several, **options, model_group=["a=mine,lab/tiny", "b=run"]) == 0
+    said = capsys.readouterr().out
+    assert "6 of 6 checkpoints done" in said
+    assert "different models" not in said
+    folder, out = SweepFolder(options["out"]), Path(options["out"])
+    series = {
+        "lab--tiny--main": ("lab--tiny", "false", "a"),
+        "other--tiny--main": ("other--tiny", "false", ""),
+        "mine": ("mine", "false", "a"),
+        "here--step4": ("here--step", "", ""),
+        "here--step8": ("here--step", "", ""),
+        "lab--run--step2": ("lab--run--step", "", "b"),
+    }
+    for name, facts in series.items():
+        about = folder.about(name)
+        assert (*folder.read(name)["series"].unique(), about.get("has_step", ""), about.get("group", "")) == facts
+    runs = {path.name for path in (out / "tensorboard").iterdir()}
+    assert runs == {of for of, _, _ in series.values()}
+    for run, steps in (("mine", [0]), ("here--step", [4, 8])):
+        events = EventAccumulator(str(out / "tensorboard" / run), size_guidance={"scalars": 0}).Reload()
+        assert [event.step for event in events.Scalars("geometry.V/block.00")] == steps
+    assert set(pd.read_csv(out / "metrics.csv")["model"]) == set(several)
+
+
+def test_steps_choose_among_runs_and_leave_final_models(several, options, capsys):
+    for steps, names in {
+        "8": {"here--step8"},
+        "final": {"here--step8", "lab--run--main"},
+        "log": {"here--step4", "here--step8", "lab--run--step2"},
+    }.items():
+        assert sweep(several, **options, steps=steps, dry_run=True) == 0
+        rows = [row.split()[:2] for row in capsys.readouterr().out.splitlines()[:-1]]
+        assert {name for _, name in rows} == {*names, "lab--tiny--main", "other--tiny--main", "mine"}
+        assert {name for step, name in rows if step == "final"} == {name for _, name in rows if "step" not in name}
+
+
+def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
+    runs = [str(local_run(tmp_path / "a", steps=(0, 1, 2, 7))), str(local_run(tmp_path / "b", steps=(3, 6, 12)))]
+    assert sweep(runs, **options, steps="log", dry_run=True) == 0
+    names = [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]]
+    assert names == ["a--step0", "a--step1", "a--step2", "a--step7", "b--step3", "b--step6", "b--step12"]
+    assert sweep(runs, **options, steps="0,6", dry_run=True) == 0
+    assert [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]] == ["a--step0", "b--step6"]
+
+
+def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
+    for name in ("bert-seed_0", "bert-seed_0-step_20k", "bert-seed_0-step_40k", "gpt-a", "gpt-b"):
+        hub.add(f"lab/{name}", "main", checkpoint_files(0))
+    assert [c.step for c in list_checkpoints("lab/bert-*")] == [20000, 40000]
+    assert [c.model for c in list_checkpoints("lab/bert-*", final=True)] == ["lab/bert-seed_0"]
+    assert [c.step for c in list_checkpoints("lab/bert-seed_0-step_*", final=True)] == [40000]
+    assert [c.position.series for c in list_checkpoints("lab/gpt-*")] == ["lab--gpt-a", "lab--gpt-b"]
+
+
+def test_what_would_share_results_is_refused(several, hub, tmp_path, options):
+    write_files(tmp_path / "lab--tiny", checkpoint_files(3))
+    with pytest.raises(ValueError, match=r"models must differ in their names, .*lab--tiny.* do not\. Give each once"):
+        sweep(["lab/tiny", str(tmp_path / "lab--tiny")], **options)
+    with pytest.raises(ValueError, match=r"models must differ in their names, .*lab/tiny, lab/tiny do not"):
+        sweep(["lab/tiny", "lab/tiny"], **options)
+
+
+def test_a_later_run_may_name_other_groups(several, options):
+    models = several[2:4]
+    assert sweep(models, **options, model_group=["a=mine,here"]) == 0
+    folder = SweepFolder(options["out"])
+    before = {name: folder.read(name) for name in folder.done()}
+    written = {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()}
+    for given in ((), ["a=mine,here"]):
+        assert sweep(models, **options, model_group=given) == 0
+        assert {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()} == written
+    about = folder.about("mine")
+    assert sweep(models, **options, model_group={"b": ["mine"]}) == 0
+    assert folder.about("mine") == {**about, "group": "b"}
+    assert "group" not in folder.about("here--step8")
+    for name, records in before.items():
+        pd.testing.assert_frame_equal(folder.read(name), records)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (
+            ["--model-group", "a=mine", "b=nobody"],
+            "model_group must name models that are there; nobody is none of lab",
+        ),
+        (["--model-group", "a=tiny"], "tiny is that of lab/tiny, other/tiny"),
+        (["--model-group", "a=mine", "--model-group", "b=mine"], "in one model_group; mine is in a and in b"),
+        (["--model-group", "mine"], "model_group must be groups with their models, as encoder=a,b decoder=c"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_in_one_line(several, options, capsys, given, match):
+    options = [f"--{name}={value}" for name, value in options.items()]
+    assert main(["sweep", "--model", *several, *options, *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert match in line
+
+
+def test_groups_in_a_configuration_are_a_mapping(several, options, tmp_path, capsys):
+    options["out"] = str(tmp_path / "grouped")
+    (tmp_path / "sweep.yaml").write_text(
+        "model_group:\n  decoder: [lab/tiny, mine]\n  other: here\n"
+        f"model: [lab/tiny, {several[2]}, {several[3]}]\nsteps: final\n"
+    )
+    given = [f"--{name}={value}" for name, value in options.items()]
+    assert main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *given]) == 0
+    folder = SweepFolder(tmp_path / "grouped")
+    groups = {name: folder.about(name).get("group", "") for name in folder.done()}
+    assert groups == {"lab--tiny--main": "decoder", "mine": "decoder", "here--step8": "other"}
