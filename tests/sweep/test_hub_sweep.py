@@ -17,7 +17,7 @@ import embedgeo
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA
 from embedgeo.sweep import check, measure
-from embedgeo.sweep.run import Sweep
+from embedgeo.sweep.worker import Worker
 from embedgeo.text import read_documents, tokenize_sequences
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
@@ -193,8 +193,8 @@ def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeyp
         seen.append(len(list(Path(options["out"]).glob(".tmp-*-downloads/*"))))
         return load(*args)
 
-    load = Sweep._load
-    monkeypatch.setattr(Sweep, "_load", counted)
+    load = Worker.load
+    monkeypatch.setattr(Worker, "load", counted)
     assert sweep(REPOSITORY, **options) == 0
     assert len(seen) == 4
     assert max(seen) <= 2
@@ -210,8 +210,8 @@ def test_a_model_is_freed_before_the_next_is_loaded(run, hub, options, monkeypat
         models.append(weakref.ref(result.model))
         return result
 
-    load = Sweep._load
-    monkeypatch.setattr(Sweep, "_load", loaded)
+    load = Worker.load
+    monkeypatch.setattr(Worker, "load", loaded)
     gc.disable()
     try:
         assert sweep(REPOSITORY, **options) == 3

@@ -18,6 +18,7 @@ from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
 from embedgeo.sweep import run as sweep_run
+from embedgeo.sweep import worker as sweep_worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
@@ -350,8 +351,10 @@ def test_what_another_sweep_has_done_meanwhile_is_not_done_again(tmp_path, optio
         other.wait()
 
     measured = []
-    load = sweep_run.Sweep._load
-    monkeypatch.setattr(sweep_run.Sweep, "_load", lambda self, p, path: measured.append(p.name) or load(self, p, path))
+    load = sweep_worker.Worker.load
+    monkeypatch.setattr(
+        sweep_worker.Worker, "load", lambda self, p, path: measured.append(p.name) or load(self, p, path)
+    )
     monkeypatch.setattr(sweep_run.time, "sleep", finished)
     assert sweep(str(run), **options) == 0
     assert measured == ["step2"]

@@ -3,7 +3,9 @@
 The command line imports this module; the commands import what they need when they run.
 """
 
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
@@ -33,6 +35,8 @@ def sweep(settings: SweepSettings) -> int:
     from embedgeo.sweep.plan import parse_shard
 
     parse_shard(settings.shard)
+    if settings.on == "ray":
+        _require_ray()
 
     from embedgeo.sweep.command import run_sweep
 
@@ -55,6 +59,14 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     from embedgeo.sweep.command import run_check
 
     return run_check(model, steps, revisions)
+
+
+def _require_ray() -> None:
+    """Check that Ray is installed, and make it quiet and short of patience; both are read when it is imported."""
+    if find_spec("ray") is None:
+        raise ValueError("on=ray needs Ray, which is not installed: pip install 'embedgeo[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # times half a minute, for an address of something else
 
 
 def _require_sources(**named: Sequence[str]) -> None:

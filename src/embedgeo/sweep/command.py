@@ -1,9 +1,11 @@
 """The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
 
 import platform
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from lightning.fabric import Fabric
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
@@ -17,10 +19,8 @@ from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import shortfall, summarize
+from embedgeo.sweep.worker import versions
 from embedgeo.text import hash_documents, hash_ids, read_documents
-
-_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-"""Packages that the numbers depend on."""
 
 
 def run_sweep(settings: SweepSettings) -> int:
@@ -31,11 +31,11 @@ def run_sweep(settings: SweepSettings) -> int:
     asked = settings.as_manifest(hash_documents(documents))
     folder = SweepFolder(settings.folder)
     folder.require_same(asked)
-    with quiet():
+    with quiet(), ExitStack() as entered:
         if settings.dry_run:
             print(describe(shard_of(_plan(settings, folder), part), folder.done()))
             return 0
-        fabric = make_fabric(settings.trainer or {})
+        fabric, kind = entered.enter_context(_place(settings))
         job: tuple[list[Planned], list[Planned], ProbeText] | None = None
         if fabric.is_global_zero:
             plan = _plan(settings, folder)
@@ -55,7 +55,7 @@ def run_sweep(settings: SweepSettings) -> int:
             job = fabric.broadcast(job)
             assert job is not None
             plan, pending, text = job
-            failures = Sweep(
+            failures = kind(
                 fabric, settings, plan, pending, {planned.checkpoint.model: text for planned in plan}, folder
             ).run()
     if not fabric.is_global_zero:
@@ -88,12 +88,31 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     return 1 if groups or parts else 3 if failed else 0
 
 
+@contextmanager
+def _place(settings: SweepSettings) -> Iterator[tuple[Fabric, type[Sweep]]]:
+    """The processes that choose and write, and the sweep that measures: in them, or on a Ray cluster."""
+    if settings.on is None:
+        yield make_fabric(settings.trainer or {}), Sweep
+        return
+    from embedgeo.sweep.on_ray import RaySweep, connected
+
+    with connected(settings):
+        yield make_fabric({"accelerator": "cpu"}), RaySweep
+
+
 def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
         for name in folder.done()
     }
-    return make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
+    plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
+    mine = [planned for planned in shard_of(plan, parse_shard(settings.shard)) if not planned.duplicate_of]
+    if settings.workers > max(1, len(mine)):
+        raise ValueError(
+            f"workers must be at most the checkpoints to measure, duplicates apart; got {settings.workers} for "
+            f"{len(mine)}."
+        )
+    return plan
 
 
 def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:
@@ -110,7 +129,7 @@ def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> Non
             f"{folder.path}. Give another out."
         )
     about = {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **versions()},
         "text": {
             "sha256": asked["text_sha256"],
             "tokens_sha256": sha256,

@@ -13,12 +13,12 @@ from embedgeo.sweep.plan import Planned
 class Downloads:
     """Fetches checkpoints one at a time, and removes their files once they have been measured.
 
-    With ``evict``, files are downloaded into a folder of this process alone, inside the sweep folder, and the user's
-    cache is only read: nothing is written to it or removed from it. If the process is killed, the next sweep that
-    opens the sweep folder removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
+    With ``evict``, files are downloaded into a folder of this process alone, inside ``out``, and the user's
+    cache is only read: nothing is written to it or removed from it. If the process is killed, the next one that
+    downloads into ``out`` removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
 
     Args:
-        out: the sweep folder.
+        out: a folder: on the driver's machine, that of the sweep.
         evict: remove what has been downloaded.
     """
 
@@ -34,6 +34,10 @@ class Downloads:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
         self._worker.shutdown(wait=not is_stopped, cancel_futures=True)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove all that has been downloaded."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,38 +1,36 @@
-"""The loop over checkpoints: fetch, load, measure, write, remove; the next is fetched while one is measured."""
+"""The loop over checkpoints: choose, measure or copy, write; the next is fetched while one is measured."""
 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints import loading
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.schema import Record, model_record
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.downloads import Downloads
-from embedgeo.sweep.measure import Measured, measure
+from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
-from embedgeo.sweep.processes import all_agree, from_local_zero
+from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import Lines
+from embedgeo.sweep.worker import Worker
 
-_POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0
+"""Between two looks at whether another sweep is through with what it has begun."""
 
 
 @dataclass
 class Sweep:
-    """One process of a sweep: all ranks measure, rank 0 writes, local rank 0 downloads for its node.
+    """One process of a sweep: all ranks measure, rank 0 chooses and writes.
 
     Args:
         fabric: the processes and their devices.
@@ -53,38 +51,50 @@ class Sweep:
     def __post_init__(self) -> None:
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
         self.failures: dict[str, str] = {}
-        self._downloads = Downloads(self.out.path, evict=self.settings.evict)
         self._locks = Locks(self.out.path / "manifest.json")
         self._left = list(self.pending)
         self._console = Console(quiet=not self.fabric.is_global_zero)
+        is_shown = bool(self.pending) and self._console.is_terminal
+        self._bar = Progress(console=self._console, disable=not is_shown, transient=True)
+        self._task = self._bar.add_task("", total=len(self.pending))
+        self._lines = Lines(self.pending)
         self._said: set[str] = set()
         self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
 
     def run(self) -> dict[str, str]:
         """Measure all pending checkpoints; returns the reasons of those that failed, by name."""
-        is_shown = bool(self.pending) and self._console.is_terminal
-        bar = Progress(console=self._console, disable=not is_shown, transient=True)
-        task = bar.add_task("", total=len(self.pending))
-        lines = Lines(self.pending)
-        with bar, closing(self._locks), self._downloads:
-            while (planned := self._next()) is not None:
-                number = len(self.pending) - len(self._left)
-                bar.update(task, description=f"{planned.name}  {number}/{len(self.pending)}", completed=number - 1)
-                started = time.monotonic()
-                try:
-                    frame = self._finish(planned)
-                except Exception as error:
-                    line = lines.failed(planned, number, self._fail(planned, error))
-                else:
-                    line = lines.measured(planned, number, frame, time.monotonic() - started)
-                finally:
-                    self._downloads.remove(planned)
-                    self._locks.release(_begun(planned))
-                self._say(line)
-                self._rebuild_sometimes()
+        with self._bar, closing(self._locks):
+            self._measure_all()
             if self.fabric.is_global_zero:
                 self.out.rebuild(self._num_series)
         return self.failures
+
+    def _measure_all(self) -> None:
+        with Downloads(self.out.path, evict=self.settings.evict) as downloads:
+            worker = Worker(self.fabric, self.settings, self.texts, downloads)
+            while (planned := self._next()) is not None:
+                number = len(self.pending) - len(self._left)
+                self._show(planned.name, number, number - 1)
+                started = time.monotonic()
+                self._end(planned, number, self._measured(planned, worker), started)
+
+    def _show(self, names: str, number: int, num_ended: int) -> None:
+        self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
+
+    def _end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
+        """Write what was measured, or why nothing was; leave the checkpoint to others, and print its line."""
+        try:
+            frame = None if isinstance(result, str) else self._write(planned, result)
+        except Exception as error:
+            frame, result = None, reason(error)
+        finally:
+            self._locks.release(begun(planned))
+        if frame is not None:
+            line = self._lines.measured(planned, number, frame, time.monotonic() - started)
+        else:
+            line = self._lines.failed(planned, number, self._fail(planned, str(result)))
+        self._say(line)
+        self._rebuild_sometimes()
 
     def _next(self) -> Planned | None:
         """The checkpoint to measure now, the same on all ranks; None at the end.
@@ -99,16 +109,16 @@ class Sweep:
             if chosen is not None or not self._left:
                 return chosen
             self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _free(self, among: Sequence[Planned]) -> Planned | None:
         """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0."""
         for planned in list(among):
-            if not self._locks.take(_begun(planned)):
+            if not self._locks.take(begun(planned)):
                 self._say_once(f"another sweep is at work in {self.out.path}: what it has begun is left to it")
             elif self._is_done(planned):  # by another process, since this one has made its plan
                 self._left.remove(planned)
-                self._locks.release(_begun(planned))
+                self._locks.release(begun(planned))
             else:
                 if self._locks.error:
                     self._say_once(
@@ -123,17 +133,15 @@ class Sweep:
             return False
         return not planned.is_stale or planned.is_done(self.out.read(planned.name))
 
-    def _finish(self, planned: Planned) -> pd.DataFrame:
-        """Measure a checkpoint or copy its duplicate, and write the results."""
-        measured = self._copied(planned) or self._measured(planned)
+    def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
         frame = to_frame([*measured.records, *_tokens_seen(planned)], **self._columns(planned))
         if self.fabric.is_global_zero:
             about = {**measured.about, **planned.about}
             self.out.write(planned.name, frame, measured.tables, {key: value for key, value in about.items() if value})
         return frame
 
-    def _fail(self, planned: Planned, error: Exception) -> str:
-        why = self.failures[planned.name] = planned.error or reason(error)
+    def _fail(self, planned: Planned, why: str) -> str:
+        self.failures[planned.name] = why
         if self.fabric.is_global_zero:
             self.out.fail(planned.name, why)
         return why
@@ -161,35 +169,17 @@ class Sweep:
                     copied = Measured(kept, tables, self.out.about(original))
         return self.fabric.broadcast(copied)
 
-    def _measured(self, planned: Planned) -> Measured:
-        path = None
-        with all_agree(self.fabric):
-            if planned.error:
-                raise FileNotFoundError(planned.error)
-            if self.fabric.local_rank == 0:
-                path = self._downloads.start(planned).result()
-        path = from_local_zero(self.fabric, path)
-        assert path is not None
-        with all_agree(self.fabric):
-            loaded = self._load(planned, path)
-            require_vocabulary(loaded.model, self._text(planned).token_ids)
-        to_fetch = [p for p in self._left if not p.duplicate_of and not p.error]  # duplicates are expected to be copied
-        upcoming = self.fabric.broadcast(self._free(to_fetch) if self.fabric.is_global_zero else None)
-        if self.fabric.local_rank == 0 and upcoming is not None:
-            self._downloads.start(upcoming)
-        return measure(self.fabric, loaded, self._text(planned), self.settings)
+    def _measured(self, planned: Planned, worker: Worker) -> Measured | str:
+        """What is copied or measured of a checkpoint, or the reason why nothing is."""
+        try:
+            return planned.error or self._copied(planned) or worker.measured(planned, self._upcoming)
+        except Exception as error:
+            return reason(error)
 
-    def _text(self, planned: Planned) -> ProbeText:
-        return self.texts[planned.checkpoint.model]
-
-    def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
-        dtype = getattr(torch, self.settings.dtype)
-        if path.is_file():
-            assert self.settings.model_class is not None
-            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
-        assert planned.contents is not None
-        trusted = self.settings.trust_remote_code
-        return loading.load_model(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
+    def _upcoming(self) -> Planned | None:
+        """The checkpoint to fetch while another is measured, from now on this process's; duplicates are copied."""
+        to_fetch = [p for p in self._left if not p.duplicate_of and not p.error]
+        return self._free(to_fetch) if self.fabric.is_global_zero else None
 
     def _columns(self, planned: Planned) -> dict[str, Any]:
         checkpoint = planned.checkpoint
@@ -213,7 +203,7 @@ class Sweep:
             self._rebuilt = started, time.monotonic() - started
 
 
-def _begun(planned: Planned) -> str:
+def begun(planned: Planned) -> str:
     """What a process holds of a checkpoint that it has begun: duplicates go with their original, to be copied."""
     return planned.duplicate_of or planned.name
 

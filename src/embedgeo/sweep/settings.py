@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,6 +147,18 @@ class SweepSettings:
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
+            raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1; got {self.workers}.")
+        given: Any = self.resources or {}
+        if not all(isinstance(number, int | float) and 0 <= number < inf for number in given.values()):
+            raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {given!r}.')
+        apart = {
+            name: value for name, value in (self.trainer or {}).items() if name in ("devices", "num_nodes", "strategy")
+        }
+        if self.on == "ray" and any(value not in (1, "auto") for value in apart.values()):
+            raise ValueError(f"a worker on Ray is one process with one device; got trainer options {apart!r}.")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
         self._require_metric_options()

@@ -1,0 +1,81 @@
+"""A worker as an actor of Ray. Nothing heavy is imported before `RayWorker` has its environment, which imports read."""
+
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embedgeo.results.wording import reason
+
+if TYPE_CHECKING:
+    from embedgeo.sweep.measure import Measured
+    from embedgeo.sweep.plan import Planned
+    from embedgeo.sweep.probe_text import ProbeText
+    from embedgeo.sweep.settings import SweepSettings
+
+
+class Started(NamedTuple):
+    """A worker that is ready, or why it cannot work: where it is, and the versions of its packages."""
+
+    node: str
+    versions: Mapping[str, str]
+    error: str = ""
+
+
+class Answer(NamedTuple):
+    """What was measured of a checkpoint, or the reason why nothing was; and the warnings given meanwhile."""
+
+    result: "Measured | str"
+    warnings: list[str]
+
+
+class RayWorker:
+    """Measures one checkpoint after the other on a node of the cluster.
+
+    It downloads into a folder of the node, of which nothing is left when it is closed; what a killed one leaves, the
+    next worker on that node removes.
+
+    Args:
+        environment: variables that the driver has and the node may lack, such as the address of the Hub.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+
+    def start(self, settings: "SweepSettings", texts: "Mapping[str, ProbeText]") -> Started:
+        """Import what is needed and choose the device."""
+        from embedgeo.sweep.downloads import Downloads
+        from embedgeo.sweep.processes import make_fabric
+        from embedgeo.sweep.worker import Worker, versions
+
+        self._folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._downloads = Downloads(self._folder, evict=settings.evict)
+            self._worker = Worker(make_fabric(settings.trainer or {}), settings, texts, self._downloads)
+        except Exception as error:
+            return Started(socket.gethostname(), versions(), reason(error))
+        return Started(socket.gethostname(), versions())
+
+    def measure(self, planned: "Planned", upcoming: "Planned | None") -> Answer:
+        """Measure a checkpoint, and fetch another one meanwhile."""
+        from embedgeo.sweep.quiet import quiet
+
+        path = planned.checkpoint.path
+        if path is not None and not path.exists():
+            where = f"every node of the cluster, under the same path; {socket.gethostname()} has no {path}"
+            return Answer(f"FileNotFoundError: a local checkpoint must be on {where}.", [])
+        with quiet(), warnings.catch_warnings(record=True) as caught:
+            try:
+                result: Any = self._worker.measured(planned, lambda: upcoming)
+            except Exception as error:
+                result = reason(error)
+        return Answer(result, [str(each.message) for each in caught if issubclass(each.category, UserWarning)])
+
+    def close(self) -> None:
+        """Remove what has been downloaded, also while a checkpoint is being measured, and end the process."""
+        self._downloads.discard()
+        os._exit(0)

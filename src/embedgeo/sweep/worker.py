@@ -1,0 +1,82 @@
+"""What measures checkpoints: fetches one, loads it, measures it. It knows of no results of others and writes none."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from lightning.fabric import Fabric
+
+from embedgeo.checkpoints import loading
+from embedgeo.sweep.downloads import Downloads
+from embedgeo.sweep.measure import Measured, measure
+from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.probe_text import ProbeText, require_vocabulary
+from embedgeo.sweep.processes import all_agree, from_local_zero
+from embedgeo.sweep.settings import SweepSettings
+
+_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
+"""Packages that the numbers depend on."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    return {name: version(name) for name in _PACKAGES}
+
+
+@dataclass
+class Worker:
+    """One process of those that measure a checkpoint together: local rank 0 downloads for its node.
+
+    Args:
+        fabric: the processes and their devices.
+        settings: of the sweep.
+        texts: what to measure on, by `Checkpoint.model`.
+        downloads: where to.
+    """
+
+    fabric: Fabric
+    settings: SweepSettings
+    texts: Mapping[str, ProbeText]
+    downloads: Downloads
+
+    def measured(self, planned: Planned, upcoming: Callable[[], Planned | None]) -> Measured:
+        """Measure a checkpoint; every rank must call this, and returns the same.
+
+        Args:
+            planned: the checkpoint.
+            upcoming: chooses the next one, to be fetched meanwhile, once this one is loaded.
+
+        Raises:
+            Exception: of any kind: it cannot be fetched, loaded or measured.
+        """
+        try:
+            path = None
+            with all_agree(self.fabric):
+                if self.fabric.local_rank == 0:
+                    path = self.downloads.start(planned).result()
+            path = from_local_zero(self.fabric, path)
+            assert path is not None
+            with all_agree(self.fabric):
+                loaded = self.load(planned, path)
+                require_vocabulary(loaded.model, self._text(planned).token_ids)
+            following = self.fabric.broadcast(upcoming())
+            if self.fabric.local_rank == 0 and following is not None:
+                self.downloads.start(following)
+            return measure(self.fabric, loaded, self._text(planned), self.settings)
+        finally:
+            self.downloads.remove(planned)
+
+    def load(self, planned: Planned, path: Path) -> loading.LoadedModel:
+        """The model of a checkpoint, from its folder or file."""
+        dtype = getattr(torch, self.settings.dtype)
+        if path.is_file():
+            assert self.settings.model_class is not None
+            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
+        assert planned.contents is not None
+        trusted = self.settings.trust_remote_code
+        return loading.load_model(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
+
+    def _text(self, planned: Planned) -> ProbeText:
+        return self.texts[planned.checkpoint.model]
