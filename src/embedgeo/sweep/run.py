@@ -163,6 +163,7 @@ class Sweep:
                 first = next(other.checkpoint for other in self.plan if other.name == original)
                 records = self.out.read(original)
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
+                is_same &= self.texts[first.model] is self.texts[planned.checkpoint.model]  # one tokenizer
                 if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
                     kept = to_records(records[records["metric"] != "tokens_seen"])
