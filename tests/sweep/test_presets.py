@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from embedgeo.cli import main
+from embedgeo.cli import _parser, main
 from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
@@ -143,3 +144,35 @@ def test_the_array_example_gives_each_task_its_part(tmp_path, options):
 def test_the_array_examples_preset_is_there():
     text = (ROOT / "examples" / "sweep.slurm").read_text()
     assert (ROOT / re.search(r"CONFIG:-(\S+?)\}", text)[1]).is_file()
+
+
+def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
+    script = ROOT / "examples" / "sweep-ray.slurm"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("srun", "ray", "embedgeo"):  # in their place: what they are called with
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/called\n')
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_GPUS_PER_NODE": "a100:2",
+        "PORT": "6379",
+    }
+    subprocess.run(["bash", str(script), "--steps", "log"], env=environment, check=True)
+    called = (tmp_path / "called").read_text().splitlines()
+    (head,) = [line for line in called if "--head" in line]
+    assert "--nodelist=n1 ray start --block --head --port=6379 --num-cpus=2 --num-gpus=2" in head
+    (command,) = [line.split(" ", 1)[1] for line in called if line.startswith("embedgeo")]
+    options = _parser().parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))]).sweep
+    assert (options.on, options.ray_address, options.workers, options.resources) == ("ray", "n1:6379", 6, {"GPU": 1.0})
+    assert options.steps == "log"
+
+
+def test_rays_launcher_accepts_the_cluster():
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    config = yaml.safe_load((ROOT / "examples" / "ray-cluster.yaml").read_text())
+    util.validate_config(util.prepare_config(config))
+    assert config["head_node_type"] in config["available_node_types"]

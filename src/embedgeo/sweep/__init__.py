@@ -10,6 +10,12 @@ from pathlib import Path
 
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
 
+_RAY_OPTIONS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # half a minute for each, where something else answers
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what it prints about workers that die: a sweep has lines of its own
+}
+
 
 def sweep(settings: SweepSettings) -> int:
     """Measure the geometry of every checkpoint of a training run on the same text.
@@ -62,11 +68,11 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
 
 
 def _require_ray() -> None:
-    """Check that Ray is installed, and make it quiet and short of patience; both are read when it is imported."""
+    """Check that Ray is installed; it reads its options when it is imported."""
     if find_spec("ray") is None:
         raise ValueError("on=ray needs Ray, which is not installed: pip install 'embedgeo[ray]'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # times half a minute, for an address of something else
+    for name, value in _RAY_OPTIONS.items():
+        os.environ.setdefault(name, value)
 
 
 def _require_sources(**named: Sequence[str]) -> None:

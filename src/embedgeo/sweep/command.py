@@ -94,7 +94,8 @@ def _place(settings: SweepSettings) -> Iterator[tuple[Fabric, type[Sweep]]]:
     if settings.on is None:
         yield make_fabric(settings.trainer or {}), Sweep
         return
-    from embedgeo.sweep.on_ray import RaySweep, connected
+    from embedgeo.sweep.cluster import connected
+    from embedgeo.sweep.on_ray import RaySweep
 
     with connected(settings):
         yield make_fabric({"accelerator": "cpu"}), RaySweep

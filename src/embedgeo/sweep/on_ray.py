@@ -1,15 +1,9 @@
 """A sweep on a Ray cluster: its workers measure, and this process, the driver, chooses, copies and writes."""
 
-import logging
-import os
-import signal
-import socket
-import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +13,10 @@ from huggingface_hub import constants
 
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.actor import Answer, RayWorker, Started
+from embedgeo.sweep.cluster import resources_of, worded
 from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.run import POLL_SECONDS, Sweep, begun
-from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.worker import versions
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -32,59 +26,6 @@ _MOST_DEATHS = 3
 _PATIENCE_SECONDS = 30.0
 """Until it is said that workers have found no place."""
 _CLOSING_SECONDS = 5.0
-
-
-@contextmanager
-def connected(settings: SweepSettings) -> Iterator[None]:
-    """Be a driver of the cluster that is asked for or found, or else of one that is started on this machine meanwhile.
-
-    Raises:
-        ValueError: no node of the cluster can ever give a worker its resources.
-        OSError: the cluster cannot be reached.
-    """
-    is_ours = not ray.is_initialized()  # or else the program's that has called this
-    if is_ours:
-        _connect(settings.ray_address)
-    try:
-        asked = _resources(settings)
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(all(node.get(name, 0) >= number for name, number in asked.items()) for node in nodes):
-            most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in asked}
-            raise ValueError(
-                f"resources must be what a node of the cluster can give to a worker; asked for {_worded(asked)}, "
-                f"the most that nodes have is {_worded(most)}."
-            )
-        yield
-    finally:
-        if is_ours:
-            ray.shutdown()
-
-
-def _connect(address: str | None) -> None:
-    given = address or os.environ.get("RAY_ADDRESS") or "auto"
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        host, _, port = given.rpartition(":")
-        if given not in ("auto", "local"):  # Ray itself tries for minutes
-            with socket.create_connection((host, int(port)), timeout=5):
-                pass
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        raise ConnectionError(
-            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node; "
-            f"got {given} ({reason(error)})."
-        ) from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that exits with another status
-
-
-def _resources(settings: SweepSettings) -> dict[str, float]:
-    return {"CPU": 1, **(settings.resources or {})}
-
-
-def _worded(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{number:g} {name}" for name, number in resources.items())
 
 
 @dataclass(eq=False)
@@ -137,7 +78,7 @@ class RaySweep(Sweep):
             self._close()
 
     def _start_workers(self) -> None:
-        resources = _resources(self.settings)
+        resources = resources_of(self.settings)
         options: dict[str, Any] = {
             option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources
         }
@@ -183,7 +124,7 @@ class RaySweep(Sweep):
         if num_ready < self._num_workers and time.monotonic() - self._started > _PATIENCE_SECONDS:
             self._say_once(
                 f"{num_ready} of {self._num_workers} workers are ready: the others wait until the cluster has room, "
-                f"{_worded(_resources(self.settings))} for each"
+                f"{worded(resources_of(self.settings))} for each"
             )
         if not self._answers:
             time.sleep(POLL_SECONDS)
@@ -192,8 +133,11 @@ class RaySweep(Sweep):
             worker = self._answers.pop(answer)
             try:
                 answered = ray.get(answer)
-            except ray.exceptions.RayTaskError as error:
-                raise ValueError(f"embedgeo must be installed on every node of the cluster; {reason(error)}") from error
+            except ray.exceptions.RayTaskError as error:  # it cannot be imported, or its answer not be sent
+                why = reason(error.cause or error)
+                if not worker.node:
+                    raise ValueError(f"embedgeo must be installed on every node of the cluster; {why}") from error
+                self._take(worker, Answer(why, []))
             except Exception as error:
                 self._bury(worker, error)
             else:
@@ -221,6 +165,8 @@ class RaySweep(Sweep):
                     f"workers must start on the cluster; {self._deaths_at_start} died: {reason(error)}"
                 )
             return
+        if worker.upcoming is not None:
+            self._put_back(worker.upcoming)
         planned = worker.planned
         self._deaths[planned.name] += 1
         if self._deaths[planned.name] == _MOST_DEATHS:
@@ -228,8 +174,6 @@ class RaySweep(Sweep):
         else:
             self._say(f"the worker on {worker.node} died over {planned.name}: it is measured again")
             self._put_back(planned)
-        if worker.upcoming is not None:
-            self._put_back(worker.upcoming)
 
     def _put_back(self, planned: Planned) -> None:
         self._left.insert(0, planned)

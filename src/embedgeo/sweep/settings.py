@@ -72,10 +72,11 @@ class SweepSettings:
             layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
-        on: ``ray``: measure on the workers of a Ray cluster.
-        ray_address: of the cluster; default: the one that Ray finds, or one started on this machine.
-        workers: number of checkpoints that are measured at once on Ray.
-        resources: of each worker, as ``{"GPU": 1}``; default: one CPU.
+        on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies duplicates and writes.
+        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; default: the cluster that Ray
+            finds, else one that is started on this machine.
+        workers: number of checkpoints that are measured at once on Ray, at most those there are, duplicates apart.
+        resources: of each worker, as ``{"GPU": 1}``, beside one CPU unless ``CPU`` says otherwise.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
             into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.

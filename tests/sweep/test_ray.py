@@ -1,0 +1,227 @@
+"""Sweeps on a Ray cluster of three nodes. They are slow: Ray and each worker take seconds to start."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from embedgeo.checkpoints import Checkpoint, parse_position
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.settings import SweepSettings
+from tests.sweep.conftest import REPOSITORY
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import checkpoint_files, local_run
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from embedgeo.sweep import actor, on_ray  # noqa: E402
+from embedgeo.sweep.processes import make_fabric  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = "model.safetensors"
+DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def run(hub):
+    """Eight checkpoints, one of them a duplicate, one damaged; the commits of the others by step."""
+    commits = {step: hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in (0, 1, 2, 4, 5, 6)}
+    hub.add(REPOSITORY, "step3", checkpoint_files(1))
+    hub.add(REPOSITORY, "step9", {**checkpoint_files(9), "config.json": b"{"})
+    return commits
+
+
+def on(cluster, **more):
+    return {"on": "ray", "ray_address": cluster.address, "workers": 3, **more}
+
+
+def files(out):
+    """Bytes of what a sweep has written, and the reasons of failures."""
+    out = Path(out)
+    assert not any(path.name.startswith(".") for path in out.rglob("*"))
+    paths = [*(out / "checkpoints").iterdir(), *(out / "tokens").glob("*"), *(out / "failed").glob("*")]
+    return {str(path.relative_to(out)): path.read_bytes() for path in (*paths, out / "metrics.csv")}
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def fetching(name):
+    """The process of the worker that downloads a checkpoint; none while nobody does."""
+    return next((int(path.parent.name.split("-")[-2]) for path in DOWNLOADS.glob(f".tmp-*-downloads/{name}")), None)
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def is_alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep(
+    cluster, hub, run, options, tmp_path, capsys
+):
+    options["token_tables"] = True
+    local = {**options, "out": str(tmp_path / "local")}
+    assert sweep(REPOSITORY, **local) == 3
+    hub.requests.clear()
+    for step in (0, 2, 5):  # with which three workers begin: each fetches another one meanwhile, while these last
+        hub.fail(WEIGHTS, run[step], "stall")
+    measuring = {}
+
+    def kill():
+        wait_for(lambda: all(fetching(f"step{step}") for step in (0, 2, 5)))
+        raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
+        measuring.update({parent(fetching(f"step{step}")): step for step in (0, 2, 5)})
+        doomed = next(raylet for raylet in raylets if raylet in measuring)
+        os.kill(fetching(f"step{next(step for raylet, step in measuring.items() if raylet != doomed)}"), signal.SIGKILL)
+        cluster.remove_node(raylets[doomed], allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    status = sweep(REPOSITORY, **options, **on(cluster))
+    killer.join()
+    cluster.add_node(num_cpus=1)
+    assert status == 3
+    assert len(measuring) == 3, "each on a node of its own"
+    assert files(options["out"]) == files(local["out"])
+    said = capsys.readouterr().out
+    assert said.count("died over step") == 2, said
+    assert said.count("duplicate: step3 has the weights of step1") == 2
+    downloads = hub.downloads()
+    assert all(1 <= downloads[commit] <= 3 for commit in run.values()), downloads
+
+
+def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, options, tmp_path):
+    local = {**options, "out": str(tmp_path / "local")}
+    assert sweep(REPOSITORY, **local) == 3
+    hub.fail(WEIGHTS, run[2], "stall", "stall")
+    given = {**options, **on(cluster, workers=1)}
+    command = [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", REPOSITORY]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    folder = SweepFolder(options["out"])
+    for how in (signal.SIGINT, signal.SIGKILL):
+        driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        at_work = wait_for(lambda: fetching("step2"))
+        wait_for(lambda: "step1" in folder.done())  # from here on it waits for step2
+        driver.send_signal(how)
+        said, errors = driver.communicate(timeout=20)
+        while_at_work = time.monotonic()
+        if how == signal.SIGINT:
+            assert (driver.returncode, errors) == (130, "embedgeo: stopped; started again, it goes on where it was\n")
+            assert "raylet" not in said
+            assert list(DOWNLOADS.iterdir()) == []  # also what workers that were killed before have left
+        while is_alive(at_work):
+            assert time.monotonic() < while_at_work + 20
+            time.sleep(0.02)
+        assert folder.done() == {"step0", "step1"}
+    assert sweep(REPOSITORY, **given) == 3
+    assert files(options["out"]) == files(local["out"])
+    assert list(DOWNLOADS.iterdir()) == []
+
+
+def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
+    with pytest.raises(ValueError, match="asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0 GPU"):
+        sweep(REPOSITORY, **options, **on(cluster, resources={"GPU": 1}))
+    with pytest.raises(ValueError, match=r"workers must be at most the checkpoints to measure, .* got 8 for 7"):
+        sweep(REPOSITORY, **options, **on(cluster, workers=8))
+    assert not Path(options["out"]).exists()
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"):
+        sweep(str(local_run(tmp_path / "run")), **options, on="ray", ray_address="127.0.0.1:1")
+    assert time.monotonic() - begun < 30
+    assert not Path(options["out"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"workers": 2}, "give on=ray with them"),
+        ({"resources": {"GPU": 1}}, "give on=ray with them"),
+        ({"ray_address": "auto"}, "give on=ray with them"),
+        ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
+        ({"on": "ray", "resources": {"GPU": -1}}, "resources must be numbers from 0 up"),
+        ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(more, why):
+    with pytest.raises(ValueError, match=why):
+        SweepSettings(REPOSITORY, **more)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedgeo.sweep.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'embedgeo\[ray\]'"):
+        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
+
+
+def planned(name, path=None):
+    return Planned(Checkpoint(name, "model", name, parse_position(name), path=path), weights_sha256=name)
+
+
+def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeypatch, capsys):
+    plan = [planned("step1"), planned("step2")]
+    folder = SweepFolder(tmp_path)
+    folder.open({}, {})
+    sweep = on_ray.RaySweep(make_fabric({}), SweepSettings("model", on="ray"), plan, plan, {}, folder)
+    monkeypatch.setattr(on_ray.ray, "kill", lambda actor: None)
+    for _ in range(3):
+        first, second = sweep._chosen(), sweep._chosen(to_fetch=True)
+        assert (first, second) == tuple(plan)
+        worker = on_ray._Worker(None, "node", first, second)
+        sweep._workers.append(worker)
+        sweep._bury(worker, ray.exceptions.RayError("out of memory"))
+    assert sweep.failures == {"step1": "its worker died, 3 times: RayError: out of memory"}
+    assert folder.reasons() == sweep.failures
+    assert sweep._left == plan[1:]
+    said = capsys.readouterr().out
+    assert said.count("the worker on node died over step1: it is measured again") == 2
+
+
+def test_a_worker_with_other_packages_or_without_a_local_checkpoint_says_where(tmp_path):
+    ours = on_ray.versions()
+    on_ray._require_same(actor.Started("node", {**ours, "torch": f"{ours['torch'].partition('+')[0]}+cu999"}))
+    with pytest.raises(ValueError, match=r"node has torch 1\.0, this machine"):
+        on_ray._require_same(actor.Started("node", {**ours, "torch": "1.0"}))
+    with pytest.raises(ValueError, match="on node: no such device"):
+        on_ray._require_same(actor.Started("node", ours, "no such device"))
+    answer = actor.RayWorker({}).measure(planned("step1", tmp_path / "step1"), None)
+    assert "must be on every node of the cluster" in answer.result
+    assert str(tmp_path / "step1") in answer.result
+
+
+def test_an_actor_imports_nothing_that_reads_its_environment():
+    code = "import sys, embedgeo.sweep.actor; sys.exit('huggingface_hub' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
