@@ -195,10 +195,23 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     }
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
-    finite = bool(s.isfinite().all())
-    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others are rounding errors
-    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else variance * torch.nan
+    eigenvalues = scatter_eigenvalues(scatter)
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
+
+
+def scatter_eigenvalues(scatter: Scatter) -> Tensor:
+    """All eigenvalues of the scatter matrix, shape (d,), in descending order; NaN if it is not finite.
+
+    Those of coordinates that do not vary, and all but the first n - 1, are exactly 0.
+
+    >>> scatter_eigenvalues(row_scatter(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]]))).tolist()
+    [2.0, 0.5]
+    """
+    s = varying_scatter(scatter)
+    if not bool(s.isfinite().all()):
+        return s.diagonal() * torch.nan
+    spanned = torch.arange(len(s), device=s.device) < scatter.n - 1  # the others are rounding errors
+    return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
