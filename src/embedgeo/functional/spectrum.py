@@ -195,23 +195,24 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     }
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
-    eigenvalues = scatter_eigenvalues(scatter)
+    eigenvalues = _eigenvalues(s, scatter.n)
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
 
 
-def scatter_eigenvalues(scatter: Scatter) -> Tensor:
-    """All eigenvalues of the scatter matrix, shape (d,), in descending order; NaN if it is not finite.
-
-    Those of coordinates that do not vary, and all but the first n - 1, are exactly 0.
-
-    >>> scatter_eigenvalues(row_scatter(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]]))).tolist()
-    [2.0, 0.5]
-    """
+def covariance_eigenvalues(scatter: Scatter) -> Tensor:
+    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
     s = varying_scatter(scatter)
-    if not bool(s.isfinite().all()):
-        return s.diagonal() * torch.nan
-    spanned = torch.arange(len(s), device=s.device) < scatter.n - 1  # the others are rounding errors
-    return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned
+    values = _eigenvalues(s, scatter.n)
+    rest = values[1:].sum()  # what rounding has put below 0 is taken from all but the largest
+    values[1:] *= torch.where(rest > 0, (s.trace() - values[0]).clamp(min=0) / rest, 1)
+    return ratio(values, scatter.n)
+
+
+def _eigenvalues(s: Tensor, n: Tensor) -> Tensor:
+    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite."""
+    spanned = torch.arange(len(s), device=s.device) < n - 1  # the others are rounding errors
+    finite = bool(s.isfinite().all())
+    return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else s.diagonal() * torch.nan
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:

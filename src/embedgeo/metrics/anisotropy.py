@@ -5,9 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from embedgeo.functional.batches import AnisotropyBatches, batch_values
-from embedgeo.functional.moments import ratio
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.spectrum import Scatter, row_scatter, scatter_eigenvalues, spectrum_values
+from embedgeo.functional.spectrum import Scatter, covariance_eigenvalues, row_scatter, spectrum_values
 from embedgeo.metrics.base import GeometryMetric
 
 
@@ -55,13 +54,12 @@ class Anisotropy(GeometryMetric):
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues of the covariance of the rows, shape (d,), float64, descending; NaN where there are no rows.
+        """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.
 
-        Their sum is V. The rows are those that this process has seen or, within ``sync_context()``, those of all ranks;
+        The rows are those that this process has seen or, within ``sync_context()``, those of all ranks;
         ``mean``, shape (d,), is the mean row of the same.
         """
-        scatter = self.load(Scatter).expanded()
-        return ratio(scatter_eigenvalues(scatter), scatter.n)
+        return covariance_eigenvalues(self.load(Scatter).expanded())
 
     def compute(self) -> dict[str, Tensor]:
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)

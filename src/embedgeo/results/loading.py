@@ -48,7 +48,8 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
         )
     table = pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS))
     for name, unknown in (("run", ""), *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA)):
-        table[name] = table[name].fillna(unknown).astype(type(unknown))
+        known = table[name].astype(object).where(table[name].notna(), unknown)
+        table[name] = known.astype(type(unknown))
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
