@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedgeo.functional import Sample
-from embedgeo.functional.sampling import row_keys, sample_batches
+from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions
 from tests.data import gaussian
 from tests.strategies import seeds, splits
 
@@ -81,3 +81,44 @@ def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
     assert [len(batch) for batch in rows] == lengths
     assert torch.cat(rows).unique().numel() == sum(lengths)
     assert torch.cat(rows)[:, 0].long().equal(torch.cat(labels))
+
+
+@settings(max_examples=50)
+@given(splits(40), seeds, st.integers(1, 50), st.sets(st.integers(0, 39)))
+def test_rows_that_are_left_out_move_no_other_row(parts, seed, size, left_out):
+    kept = torch.tensor([i not in left_out for i in range(40)])
+    sample = Sample.empty(1, size)
+    for part in parts:
+        sample = sample.extend(NUMBERS[part][kept[part]], kept=kept[part], seed=seed)
+    whole = Sample.empty(1, 40).extend(NUMBERS, seed=seed)
+    in_order = whole.rows[whole.keys.argsort()].flatten().long()
+    assert drawn(sample) == sorted(in_order[kept[in_order]][:size].tolist())
+    assert sample.seen == 40
+    assert sample.positions.equal(sample.rows.flatten().long())
+
+
+def test_keys_are_those_of_the_positions():
+    streams = [Sample.empty(1, 9).extend(NUMBERS, seed=3, stream=stream) for stream in range(3)]
+    sample = streams[0].merge(streams[1]).merge(streams[2])
+    keys = {
+        int(position): float(key)
+        for stream in range(3)
+        for position, key in zip(
+            stream_positions(0, 40, stream=stream), row_keys(0, 40, seed=3, stream=stream), strict=True
+        )
+    }
+    assert [keys[position] for position in sample.positions.tolist()] == sample.keys.tolist()
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 4))
+def test_row_numbers_are_those_of_one_process(sizes, num_streams):
+    expected, positions, start = {}, [], [0] * num_streams
+    for batch, size in enumerate(sizes):
+        stream = batch % num_streams
+        rows = stream_positions(start[stream], size, stream=stream)
+        expected |= {position: len(expected) + i for i, position in enumerate(rows.tolist())}
+        start[stream] += size
+        positions.append(rows)
+    positions = torch.cat([torch.zeros(0, dtype=torch.int64), *positions]).flip(0)
+    batches = [torch.tensor(sizes[stream::num_streams], dtype=torch.int64) for stream in range(num_streams)]
+    assert row_numbers(positions, batches).tolist() == [expected[position] for position in positions.tolist()]

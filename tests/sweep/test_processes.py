@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from embedgeo import load_sample
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.tiny import checkpoint_files, local_run
 
@@ -64,7 +66,7 @@ def results(out):
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
         values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    tables = [path for name in ("checkpoints", "tokens", "projections") for path in (out / name).glob("*")]
+    tables = [path for name in ("checkpoints", "tokens", "projections", "samples") for path in (out / name).glob("*")]
     files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
@@ -73,7 +75,7 @@ def results(out):
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
-    options["token_tables"] = "true"
+    options |= {"token_tables": "true", "save_samples": "true"}
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0
@@ -126,7 +128,8 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
         (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
     model = str(tmp_path / "run")
     one, two = (
-        {**options, "token_tables": "true", "jackknife": 4, "out": str(tmp_path / name)} for name in ("one", "two")
+        {**options, "token_tables": "true", "save_samples": "true", "jackknife": 4, "out": str(tmp_path / name)}
+        for name in ("one", "two")
     )
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
     args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
@@ -145,6 +148,13 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
         a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
         pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
+    for step in (1, 2, 8, 9):
+        a, b = (load_sample(out["out"], f"step{step}").layers for out in (one, two))
+        for layer in a:
+            assert a[layer].row_numbers.sort().values.tolist() == [*range(64)]  # all of them
+            drawn = (each[layer].rows[each[layer].row_numbers.argsort()] for each in (a, b))
+            torch.testing.assert_close(*drawn, rtol=0, atol=0)
+            torch.testing.assert_close(a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12)
 
 
 def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):

@@ -20,12 +20,14 @@ class Rows(NamedTuple):
         token_ids: shape (n,), int64, or None where none were given.
         sequence_ids: shape (n,), int64, or None where each row is a sequence of its own.
         num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
+        finite: shape (n + num_nonfinite,), bool, which of the rows that the mask kept these are; None: all of them.
     """
 
     embeddings: Tensor
     token_ids: Tensor | None
     sequence_ids: Tensor | None
     num_nonfinite: int
+    finite: Tensor | None = None
 
     def select(self, keep: Tensor) -> "Rows":
         """The rows for which ``keep``, shape (n,), is true."""
@@ -88,7 +90,9 @@ def select_rows(
         keep = mask.bool().reshape(-1).to(rows.device)
         kept = kept.select(keep)
     finite = _finite(kept.embeddings)
-    return kept if finite is None else kept.select(finite)._replace(num_nonfinite=int((~finite).sum()))
+    if finite is None:
+        return kept
+    return kept.select(finite)._replace(num_nonfinite=int((~finite).sum()), finite=finite)
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:

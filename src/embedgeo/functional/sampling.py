@@ -2,13 +2,16 @@
 
 Every row gets a key, a uniform random number that depends only on the seed, the stream and the position of the row in
 the stream; the rows with the smallest keys are the sample. So any split of a stream into batches leads to the same
-sample, the samples of several streams merge to that of all their rows, and no global random state is touched.
+sample, the samples of several streams merge to that of all their rows, and no global random state is touched. Streams
+of one length, such as those of the layers of a model, have the same rows drawn, also if some rows are left out.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_max, all_reduce_sum, current_rank
 
@@ -24,45 +27,65 @@ class Sample(NamedTuple):
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
         labels: shape (m,), int64, what the rows were labelled with: 0 where with nothing.
-        seen: number of rows it was drawn from, scalar int64.
+        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it: see `row_numbers`.
+        seen: number of rows of the streams, those that were left out among them, scalar int64.
         size: how many rows are drawn at most.
     """
 
     rows: Tensor
     keys: Tensor
     labels: Tensor
+    positions: Tensor
     seen: Tensor
     size: int
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "Sample":
         """The sample of no rows."""
-        no_labels = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, dim), torch.zeros(0, dtype=torch.float64), no_labels, torch.tensor(0), size)
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), size)
 
-    def extend(self, x: Tensor, labels: Tensor | None = None, *, seed: int, stream: int = 0) -> "Sample":
-        """The sample once the next rows of the stream, ``x``, shape (n, d), labelled (n,), have been seen."""
-        keys = row_keys(int(self.seen), len(x), seed=seed, stream=stream, device=self.keys.device)
-        labels = torch.zeros_like(keys, dtype=torch.int64) if labels is None else labels.to(self.labels)
-        seen = self.seen.new_tensor(len(x))
+    def extend(
+        self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
+    ) -> "Sample":
+        """The sample once the next rows of the stream have been seen.
+
+        Args:
+            x: the rows, shape (n, d), without those that are left out.
+            labels: of these, shape (n,).
+            kept: which of the next rows of the stream ``x`` are, bool, with n true; None: all.
+            seed: of the keys.
+            stream: number of the stream.
+        """
+        count = len(x) if kept is None else len(kept)
+        keys = row_keys(int(self.seen), count, seed=seed, stream=stream, device=self.keys.device)
+        positions = stream_positions(int(self.seen), count, stream=stream, device=self.keys.device)
+        if kept is not None:
+            kept = kept.to(keys.device)
+            keys, positions = keys[kept], positions[kept]
+        labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
         if len(self.keys) == self.size:
             smaller = (keys < self.keys.max()).nonzero().flatten()
-            x, keys, labels = x.index_select(0, smaller.to(x.device)), keys[smaller], labels[smaller]
-        return self.merge(Sample(x.to(keys.device), keys, labels, seen, self.size))
+            x = x.index_select(0, smaller.to(x.device))
+            keys, labels, positions = keys[smaller], labels[smaller], positions[smaller]
+        return self.merge(Sample(x.to(keys.device), keys, labels, positions, self.seen.new_tensor(count), self.size))
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from."""
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
-        rows, keys = torch.cat((self.rows.to(dtype), other.rows.to(dtype))), torch.cat((self.keys, other.keys))
-        labels = torch.cat((self.labels, other.labels))
-        if len(keys) > self.size:
-            smallest = keys.topk(self.size, largest=False).indices
-            rows, keys, labels = rows.index_select(0, smallest), keys[smallest], labels[smallest]
-        return Sample(rows, keys, labels, self.seen + other.seen, self.size)
+        rows = torch.cat((self.rows.to(dtype), other.rows.to(dtype)))
+        keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
+        sample = Sample(rows, keys, labels, positions, self.seen + other.seen, self.size)
+        return sample if len(keys) <= self.size else sample.select(keys.topk(self.size, largest=False).indices)
+
+    def select(self, chosen: Tensor) -> "Sample":
+        """The sample with only the rows at these indices, in their order."""
+        rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
+        return Sample(rows, keys, labels, positions, self.seen, self.size)
 
     def all_reduce(self, group: Any = None) -> "Sample":
-        """The sample of the rows of all ranks; all keys and labels are exchanged, but only the rows that are drawn."""
-        keys, labels = all_gather_cat(self.keys, group), all_gather_cat(self.labels, group)
+        """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
+        keys, labels, positions = (all_gather_cat(each, group) for each in self[1:4])
         lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)
         offset = int(lengths[: current_rank(group)].sum())
         order = keys.argsort(stable=True)[: self.size]
@@ -72,7 +95,7 @@ class Sample(NamedTuple):
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
         rows.index_copy_(0, own, self.rows.index_select(0, order[own] - offset).to(dtype))
         seen = all_reduce_sum(self.seen, group)
-        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], seen, self.size)
+        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], seen, self.size)
 
 
 def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None) -> Tensor:
@@ -83,10 +106,40 @@ def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torc
     >>> bool((row_keys(0, 5, seed=0)[3:] == row_keys(3, 2, seed=0)).all())
     True
     """
-    z = torch.arange(start, start + count, dtype=torch.int64, device=device) + (stream << _STREAM_BITS)
+    z = stream_positions(start, count, stream=stream, device=device)
     # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
     z = _mix(z) + _mix(_mix(torch.tensor(seed, device=device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
+
+
+def stream_positions(start: int, count: int, *, stream: int = 0, device: torch.device | None = None) -> Tensor:
+    """`Sample.positions` of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), int64."""
+    return torch.arange(start, start + count, dtype=torch.int64, device=device) + (stream << _STREAM_BITS)
+
+
+def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
+    """Numbers of rows among those of all streams, in the order in which one process would see their batches.
+
+    Args:
+        positions: `Sample.positions` of the rows, shape (m,), int64.
+        batches: of each stream, the number of rows of its batches, int64. Of R streams, stream r has the batches r,
+            r + R, r + 2 R ….
+
+    Returns:
+        From 0, shape (m,), int64.
+
+    >>> row_numbers(stream_positions(0, 5, stream=1), [torch.tensor([10, 10]), torch.tensor([3, 4])])
+    tensor([10, 11, 12, 23, 24])
+    """
+    counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
+    before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
+    numbers = torch.empty_like(positions)
+    for stream, ends in enumerate(counts.cumsum(1)):
+        place = positions - (stream << _STREAM_BITS)
+        own = (place >= 0) & (place < 1 << _STREAM_BITS)
+        batch = torch.searchsorted(ends, place[own], right=True)
+        numbers[own] = place[own] - (ends - counts[stream])[batch] + before[stream][batch]
+    return numbers
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -195,10 +195,24 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     }
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
-    finite = bool(s.isfinite().all())
-    spanned = torch.arange(len(variance), device=s.device) < scatter.n - 1  # the others are rounding errors
-    eigenvalues = torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else variance * torch.nan
+    eigenvalues = _eigenvalues(s, scatter.n)
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
+
+
+def covariance_eigenvalues(scatter: Scatter) -> Tensor:
+    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
+    s = varying_scatter(scatter)
+    values = _eigenvalues(s, scatter.n)
+    rest = values[1:].sum()  # what rounding has put below 0 is taken from all but the largest
+    values[1:] *= torch.where(rest > 0, (s.trace() - values[0]).clamp(min=0) / rest, 1)
+    return ratio(values, scatter.n)
+
+
+def _eigenvalues(s: Tensor, n: Tensor) -> Tensor:
+    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite."""
+    spanned = torch.arange(len(s), device=s.device) < n - 1  # the others are rounding errors
+    finite = bool(s.isfinite().all())
+    return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else s.diagonal() * torch.nan
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:

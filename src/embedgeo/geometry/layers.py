@@ -1,5 +1,6 @@
 """The metrics of each layer of a model, updated by its forward passes."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit, require_word_ids
 from embedgeo.functional.words import pool_words
+from embedgeo.geometry import saving
 from embedgeo.metrics import TokenMoments, default_metrics
-from embedgeo.metrics.checks import require_distinct_keys, require_same_values
+from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
+from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record
 
 
@@ -34,6 +37,11 @@ class Geometry:
         device: the device on which ranks exchange values; default: that of the parameters.
         process_group: the ranks that have different rows; the other ranks repeat the rows of one of these (tensor
             parallelism). Default: all ranks have different rows.
+
+    Attributes:
+        layers: of the model, in forward order.
+        probe: attaches the hooks, as a context manager.
+        settings: what the results depend on beside model and data, as `save` records it.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -61,6 +69,8 @@ class Geometry:
         if word_ids is not None:  # they may also be given to the probe later
             require_word_ids(rows, word_ids)
         self._row_unit = rows
+        self.settings = {"layers": saving.described_layers(layers), "rows": rows, "jackknife": jackknife}
+        self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model, layers = inner, "blocks"
         self.model = model
@@ -70,6 +80,7 @@ class Geometry:
         self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
         self._make_metrics = metrics or default_metrics
         require_distinct_keys(self._make_metrics)
+        self.settings["metrics"] = [saving.described(metric) for metric in self._make_metrics(2)]
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
         self._group = process_group
         self._is_off = False
@@ -130,6 +141,55 @@ class Geometry:
                 table = {name: column.cpu().numpy() for name, column in of(metric).items()}
                 tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
         return pd.concat(tables[1:] or tables, ignore_index=True)
+
+    def samples(self) -> dict[str, LayerSample]:
+        """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
+
+        Raises:
+            ValueError: the metrics hold none of these.
+        """
+        require_samples(self._make_metrics)
+        found = {layer.name: saving.layer_sample(metrics) for _, layer, metrics in self._reached()}
+        return {name: sample for name, sample in found.items() if sample is not None}
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: str,
+        step: int | None = None,
+        save_samples: bool = False,
+        token_tables: bool = False,
+    ) -> None:
+        """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
+
+        The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
+        and what it has under others stays. Nothing changes here: more rows may follow. Every rank must call this, and
+        rank 0 writes.
+
+        Args:
+            folder: a new one, or one that this method has made with the same settings.
+            model: name of the model; those of one name are a series of steps.
+            step: the number of optimizer steps that the weights have taken; None: they are no step's, as a final
+                model's.
+            save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
+            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables true`` does.
+
+        Raises:
+            ValueError: no name or a negative step, nothing was measured, or the folder holds something else: a sweep,
+                or results of other settings.
+            OSError: it cannot be written.
+            RuntimeError: rank 0 has failed.
+        """
+        saving.save(
+            self,
+            folder,
+            model=model,
+            step=step,
+            save_samples=save_samples,
+            token_tables=token_tables,
+            device=self._device,
+        )
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from embedgeo.functional.batches import AnisotropyBatches, batch_values
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.spectrum import Scatter, row_scatter, spectrum_values
+from embedgeo.functional.spectrum import Scatter, covariance_eigenvalues, row_scatter, spectrum_values
 from embedgeo.metrics.base import GeometryMetric
 
 
@@ -52,6 +52,14 @@ class Anisotropy(GeometryMetric):
         self.extend(row_scatter(rows.embeddings))
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
+
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.
+
+        The rows are those that this process has seen or, within ``sync_context()``, those of all ranks;
+        ``mean``, shape (d,), is the mean row of the same.
+        """
+        return covariance_eigenvalues(self.load(Scatter).expanded())
 
     def compute(self) -> dict[str, Tensor]:
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)

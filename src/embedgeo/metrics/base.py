@@ -69,6 +69,7 @@ class GeometryMetric(Metric):
     has_copies = True
     """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
 
+    settings: Tensor
     num_rows: Tensor
     num_nonfinite: Tensor
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.functional.distributed import all_reduce_max
+from embedgeo.metrics.anisotropy import Anisotropy
+from embedgeo.metrics.dimension import IntrinsicDimension
 
 
 def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
@@ -27,6 +29,12 @@ def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
                     f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                 )
             owners[key] = name
+
+
+def require_samples(make_metrics: Callable[[int], list[Metric]]) -> None:
+    """Raise ValueError unless some of the metrics made hold what ``save_samples`` saves."""
+    if not any(isinstance(metric, IntrinsicDimension | Anisotropy) for metric in make_metrics(2)):
+        raise ValueError("save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is.")
 
 
 def require_same_values(names: Sequence[str], values: Tensor) -> None:

@@ -86,7 +86,16 @@ class IntrinsicDimension(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, rows.sequence_ids, seed=self.seed, stream=stream))
+        given = rows.embeddings, rows.sequence_ids, rows.finite
+        self.store(self.load(Sample).extend(*given, seed=self.seed, stream=stream))
+
+    def sample(self) -> Sample:
+        """The sampled rows in the order in which they are drawn: the first k are a sample of k rows.
+
+        They are drawn from those that this process has seen or, within ``sync_context()``, from those of all ranks.
+        """
+        sample = self.load(Sample)
+        return sample.select(sample.keys.argsort())
 
     def compute(self) -> dict[str, Tensor]:
         sample = self.load(Sample)

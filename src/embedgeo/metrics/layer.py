@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.distributed import all_gather_cat, current_rank, is_distributed
 from embedgeo.functional.precision import state_device
+from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 MetricFactory = Callable[[int], list[Metric]]
@@ -30,6 +31,10 @@ class LayerMetrics:
         device: of the metrics, until they see rows on another one.
         process_group: the ranks that have different rows; None: all ranks.
         jackknife: G; 0: there are no groups.
+
+    Attributes:
+        dim: d.
+        dtype: of the hidden states; None while there were none.
     """
 
     def __init__(
@@ -42,6 +47,8 @@ class LayerMetrics:
         jackknife: int = 0,
     ) -> None:
         self.dim = dim
+        self.dtype: torch.dtype | None = None
+        self._batch_sizes: list[int] = []  # in rows
         self._num_groups = jackknife
         self._process_group = process_group
         self._num_batches = 0
@@ -79,6 +86,9 @@ class LayerMetrics:
             mask = mask.to(device)
             hidden, given = hidden[mask], {name: tensor[mask] for name, tensor in given.items()}
         groups = given.pop("groups", None)
+        if shape.numel():
+            self._batch_sizes.append(hidden.shape[:-1].numel())
+            self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             if groups is not None and isinstance(metric, GeometryMetric) and not copies:
                 _update(metric, hidden, {**given, "sequence_ids": groups})
@@ -102,6 +112,17 @@ class LayerMetrics:
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):
                 yield partial(self._compute, metric, copies)
+
+    def row_numbers(self, positions: Tensor) -> Tensor:
+        """See `embedgeo.functional.sampling.row_numbers`; positions are those of `synced` metrics.
+
+        Rows are counted that are not masked, those with a NaN or Inf among them. Every rank must call this.
+        """
+        sizes = torch.tensor(self._batch_sizes, dtype=torch.int64, device=positions.device)
+        if not is_distributed():
+            return row_numbers(positions, [sizes])
+        lengths = all_gather_cat(sizes.new_tensor([len(sizes)]), self._process_group).tolist()
+        return row_numbers(positions, all_gather_cat(sizes, self._process_group).split(lengths))
 
     def reset(self) -> None:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""

@@ -56,7 +56,8 @@ class AfterProcessing(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         self.extend(row_scatter(rows.embeddings))
         stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, seed=self.seed, stream=stream))
+        sample = self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream)
+        self.store(sample)
 
     def compute(self) -> dict[str, Tensor]:
         return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)

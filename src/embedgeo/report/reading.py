@@ -1,6 +1,5 @@
 """Reading runs: from the folders of sweeps, from monitored runs, and from TensorBoard's event files alone."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,8 @@ import pandas as pd
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import baseline_values
 from embedgeo.report.runs import Run, is_along, make_run
-from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.history import read_histories
+from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.wording import listed
 
@@ -79,13 +77,9 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 failures=sweep.reasons(),
                 apart=apart if series in apart else {},
             )
-    elif histories := list(read_histories(folder)):
-        for path, prefix, records in histories:
-            yield make_run(f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". "), records)
     else:
-        for events in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
-            for prefix, written in read_events(events):
-                yield make_run(f"{os.path.relpath(events, folder)} {prefix}", pd.DataFrame(written))
+        for name, records in monitored_runs(folder):
+            yield make_run(name, records)
 
 
 def _read_drawable(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:

@@ -14,6 +14,7 @@ import pandas as pd
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.parquet import SCHEMA, TABLES, read_about, read_records, read_table, to_records, write_parquet
+from embedgeo.results.samples import LayerSample, write_sample
 from embedgeo.results.series import series_of
 
 _PARQUET = "[!.]*.parquet"
@@ -24,7 +25,8 @@ class SweepFolder:
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane. They are written before the records.
+      them with their moments, the most frequent ones in the plane. They are written before the records; so is
+      ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -56,14 +58,14 @@ class SweepFolder:
         self.require_same(asked)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in TABLES))
+            written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in (*TABLES, "samples")))
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             if not self.manifest():
                 manifest = {"asked": dict(asked), **about}
                 with replacing(self.path / "manifest.json", keep=True) as temporary:
                     temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            raise OSError(f"out must be a folder that can be written; {self.path} is not ({error}).") from error
+            raise OSError(f"{self.path} must be a folder that can be written; it is not ({error}).") from error
         self.require_same(asked)  # another process may have made it meanwhile
 
     def require_same(self, asked: Mapping[str, Any]) -> None:
@@ -82,7 +84,7 @@ class SweepFolder:
             if self.path.is_dir() and any(
                 not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()
             ):
-                raise ValueError(f"out must be a new folder or that of a sweep; {self.path} holds something else.")
+                raise ValueError(f"{self.path} must be a new folder or that of a sweep; it holds something else.")
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(asked)))
@@ -96,7 +98,9 @@ class SweepFolder:
         different = [key for key in sorted(now) if before[key] != now[key]]
         if different:
             listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in different)
-            raise ValueError(f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another out.")
+            raise ValueError(
+                f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another folder."
+            )
 
     def manifest(self) -> dict[str, Any]:
         """The content of ``manifest.json``; empty where there is none yet."""
@@ -107,7 +111,9 @@ class SweepFolder:
             manifest: dict[str, Any] = json.loads(path.read_text())
             dict(manifest["asked"])
         except (LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"out must be a new folder or that of a sweep; {path} is none of a sweep's.") from error
+            raise ValueError(
+                f"{self.path} must be a new folder or that of a sweep; {path} is none of a sweep's."
+            ) from error
         return manifest
 
     def done(self) -> set[str]:
@@ -172,8 +178,9 @@ class SweepFolder:
         records: pd.DataFrame,
         tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
         about: Mapping[str, str] = MappingProxyType({}),
+        sample: Mapping[str, LayerSample] | None = None,
     ) -> None:
-        """Write the tables of token types of a checkpoint, then its records, which makes it done.
+        """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
 
         Args:
             name: of the checkpoint.
@@ -182,7 +189,10 @@ class SweepFolder:
             about: further facts, for `about`: ``model_class``, by which models of one series are told apart;
                 ``files``, by which a change of local weights is noticed; ``has_step``, "false" of a final model; and
                 ``group``, that of its model.
+            sample: what is kept of the rows, by layer.
         """
+        if sample is not None:
+            write_sample(self.path, name, sample, records.iloc[0].to_dict())
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
         write_parquet(self.checkpoints / f"{name}.parquet", records, SCHEMA, about)

@@ -11,6 +11,7 @@ from torch import Tensor
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
+from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
 from embedgeo.sweep.metrics import metric_factory
@@ -27,11 +28,13 @@ class Measured:
         records: of its layers and of the model.
         tables: of its token types, by kind, if these were asked for: see `embedgeo.results.parquet.TABLES`.
         about: further facts, for `SweepFolder.write`.
+        sample: what is kept of the rows, by layer, if it was asked for.
     """
 
     records: list[Record]
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)
+    sample: dict[str, LayerSample] | None = None
 
 
 def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings) -> Measured:
@@ -74,8 +77,9 @@ def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeTex
     network = measured_model(geometry.model)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
+    sample = geometry.samples() if settings.save_samples else None
     if not settings.token_tables:
-        return Measured(records, about=about)
+        return Measured(records, {}, about, sample)
     planes = geometry.token_planes()
     planes = planes.assign(token=planes["token_id"].map(text.token_texts))
-    return Measured(records, {"tokens": geometry.token_tables(), "projections": planes}, about)
+    return Measured(records, {"tokens": geometry.token_tables(), "projections": planes}, about, sample)

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
 from embedgeo.results.parquet import to_frame, to_records
+from embedgeo.results.samples import load_sample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.downloads import Downloads
@@ -137,7 +138,8 @@ class Sweep:
         frame = to_frame([*measured.records, *_tokens_seen(planned)], **self._columns(planned))
         if self.fabric.is_global_zero:
             about = {**measured.about, **planned.about}
-            self.out.write(planned.name, frame, measured.tables, {key: value for key, value in about.items() if value})
+            known = {key: value for key, value in about.items() if value}
+            self.out.write(planned.name, frame, measured.tables, known, measured.sample)
         return frame
 
     def _fail(self, planned: Planned, why: str) -> str:
@@ -167,7 +169,8 @@ class Sweep:
                 if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.out.read_tables(original) if self.settings.token_tables else {}
                     kept = to_records(records[records["metric"] != "tokens_seen"])
-                    copied = Measured(kept, tables, self.out.about(original))
+                    layers = load_sample(self.out.path, original).layers if self.settings.save_samples else None
+                    copied = Measured(kept, tables, self.out.about(original), layers)
         return self.fabric.broadcast(copied)
 
     def _measured(self, planned: Planned, worker: Worker) -> Measured | str:

@@ -1,0 +1,135 @@
+"""What was measured by hand, in the folder of a sweep: for the report, and for new numbers without a forward pass."""
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import torch
+
+from embedgeo.capture.structure import measured_model
+from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
+from embedgeo.metrics import Anisotropy, IntrinsicDimension
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import to_frame
+from embedgeo.results.samples import LayerSample
+
+if TYPE_CHECKING:
+    from embedgeo.geometry.layers import Geometry
+
+_WRITER = "Geometry.save"
+_PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
+
+
+def save(
+    geometry: "Geometry",
+    folder: str | os.PathLike[str],
+    *,
+    model: str,
+    step: int | None,
+    save_samples: bool,
+    token_tables: bool,
+    device: torch.device,
+) -> None:
+    """See `Geometry.save`; ranks tell each other on ``device`` whether rank 0 has failed."""
+    _require_names(model, step)
+    records = geometry.records()
+    if not records:
+        raise ValueError(f"there must be something to save; {geometry.why_silent() or 'there are no layers.'}")
+    samples = geometry.samples() if save_samples else None
+    tables = {}
+    if token_tables:
+        tables = {"tokens": geometry.token_tables()}
+        if not len(tables["tokens"]):
+            raise ValueError(
+                "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
+            )
+    inner = measured_model(geometry.model)
+    about = {
+        "model_class": type(inner).__name__,
+        "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
+        **({"has_step": "false"} if step is None else {}),
+    }
+    columns = {
+        "model": model,
+        "revision": "main" if step is None else f"step{step}",
+        "step": step or 0,
+        "commit": "",
+        "series": model,
+        "weights_sha256": "",
+        "duplicate_of": None,
+    }
+    name = _file_name(model if step is None else f"{model}--step{step}")
+    asked = {"by": _WRITER, **geometry.settings, "save_samples": save_samples, "token_tables": token_tables}
+    failure: Exception | None = None
+    if current_rank() == 0:
+        try:
+            out = _open(Path(folder), asked)
+            out.write(name, to_frame(records, **columns), tables, about, samples)
+            out.rebuild()
+        except Exception as error:
+            failure = error
+    if failure is not None and not is_distributed():
+        raise failure
+    if is_distributed() and bool(all_reduce_max(torch.tensor(int(failure is not None), device=device))):
+        raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
+
+
+def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
+    """What is kept of the rows at a layer, those of all ranks; every rank must call this.
+
+    None where none of its metrics has any of that.
+    """
+    held: dict[str, Any] = {}
+    for metric in metrics.synced(IntrinsicDimension):
+        sample = metric.sample()
+        rows = sample.rows.to(metrics.dtype or sample.rows.dtype)  # they came from it
+        numbers = metrics.row_numbers(sample.positions)
+        held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
+    for metric in metrics.synced(Anisotropy):
+        mean, eigenvalues = metric.mean.cpu().clone(), metric.eigenvalues().cpu()
+        held |= {"n": int(metric.num_rows), "mean": mean, "eigenvalues": eigenvalues}
+    return LayerSample(**held) if held else None
+
+
+def described(metric: Any) -> str:
+    """A metric's class and, of those of this package, the digest of its arguments."""
+    digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
+    return f"{type(metric).__name__} {digest}".strip()
+
+
+def described_layers(layers: Any) -> Any:
+    """A choice of layers as it is recorded: functions by their names."""
+    if isinstance(layers, list | tuple):
+        return [described_layers(each) for each in layers]
+    return layers if isinstance(layers, str) else getattr(layers, "__qualname__", repr(layers))
+
+
+def _require_names(model: Any, step: Any) -> None:
+    if not isinstance(model, str) or not model:
+        raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ValueError(f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}.")
+
+
+def _file_name(name: str) -> str:
+    """The name of a checkpoint's files, as a sweep makes it: ``author--model`` of a repository."""
+    return re.sub(r"^\.", "%2E", quote(name.replace("/", "--"), safe=" =+,@~"))
+
+
+def _open(folder: Path, asked: Mapping[str, Any]) -> SweepFolder:
+    out = SweepFolder(folder)
+    before = out.manifest().get("asked")
+    if before is not None and before.get("by") != _WRITER:
+        raise ValueError(
+            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give another folder."
+        )
+    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    out.open(asked, {"versions": versions})
+    return out

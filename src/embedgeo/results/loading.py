@@ -1,0 +1,79 @@
+"""Results as one tidy table, whatever they were measured by."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from embedgeo.results.events import EVENTS, read_events
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.history import read_histories
+from embedgeo.results.parquet import SCHEMA
+
+COLUMNS = ("run", *SCHEMA.names)
+"""Columns of `load_results`."""
+
+_UNKNOWN = {"string": "", "int64": 0, "double": float("nan")}
+_ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
+
+
+def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read what was measured, one value a row, whatever has written it.
+
+    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more monitored runs
+    (``history.parquet``); or one of TensorBoard event files alone. The last is read only where there is none before it.
+
+    Returns:
+        A table with the columns ``run`` (name of the training run or model; of a monitored run, its folder and the
+        prefix of its monitor), ``model``, ``revision``, ``step``, ``commit``, ``series``, ``weights_sha256``,
+        ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value`` and ``stderr``: always these,
+        sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are int64, ``value`` and
+        ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error NaN. Metrics of the
+        whole model, such as the loss, have the layer ``model`` and the layer index -1; a model that is not a step of a
+        training run has the step 0.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no results, or a file that cannot be read.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
+    tables = [records.assign(run=run) for run, records in _runs(path)]
+    if not tables:
+        raise ValueError(
+            "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
+            f"of TensorBoard event files; {path} holds no measurements of these kinds."
+        )
+    table = pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS))
+    for name, unknown in (("run", ""), *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA)):
+        known = table[name].astype(object).where(table[name].notna(), unknown)
+        table[name] = known.astype(type(unknown))
+    return table.sort_values(_ORDER, kind="stable", ignore_index=True)
+
+
+def monitored_runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The runs of monitors in a folder, from their histories or, where there is none, from event files.
+
+    Yields:
+        The folder of the run and the prefix of its monitor, as a name, and its records.
+    """
+    histories = list(read_histories(folder))
+    for path, prefix, records in histories:
+        yield _name(path, folder, prefix), records
+    for events in [] if histories else sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
+        for prefix, written in read_events(events):
+            yield _name(events, folder, prefix), pd.DataFrame(written)
+
+
+def _runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    sweep = SweepFolder(folder)
+    if not sweep.done():
+        yield from monitored_runs(folder)
+    for run, checkpoints in sweep.read_runs().items():
+        yield run, pd.concat(checkpoints.values(), ignore_index=True)
+
+
+def _name(path: Path, folder: Path, prefix: str) -> str:
+    return f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". ")

@@ -1,0 +1,146 @@
+"""What is kept of a checkpoint's embeddings, so that new numbers need no forward pass: a sample, mean and spectrum."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedgeo.results.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VERSION = 1
+"""Version of the file's schema."""
+
+_NUMBERING = "position among the rows that count (not masked), in the order in which one process sees the batches"
+_TENSORS = ("rows", "row_numbers", "mean", "eigenvalues")
+
+
+@dataclass(frozen=True)
+class LayerSample:
+    """What is kept of the rows at a layer; None where no metric had it.
+
+    Attributes:
+        n: number of rows that counted and were finite.
+        rows: the sampled rows of `embedgeo.IntrinsicDimension`, shape (m, d), in the dtype of the hidden states. They
+            are in the order in which they were drawn: the first k are a sample of k rows.
+        row_numbers: shape (m,), int64: the position of each among the rows that counted, from 0, in the order in which
+            one process sees the batches; rows with a NaN or Inf have a number, too.
+        mean: mean of all n rows, shape (d,), float64.
+        eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their sum is V.
+    """
+
+    n: int
+    rows: "Tensor | None" = None
+    row_numbers: "Tensor | None" = None
+    mean: "Tensor | None" = None
+    eigenvalues: "Tensor | None" = None
+
+
+@dataclass(frozen=True)
+class SavedSample:
+    """A saved sample: of which checkpoint, and what is kept of each layer.
+
+    Attributes:
+        model: the checkpoint's model.
+        revision: its revision.
+        step: its step.
+        layers: by the name of the layer, in forward order.
+    """
+
+    model: str
+    revision: str
+    step: int
+    layers: dict[str, LayerSample]
+
+
+def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], checkpoint: Mapping[Any, Any]) -> None:
+    """Write ``samples/<name>.safetensors``, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
+
+    Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``, ``revision``, ``step``,
+    ``layers`` in forward order with their ``n`` and the ``dtype`` of their rows, and what ``row_numbers`` are.
+
+    Args:
+        folder: of the sweep.
+        name: of the checkpoint.
+        sample: what is kept of each layer, in forward order.
+        checkpoint: its model, revision and step.
+    """
+    from safetensors.torch import save_file
+
+    tensors, layers = {}, {}
+    for layer, of_layer in sample.items():
+        dtype = "" if of_layer.rows is None else str(of_layer.rows.dtype).removeprefix("torch.")
+        layers[layer] = {"n": of_layer.n, "dtype": dtype}
+        held = {key: getattr(of_layer, key) for key in _TENSORS}
+        tensors.update({f"{layer}/{key}": each.contiguous() for key, each in held.items() if each is not None})
+    about: dict[str, Any] = {"version": VERSION, "model": checkpoint["model"], "revision": checkpoint["revision"]}
+    about |= {"step": int(checkpoint["step"]), "layers": layers, "row_numbers": _NUMBERING}
+    with replacing(_file(folder, name)) as temporary:
+        save_file(tensors, temporary, {"embedgeo": json.dumps(about)})  # one entry: several have no fixed order
+
+
+def read_sample(path: Path) -> SavedSample:
+    """Read a file that `write_sample` has written.
+
+    Raises:
+        ValueError: it is damaged, no file of these, or of another version of the schema.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})["embedgeo"])
+            if about["version"] != VERSION:
+                raise ValueError(
+                    f"{path} must have version {VERSION} of the schema; it has {about['version']}. Read it with the "
+                    "version of embedgeo that wrote it, or measure again, into another folder."
+                )
+            names = set(file.keys())
+            layers = {
+                layer: LayerSample(
+                    of_layer["n"],
+                    *(file.get_tensor(name) if (name := f"{layer}/{key}") in names else None for key in _TENSORS),
+                )
+                for layer, of_layer in about["layers"].items()
+            }
+            return SavedSample(about["model"], about["revision"], about["step"], layers)
+    except (SafetensorError, LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} must be a saved sample; it is none, or damaged ({error}).") from error
+
+
+def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedSample:
+    """Read a saved sample: the rows, the mean and the spectrum at each layer of one checkpoint.
+
+    ``embedgeo sweep --save-samples true`` and ``Geometry.save(…, save_samples=True)`` write them.
+
+    Args:
+        path: the file, or the folder of a sweep or of `embedgeo.Geometry.save`.
+        name: in a folder, the name of the checkpoint, as that of its file in ``checkpoints/``; may be left out if only
+            one has a sample.
+
+    Raises:
+        FileNotFoundError: there is no such sample.
+        ValueError: ``name`` is needed, or the file is damaged, or of another version of the schema.
+    """
+    file = Path(path)
+    if file.is_dir():
+        names = sorted(each.stem for each in _file(file, "").parent.glob("[!.]*.safetensors"))
+        if name is None and len(names) > 1:
+            raise ValueError(f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}.")
+        if name not in names and not (name is None and names):
+            there = f"has those of {', '.join(names)}" if names else "has none: sweep with --save-samples true"
+            raise FileNotFoundError(f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {there}.")
+        file = _file(file, name or names[0])
+    elif not file.exists():
+        raise FileNotFoundError(f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there.")
+    elif name is not None:
+        raise ValueError(f"name must be left out for a file; got {name!r} with {file}.")
+    return read_sample(file)
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / "samples" / f"{name}.safetensors"

@@ -1,0 +1,141 @@
+"""Saved samples: the same rows at every layer and checkpoint, from which the recorded numbers follow again."""
+
+import pytest
+import torch
+from torch import nn
+
+import embedgeo
+from embedgeo import Anisotropy, IntrinsicDimension, observe
+from embedgeo.functional import twonn_dimension
+from embedgeo.functional.spectrum import full_spectrum_values
+from tests.models import VOCABULARY, gpt_neox, token_batch
+
+SIZE = 30
+
+
+class Branches(nn.Module):
+    """Layers side by side, of which one is not finite at some tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.whole, self.faulty = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.faulty.register_forward_hook(lambda module, args, output: output.masked_fill(self.is_bad, torch.nan))
+
+    def forward(self, input_ids):
+        self.is_bad = (input_ids % 5 == 0)[..., None]
+        x = self.table(input_ids)
+        return self.whole(x), self.faulty(x)
+
+
+def metrics(dim):
+    return [Anisotropy(dim, spectrum=True), IntrinsicDimension(dim, batch_size=SIZE)]
+
+
+def measured(model, batches, **options):
+    with observe(model.eval(), **{"metrics": metrics, **options}) as geometry, torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    return geometry
+
+
+def test_the_sampled_rows_are_the_same_tokens_at_every_layer_and_checkpoint():
+    batches = [{"input_ids": token_batch(8, 12, seed=i)["input_ids"]} for i in range(4)]
+    ids = torch.cat([batch["input_ids"] for batch in batches]).flatten()
+    in_order = IntrinsicDimension(1, batch_size=len(ids))
+    in_order.update(torch.arange(float(len(ids)))[:, None])
+    in_order = in_order.sample().rows.flatten().long()
+    good = in_order[ids[in_order] % 5 != 0]
+    assert not in_order[:SIZE].equal(good[:SIZE])
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = Branches()
+        samples = measured(model, batches, layers=["whole", "faulty"]).samples()
+        assert samples["whole"].row_numbers.equal(in_order[:SIZE])
+        assert samples["faulty"].row_numbers.equal(good[:SIZE])
+        assert (samples["whole"].n, samples["faulty"].n) == (len(ids), int((ids % 5 != 0).sum()))
+        x = model.table(ids).detach()
+        for name in ("whole", "faulty"):
+            hidden = getattr(model, name).forward(x).detach()
+            torch.testing.assert_close(samples[name].rows, hidden[samples[name].row_numbers])
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_rows_are_those_of_the_hidden_states_by_number_and_the_same_at_each_step(padding):
+    batches = [token_batch(8, 12, seed=i, padding=padding) for i in range(3)]
+    numbers = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = gpt_neox().eval().bfloat16()
+        samples = measured(model, batches, layers="hidden_states").samples()
+        with torch.no_grad():
+            states = [model(**batch, output_hidden_states=True).hidden_states for batch in batches]
+        kept = [batch["attention_mask"].bool() for batch in batches]
+        for i, sample in enumerate(samples.values()):
+            hidden = torch.cat([state[i][mask] for state, mask in zip(states, kept, strict=True)])
+            assert sample.rows.dtype == torch.bfloat16
+            assert sample.rows.equal(hidden[sample.row_numbers])
+            torch.testing.assert_close(sample.mean, hidden.double().mean(0))
+            numbers.append(sample.row_numbers)
+    assert len(numbers) == 8
+    assert all(each.equal(numbers[0]) for each in numbers)
+    assert len(numbers[0].unique()) == SIZE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
+    torch.manual_seed(0)
+    geometry = measured(gpt_neox().to(dtype), [token_batch(8, 12, seed=i) for i in range(8)])
+    geometry.save(tmp_path, model="a", step=1, save_samples=True)
+    sample = embedgeo.load_sample(tmp_path)
+    assert (sample.model, sample.revision, sample.step) == ("a", "step1", 1)
+    values = geometry.compute()
+    assert list(sample.layers) == list(values)
+    for layer, of_layer in sample.layers.items():
+        recorded = values[layer]
+        assert of_layer.n == 8 * 8 * 12
+        assert of_layer.rows.dtype == dtype
+        again = twonn_dimension(of_layer.rows)
+        assert again.dimension == pytest.approx(recorded["intrinsic_dimension"], rel=1e-9, nan_ok=True)
+        assert again.num_points == recorded["n_points"]
+        metric = IntrinsicDimension(of_layer.rows.shape[1], batch_size=SIZE)
+        metric.update(of_layer.rows)
+        assert float(metric.compute()["duplicate_fraction"]) == recorded["duplicate_fraction"]
+        spectrum = of_layer.eigenvalues
+        assert spectrum.dtype == of_layer.mean.dtype == torch.float64
+        assert spectrum.equal(spectrum.sort(descending=True).values)
+        assert float(spectrum[0] / spectrum.sum()) == pytest.approx(recorded["anisotropy"], rel=1e-9)
+        for key, value in full_spectrum_values(spectrum).items():
+            assert float(value) == pytest.approx(recorded[key], rel=1e-9)
+    assert not torch.isnan(torch.tensor(values["block.02"]["intrinsic_dimension"]))
+
+
+def test_eigenvalues_are_those_of_the_covariance():
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.arange(1.0, 5)
+    metric = Anisotropy(4)
+    metric.update(x)
+    torch.testing.assert_close(metric.eigenvalues(), torch.linalg.eigvalsh(torch.cov(x.T, correction=0)).flip(0))
+    assert Anisotropy(4).eigenvalues().isnan().all()
+    assert Anisotropy(4).eigenvalues().shape == (4,)
+
+
+def test_batches_of_the_estimate_follow_each_other_in_the_sample():
+    metric = IntrinsicDimension(3, batch_size=10, num_batches=2)
+    metric.update(torch.rand(100, 3, generator=torch.Generator().manual_seed(0)))
+    rows = metric.sample().rows
+    expected = sum(twonn_dimension(rows[part : part + 10]).dimension for part in (0, 10)) / 2
+    assert float(metric.compute()["intrinsic_dimension"]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_layers_hold_what_their_metrics_have():
+    batches = [token_batch()]
+    (sample,) = (
+        measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [Anisotropy(dim)]).samples().values()
+    )
+    assert sample.rows is sample.row_numbers is None
+    assert len(sample.eigenvalues) == len(sample.mean) == 16
+    drawn = measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [IntrinsicDimension(dim)])
+    assert drawn.samples()["block.01"].eigenvalues is None
+    means = measured(gpt_neox().bfloat16(), batches, rows="mean").samples()["block.01"]
+    assert means.rows.dtype == torch.float32
+    assert sorted(means.row_numbers.tolist()) == [0, 1, 2, 3]

@@ -1,0 +1,125 @@
+"""`load_results`: one table of always the same columns, whatever has measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from embedgeo import load_results
+from embedgeo.results.events import write_events
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.history import HistoryFile
+from embedgeo.results.parquet import to_records
+from embedgeo.results.schema import StepRecord
+from tests.report.synthetic import make_sweep
+
+COLUMNS = {
+    **dict.fromkeys(("run", "model", "revision"), "str"),
+    "step": "int64",
+    **dict.fromkeys(("commit", "series", "weights_sha256", "duplicate_of", "layer"), "str"),
+    **dict.fromkeys(("layer_index", "width"), "int64"),
+    "metric": "str",
+    **dict.fromkeys(("value", "stderr"), "float64"),
+}
+
+
+def step_records(sweep: Path) -> list[StepRecord]:
+    folder = SweepFolder(sweep)
+    return [
+        StepRecord(step=int(frame["step"].iloc[0]), **record)
+        for name in sorted(folder.done())
+        for frame in [folder.read(name)]
+        for record in to_records(frame)
+    ]
+
+
+def swept(folder: Path) -> Path:
+    return make_sweep(folder, (8, 0, 1), 2, duplicates={1: 0}, stderr=0.1)
+
+
+def monitored(folder: Path) -> Path:
+    records = step_records(swept(folder / "aside"))
+    for inside, prefix in (("a", "geometry"), ("a", "probe"), ("b", "geometry")):
+        file = HistoryFile(folder / "runs" / inside, prefix)
+        file.add(records)
+        file.close()
+    return folder / "runs"
+
+
+def events(folder: Path) -> Path:
+    (folder / "runs").mkdir()
+    for step in (0, 8):
+        records = [record for record in step_records(swept(folder / "aside")) if record["step"] == step]
+        write_events(folder / "runs" / f"events.out.tfevents.{step}", step, records)
+    return folder / "runs"
+
+
+KINDS = {"sweep": swept, "histories": monitored, "events": events}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(tmp_path: Path, kind: str) -> None:
+    table = load_results(str(KINDS[kind](tmp_path)))
+    assert list(table) == list(COLUMNS)
+    for name, dtype in COLUMNS.items():
+        assert table[name].dtype == (dtype if dtype != "str" else pd.Series(["a"]).dtype), name
+    assert table.drop(columns=["value", "stderr"]).notna().all().all()
+    order = ["run", "step", "layer_index", "metric"]
+    assert table.equals(table.sort_values(order, ignore_index=True))
+    assert table["value"].notna().all()
+
+
+def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
+    table = load_results(swept(tmp_path))
+    assert len(table) == sum(len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8))
+    at = table.set_index(["step", "layer", "metric"])
+    for name in ("step0", "step8"):
+        for row in SweepFolder(tmp_path).read(name).itertuples():
+            found = at.loc[(row.step, row.layer, row.metric)]
+            assert (found["value"], found["width"]) == (row.value, row.width)
+    assert set(table["run"]) == {"tiny"}
+    assert set(table["model"]) == {"lab/tiny"}
+    assert at["duplicate_of"].groupby("step").first().tolist() == ["", "step0", ""]
+    loss = table[table["layer"] == "model"]
+    assert loss["layer_index"].tolist() == [-1, -1, -1]
+
+
+def test_several_monitors_are_runs_of_their_own(tmp_path: Path) -> None:
+    table = load_results(monitored(tmp_path))
+    assert table["run"].unique().tolist() == ["a geometry", "a probe", "b geometry"]
+    assert set(table["model"]) == {""}
+    by_run = table.groupby("run")["value"].apply(list)
+    assert by_run.iloc[0] == by_run.iloc[1] == by_run.iloc[2]
+    one = load_results(tmp_path / "runs" / "b")
+    assert one["run"].unique().tolist() == ["geometry"]
+    assert one["value"].tolist() == by_run.iloc[0]
+
+
+def test_event_files_alone_have_no_widths_and_no_errors(tmp_path: Path) -> None:
+    table = load_results(events(tmp_path))
+    assert table["run"].unique().tolist() == ["geometry"]
+    assert set(table["step"]) == {0, 8}
+    assert set(table["width"]) == {0}
+    assert table["stderr"].isna().all()
+    original = load_results(tmp_path / "aside").set_index(["step", "layer", "metric"])["value"]
+    for row in table.itertuples():
+        assert row.value == pytest.approx(original[(row.step, row.layer, row.metric)], rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: (path / "checkpoints").mkdir(parents=True)])
+def test_where_there_is_nothing_that_is_said(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "x"
+    with pytest.raises(FileNotFoundError, match=r"load_results takes a folder of results; .*x is none\."):
+        load_results(path)
+    make(path)
+    with pytest.raises(ValueError, match=r"x holds no measurements of these kinds") as caught:
+        load_results(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = swept(tmp_path) / "checkpoints" / "step0.parquet"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"step0\.parquet must be a Parquet file"):
+        load_results(tmp_path)

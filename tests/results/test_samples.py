@@ -1,0 +1,93 @@
+"""Files of saved samples: what is in them, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from embedgeo import load_sample
+from embedgeo.results.samples import LayerSample, write_sample
+
+ABOUT = {"model": "lab/tiny", "revision": "step8", "step": 8}
+LAYERS = {
+    "embed": LayerSample(40, mean=torch.ones(3).double(), eigenvalues=torch.arange(3).double()),
+    "a/b": LayerSample(40, rows=torch.randn(5, 3).bfloat16(), row_numbers=torch.arange(5)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_sample(tmp_path, "step8", LAYERS, ABOUT)
+    return tmp_path
+
+
+def file(folder: Path) -> Path:
+    return folder / "samples" / "step8.safetensors"
+
+
+def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder: Path) -> None:
+    for sample in (load_sample(file(folder)), load_sample(str(folder)), load_sample(folder, "step8")):
+        assert (sample.model, sample.revision, sample.step) == ("lab/tiny", "step8", 8)
+        assert list(sample.layers) == ["embed", "a/b"]
+        rows = sample.layers["a/b"].rows
+        assert rows is not None
+        assert rows.equal(LAYERS["a/b"].rows)
+        assert sample.layers["a/b"].mean is None
+        assert sample.layers["embed"].n == 40
+    assert {path.name for path in folder.rglob("*")} == {"samples", "step8.safetensors"}
+
+
+def test_the_file_says_what_it_holds(folder: Path) -> None:
+    names = {"embed/mean", "embed/eigenvalues", "a/b/rows", "a/b/row_numbers"}
+    assert set(load_file(file(folder))) == names
+    with safe_open(file(folder), "pt") as opened:
+        about = json.loads(opened.metadata()["embedgeo"])
+    assert about.pop("row_numbers").startswith("position among the rows that count")
+    assert about == {
+        "version": 1,
+        **ABOUT,
+        "layers": {"embed": {"n": 40, "dtype": ""}, "a/b": {"n": 40, "dtype": "bfloat16"}},
+    }
+
+
+def test_the_same_sample_is_the_same_file(folder: Path) -> None:
+    before = file(folder).read_bytes()
+    write_sample(folder, "step8", dict(LAYERS), dict(ABOUT))
+    assert file(folder).read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "text", "foreign", "broken", "no layers"])
+def test_a_damaged_or_foreign_file_is_named(folder: Path, how: str) -> None:
+    path = file(folder)
+    if how in ("cut", "empty", "text"):
+        path.write_bytes({"cut": path.read_bytes()[:-9], "empty": b"", "text": b"no tensors" * 9}[how])
+    else:
+        texts = {"foreign": {}, "broken": {"embedgeo": "{"}, "no layers": {"embedgeo": '{"version": 1}'}}
+        save_file({"x": torch.zeros(1)}, path, texts[how])
+    with pytest.raises(ValueError, match="must be a saved sample; it is none, or damaged") as caught:
+        load_sample(folder)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_version_is_refused(folder: Path) -> None:
+    save_file({}, file(folder), {"embedgeo": '{"version": 2, "new": true}'})
+    with pytest.raises(ValueError, match="must have version 1 of the schema; it has 2"):
+        load_sample(folder)
+
+
+def test_what_is_not_there_is_said(folder: Path) -> None:
+    write_sample(folder, "step9", LAYERS, ABOUT)
+    with pytest.raises(ValueError, match=r"name must be .*; .* has samples of step8, step9"):
+        load_sample(folder)
+    with pytest.raises(FileNotFoundError, match=r"got 'step1', and .* has those of step8, step9"):
+        load_sample(folder, "step1")
+    with pytest.raises(FileNotFoundError, match="has none: sweep with --save-samples true"):
+        load_sample(folder / "samples")
+    with pytest.raises(FileNotFoundError, match="nothing is not there"):
+        load_sample(folder / "nothing")
+    with pytest.raises(ValueError, match="name must be left out for a file"):
+        load_sample(file(folder), "step8")
