@@ -1,5 +1,6 @@
 """The loop over checkpoints: fetch, load, measure, write, remove; the next is fetched while one is measured."""
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -188,8 +189,16 @@ class Sweep:
             assert self.settings.model_class is not None
             return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
         assert planned.contents is not None
-        trusted = self.settings.trust_remote_code
-        return loading.load_model(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
+        if self.settings.device_map is not None:
+            gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
+        return loading.load_model(
+            path,
+            planned.contents,
+            dtype=dtype,
+            trust_remote_code=self.settings.trust_remote_code,
+            device_map=self.settings.device_map,
+            offload_folder=self._downloads.offload_folder(planned),
+        )
 
     def _columns(self, planned: Planned) -> dict[str, Any]:
         checkpoint = planned.checkpoint
