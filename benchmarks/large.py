@@ -2,7 +2,7 @@
 
 A GPT-NeoX of 254 million weights, in shards of at most 200 MB of safetensors.
 
-python benchmarks/large.py
+python benchmarks/large.py   # some minutes, 2 GB of disk
 """
 
 import argparse

@@ -81,6 +81,14 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
     assert not Path(options["out"]).exists()
 
 
+def test_a_mapping_in_yaml(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    (tmp_path / "sweep.yaml").write_text('device_map: {"": cpu, gpt_neox.layers.1: disk, gpt_neox.layers.0.mlp: disk}')
+    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    model = ["--model", str(tmp_path / "run")]
+    assert cli.main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *model, *given]) == 0
+
+
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
     monkeypatch.setattr("embedgeo.sweep.settings.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"device_map needs accelerate: pip install 'embedgeo\[accelerate\]'\."):
