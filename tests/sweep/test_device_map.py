@@ -74,6 +74,7 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
     local_run(tmp_path / "run", steps=(1,))
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     accelerator = ["--trainer.accelerator", "cpu"]
+    capsys.readouterr()  # the bar with which transformers writes the model
     assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("embedgeo: error: device_map ")
