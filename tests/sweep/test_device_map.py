@@ -30,14 +30,14 @@ def require_same(out: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STACKS)
-def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, options, kind, capfd):
+def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, options, kind, caplog):
     local_run(tmp_path / "run", steps=(1,), kind=kind)
     options |= {"token_tables": True, "layers": ["blocks", "mean(last2)"]}
     for name, device_map in {"whole": None, "parts": PARTS[kind], "disk": {"": "disk"}}.items():
         out = tmp_path / name
         assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
         require_same(out, tmp_path / "whole")
-    assert "offloaded" not in capfd.readouterr().err
+    assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
 
 
 def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
