@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from embedgeo.checkpoints import list_checkpoints, loading
+from embedgeo.checkpoints.configuration import load_config
 from embedgeo.geometry import Geometry
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.run import Sweep
@@ -109,7 +110,7 @@ def interleaved(folder: Path, steps: list[int]) -> dict[str, Any]:
 
 def state_bytes(folder: Path, steps: list[int]) -> dict[str, Any]:
     """Bytes of the metrics' states of one checkpoint, over the same batches."""
-    model = loading.empty_model(loading.load_config(folder / f"step{steps[0]}"))
+    model = loading.empty_model(load_config(folder / f"step{steps[0]}"))
     geometry = Geometry(model.to_empty(device="cpu"))
     tokenizer = loading.load_tokenizer(folder / "step0")
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pickle
+import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 
@@ -138,3 +139,14 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
     torch.save(value, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"must say its step .* last\.ckpt does neither"):
         lightning_step(tmp_path / "last.ckpt")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("options", [{"shards": True}, {"as_bin": True}], ids=["safetensors", "bin"])
+def test_weights_of_the_dtype_asked_for_are_mapped_from_their_files(tmp_path, options):
+    (checkpoint,) = list_checkpoints(str(write_files(tmp_path / "step1", checkpoint_files(1, **options))))
+    model = load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32).model
+    ranges = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    mapped = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in ranges]
+    for name, weight in model.named_parameters():
+        assert any(first <= weight.data_ptr() < last for first, last in mapped), name

@@ -101,11 +101,12 @@ class _Watched:
         forward = _plain(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
         if not _is_watched(self):
             return forward
+        watchers = self._embedgeo_watchers  # none are left where others keep this for later
 
         @wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with ExitStack() as stack:
-                for on_call in self._embedgeo_watchers:
+                for on_call in watchers:
                     stack.enter_context(on_call(module, args, kwargs))
                 return forward(*args, **kwargs)
 
@@ -151,5 +152,9 @@ def _watched_class(module: nn.Module) -> Any:
 
 
 def _plain(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` without what watches it: others may take one from a watched module, and put it back later."""
-    return getattr(forward, "_embedgeo_plain", forward)
+    """A ``forward`` without what watches it: others may take one from a watched module, and put it back later.
+
+    What others wrap around one stays, though `functools.update_wrapper` gives it the attributes of what is inside.
+    """
+    plain = getattr(forward, "_embedgeo_plain", None)
+    return plain if plain is not None and forward.__wrapped__ is plain else forward  # type: ignore[attr-defined]

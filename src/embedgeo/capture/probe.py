@@ -184,7 +184,7 @@ class Probe:
         if len(layer.calls) == 1:
             return hidden
         count, total = self._sums.pop(layer.name, (0, torch.zeros((), dtype=torch.float32, device=hidden.device)))
-        count, total = count + 1, total + hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        count, total = count + 1, total.to(hidden.device) + hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         if count == len(layer.calls):
             return total / count
         self._sums[layer.name] = count, total

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
@@ -186,6 +187,11 @@ def input_embedding(model: nn.Module) -> nn.Module | None:
     """The embedding table of the vocabulary: the largest of the token tables; None if there is none."""
     tables = [table for submodel in submodels(model).values() for table in token_tables(submodel)]
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
+
+
+def weights_device(model: nn.Module) -> torch.device:
+    """The device of a model's first weight that is in memory; the CPU if none is."""
+    return next((weight.device for weight in model.parameters() if not weight.is_meta), torch.device("cpu"))
 
 
 def contains_any(module: nn.Module, wanted: Iterable[nn.Module]) -> bool:

@@ -1,7 +1,5 @@
 """Load models and tokenizers, without running code that comes with a checkpoint."""
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -22,14 +19,13 @@ from transformers import (
 )
 
 from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.checkpoints.configuration import load_config
+from embedgeo.checkpoints.devices import DeviceMap, placement
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
 from embedgeo.checkpoints.naming import import_named
 from embedgeo.checkpoints.reading import harmless_allowed, reading, require_readable, stored_values
 from embedgeo.results.wording import reason
 
-_LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
-_MOST_LAYERS = 1000
-"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
 _MOST_TENSORS = 200_000
 """Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
 
@@ -47,37 +43,6 @@ class LoadedModel:
     model: nn.Module
     is_encoder: bool = False
     has_head: bool = True
-
-
-def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of a model.
-
-    Raises:
-        ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
-    """
-
-    def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for key, value in pairs:
-            if key.endswith("_implementation") and "/" in str(value) and not trust_remote_code:
-                raise ValueError(
-                    f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
-                )
-            if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
-                raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
-        return dict(pairs)
-
-    with reading("config.json"):
-        text = (folder / "config.json").read_text()
-        if not isinstance(json.loads(text), dict):
-            raise TypeError("it must be an object")
-    json.loads(text, object_pairs_hook=require_harmless)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    if config.is_encoder_decoder:
-        raise ValueError(
-            f"a model must be a decoder or an encoder of text; {config.model_type} is both. Measure it by hand: "
-            "embedgeo.observe."
-        )
-    return config
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -116,11 +81,29 @@ def _auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM if is_known or "AutoModelForCausalLM" in getattr(config, "auto_map", {}) else AutoModel
 
 
-def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
+def load_model(
+    folder: Path,
+    contents: Contents,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    device_map: DeviceMap | None = None,
+    offload_folder: Path | None = None,
+) -> LoadedModel:
     """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
+    Weights whose dtype is the one asked for are not copied into memory but mapped from the files, which must stay.
+
+    Args:
+        folder: with the files.
+        contents: which of them to load.
+        dtype: of the weights.
+        trust_remote_code: run code that comes with the checkpoint.
+        device_map: where the weights go, see `placement`; default: the CPU.
+        offload_folder: for those that go on disk and are not in a safetensors file as the model has them.
+
     Raises:
-        ValueError: a file that cannot be read, or a configuration that does not match the weights.
+        ValueError: a file that cannot be read, or a configuration or a device map that does not match the weights.
     """
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
@@ -133,12 +116,15 @@ def load_model(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_re
         raise ValueError(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files hold {num_bytes} bytes."
         )
+    placed = None if device_map is None else placement(empty, device_map)
     del empty
     auto_class = _auto_class(config)
     model, info = auto_class.from_pretrained(
         folder,
         config=config,
         dtype=dtype,
+        device_map=placed,
+        offload_folder=offload_folder,
         local_files_only=True,
         output_loading_info=True,
         trust_remote_code=trust_remote_code,

@@ -14,6 +14,7 @@ from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.rows import Aligned
+from embedgeo.capture.structure import weights_device
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit, require_word_ids
@@ -81,7 +82,7 @@ class Geometry:
         self._make_metrics = metrics or default_metrics
         require_distinct_keys(self._make_metrics)
         self.settings["metrics"] = [saving.described(metric) for metric in self._make_metrics(2)]
-        self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+        self._device = state_device(device or weights_device(model))
         self._group = process_group
         self._is_off = False
         require_num_groups(jackknife)

@@ -75,7 +75,7 @@ class LayerMetrics:
         """
         shape, device = hidden.shape[:-1], hidden.device
         for metric in self._all():
-            if isinstance(metric, GeometryMetric) and metric.device != state_device(device):
+            if metric.device != state_device(device):
                 metric.to(device)  # copies that see no rows, too: they are merged with the others
         if sequence_ids is None and self._num_groups:
             sequence_ids = torch.arange(shape.numel()).view(shape)

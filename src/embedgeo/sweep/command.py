@@ -36,6 +36,11 @@ def run_sweep(settings: SweepSettings) -> int:
             print(describe(shard_of(_plan(settings, folder), part), folder.done()))
             return 0
         fabric, kind = entered.enter_context(_place(settings))
+        if settings.device_map is not None and fabric.world_size > 1:
+            raise ValueError(
+                f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
+                f"{settings.device_map!r}. Take one process, with trainer.devices=1."
+            )
         job: tuple[list[Planned], list[Planned], ProbeText] | None = None
         if fabric.is_global_zero:
             plan = _plan(settings, folder)

@@ -24,7 +24,8 @@ class Downloads:
 
     def __init__(self, out: Path, *, evict: bool) -> None:
         remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
-        self._folder = temporary_path(out / "downloads") if evict else None
+        self._folder = temporary_path(out / "downloads")
+        self._evict = evict
         self._worker = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}
 
@@ -38,8 +39,7 @@ class Downloads:
 
     def discard(self) -> None:
         """Remove all that has been downloaded."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self, planned: Planned) -> Future[Path]:
         """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
@@ -52,11 +52,14 @@ class Downloads:
         if checkpoint.path is not None:
             return checkpoint.path
         assert planned.contents is not None
-        cache = None if self._folder is None else self._folder / planned.name
+        cache = self._folder / planned.name if self._evict else None
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
 
+    def offload_folder(self, planned: Planned) -> Path:
+        """A folder for the weights of a checkpoint that a device map keeps on disk."""
+        return self._folder / planned.name / "offloaded"
+
     def remove(self, planned: Planned) -> None:
-        """Remove what was downloaded of a checkpoint."""
+        """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
         self._fetches.pop(planned.name, None)
-        if self._folder is not None:
-            shutil.rmtree(self._folder / planned.name, ignore_errors=True)
+        shutil.rmtree(self._folder / planned.name, ignore_errors=True)

@@ -43,7 +43,7 @@ class TokenLoss:
             return
         with suppress(Exception), _shortened(head) as given:  # an error of the model shows when it is measured
             logits = _logits(self._forward(token_ids))
-            if given and logits is not None and torch.equal(logits, head(given[0])):
+            if given and logits is not None and torch.equal(logits, head(given[0]).to(logits.device)):
                 self._head = head
 
     def run(self, token_ids: Tensor) -> Tensor | None:
@@ -72,11 +72,12 @@ class TokenLoss:
         if not self.is_wanted:
             return
         assert states is not None
+        token_ids, masked = token_ids.to(states.device), None if masked is None else masked.to(states.device)
         for row, ids, chosen in zip(states, token_ids, token_ids if masked is None else masked, strict=True):
             predicted, wanted = (row[:-1], ids[1:]) if masked is None else (row[chosen], ids[chosen])
             for part, target in zip(predicted.split(_POSITIONS), wanted.split(_POSITIONS), strict=True):
                 logits = part if self._head is None else self._head(part)
-                loss = F.cross_entropy(logits.float(), target, reduction="sum")
+                loss = F.cross_entropy(logits.float(), target.to(logits.device), reduction="sum")
                 self.total += torch.tensor([float(loss), len(target)], dtype=torch.float64)
 
     def _forward(self, token_ids: Tensor) -> Any:

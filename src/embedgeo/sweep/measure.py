@@ -6,9 +6,10 @@ from typing import Any
 import pandas as pd
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from embedgeo.capture.structure import measured_model
+from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
 from embedgeo.results.samples import LayerSample
@@ -44,7 +45,11 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
         ValueError: a layer that no forward pass has reached.
         RuntimeError: another rank has failed.
     """
-    model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
+    if settings.device_map is None:
+        model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
+    else:
+        model = loaded.model  # accelerate's hooks move what enters each part
+    device = weights_device(model)
     with torch.inference_mode():
         left_out = settings.skip_first_positions, settings.ignore_token_ids
         options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
@@ -53,9 +58,9 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
             measured = [call.module for layer in geometry.layers for call in layer.calls]
             loss = TokenLoss(loaded, measured, text.mask_token_id)
             with all_agree(fabric), fabric.autocast():
-                loss.find_head(fabric.to_device(text.token_ids[:1, :8]))
+                loss.find_head(text.token_ids[:1, :8].to(device))
                 for batch in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
-                    token_ids, masked = fabric.to_device(batch)
+                    token_ids, masked = move_data_to_device(batch, device)
                     with geometry.probe:
                         states = loss.run(token_ids)
                     loss.add(states, token_ids, masked)

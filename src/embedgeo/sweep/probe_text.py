@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, is_local, loading
+from embedgeo.checkpoints.configuration import load_config
+from embedgeo.checkpoints.devices import placement
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.plan import Planned
@@ -89,6 +91,8 @@ def require_fit(model: nn.Module, token_ids: Tensor, settings: SweepSettings) ->
     """
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, token_ids)
+    if settings.device_map is not None:
+        placement(model, settings.device_map)
     measured = measured_model(model)
     if not loading.has_own(measured, "forward"):
         raise ValueError(
@@ -154,7 +158,7 @@ def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path)
                 dtype = getattr(torch, settings.dtype)
                 loaded = loading.load_lightning(files[planned.name], settings.model_class, dtype=dtype)
                 return loaded.model, loaded.is_encoder
-            config = loading.load_config(_small_files(planned, ["config.json"], folder), trust_remote_code=trusted)
+            config = load_config(_small_files(planned, ["config.json"], folder), trust_remote_code=trusted)
             return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(config)
         except Exception:  # recorded when it fails again
             continue

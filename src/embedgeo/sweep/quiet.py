@@ -15,7 +15,7 @@ _ADVICE = (  # about options that are the user's choice, about how lightning wal
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the progress bars, log messages and advice of lightning, transformers and huggingface_hub."""
+    """Hide the progress bars, log messages and advice of the libraries that load and run models."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
         for library in (hub_logging, transformers_logging):
             after.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(logging.ERROR)
-        for name in ("lightning.pytorch", "lightning.fabric"):
+        for name in ("accelerate", "lightning.pytorch", "lightning.fabric"):
             logger = logging.getLogger(name)
             after.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +61,8 @@ class SweepSettings:
         id_batches: number of samples that the intrinsic dimension is averaged over.
         anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
         dtype: data type of the weights.
-        device_map: spread a model over the devices of the machine: ``auto``, or a mapping of modules to devices.
+        device_map: spread each model over the devices of the machine: ``auto``, or a mapping of modules to devices, as
+            ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read when it is needed.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
@@ -112,7 +114,7 @@ class SweepSettings:
     id_batches: int = 1
     anisotropy_batch: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    device_map: str | dict[str, Any] | None = None
+    device_map: dict[str, Any] | str | None = None
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
@@ -163,6 +165,8 @@ class SweepSettings:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
         self._require_metric_options()
+        if self.device_map is not None:
+            self._require_device_map()
 
     def _require_metric_options(self) -> None:
         if self.rows not in _ROWS:
@@ -179,6 +183,17 @@ class SweepSettings:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
+
+    def _require_device_map(self) -> None:
+        got, precision = self.device_map, str((self.trainer or {}).get("precision"))
+        if not got or not (got == "auto" or isinstance(got, dict)):
+            raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {got!r}.")
+        if self.model_class is not None:
+            raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
+        if precision.endswith("-true"):
+            raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
+        if find_spec("accelerate") is None:
+            raise ValueError("device_map needs accelerate: pip install 'embedgeo[accelerate]'.")
 
     @property
     def models(self) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """What measures checkpoints: fetches one, loads it, measures it. It knows of no results of others and writes none."""
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -75,8 +76,16 @@ class Worker:
             assert self.settings.model_class is not None
             return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
         assert planned.contents is not None
-        trusted = self.settings.trust_remote_code
-        return loading.load_model(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
+        if self.settings.device_map is not None:
+            gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
+        return loading.load_model(
+            path,
+            planned.contents,
+            dtype=dtype,
+            trust_remote_code=self.settings.trust_remote_code,
+            device_map=self.settings.device_map,
+            offload_folder=self.downloads.offload_folder(planned),
+        )
 
     def _text(self, planned: Planned) -> ProbeText:
         return self.texts[planned.checkpoint.model]

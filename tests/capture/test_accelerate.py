@@ -1,0 +1,92 @@
+"""Models that accelerate has spread over devices: its hooks replace `forward`, and come and go as they like."""
+
+import pandas as pd
+import pytest
+import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_submodules
+from transformers import AutoModelForCausalLM
+
+from embedgeo import GeometryMonitor, observe
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import TinyLM, fit, moments, steps
+
+BATCH = token_batch(padding="right")
+PARTS = {
+    "gpt_neox.embed_in": "cpu",
+    "gpt_neox.layers.0": "cpu",
+    "gpt_neox.layers.2": "cpu",
+    "gpt_neox.layers.1": "disk",
+}
+PARTS |= {"gpt_neox.final_layer_norm": "disk", "gpt_neox.rotary_emb": "cpu", "lm_head": "disk"}
+
+
+@pytest.fixture
+def whole():
+    torch.manual_seed(0)
+    return gpt_neox().eval()
+
+
+@pytest.fixture
+def spread(whole, tmp_path):
+    """The same model, loaded with a part of it on the disk."""
+    whole.save_pretrained(tmp_path)
+    return AutoModelForCausalLM.from_pretrained(tmp_path, device_map=PARTS)
+
+
+def measured(model, **options):
+    with observe(model, **options) as geometry, torch.no_grad():
+        output = model(**BATCH)
+    return geometry.to_frame(), output.logits
+
+
+@pytest.mark.parametrize("rows", ["tokens", "last"])
+def test_the_numbers_and_the_output_are_those_of_the_whole_model(whole, spread, rows):
+    options = {"rows": rows, "skip_first_positions": 1, "layers": ["blocks", "mean(last2)"]}
+    (frame, logits), (expected, expected_logits) = (measured(model, **options) for model in (spread, whole))
+    pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
+    assert torch.equal(logits, expected_logits)
+
+
+def test_all_that_accelerate_has_put_there_is_there_afterwards_and_nothing_else(whole, spread):
+    before = [(type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks)) for m in spread.modules()]
+    measured(spread)
+    assert before == [
+        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks)) for m in spread.modules()
+    ]
+    assert torch.equal(spread(**BATCH).logits, whole(**BATCH).logits)
+    assert spread.gpt_neox.layers[1].attention.dense.weight.is_meta  # back on the disk
+
+
+def test_hooks_put_on_while_a_model_is_observed_work_then_and_later(whole):
+    class Counting(AlignDevicesHook):
+        calls = 0
+
+        def pre_forward(self, module, *args, **kwargs):
+            self.calls += 1
+            return super().pre_forward(module, *args, **kwargs)
+
+    expected, hook, own = measured(whole)[0], Counting(io_same_device=True), type(whole)
+    with observe(whole) as geometry, torch.no_grad():
+        add_hook_to_module(whole, hook)
+        whole(**BATCH)
+    pd.testing.assert_frame_equal(geometry.to_frame(), expected)
+    assert hook.calls == 1
+    pd.testing.assert_frame_equal(measured(whole)[0], expected)
+    whole(**BATCH)
+    assert hook.calls == 3
+    remove_hook_from_submodules(whole)
+    assert type(whole) is own
+    pd.testing.assert_frame_equal(measured(whole)[0], expected)
+    assert hook.calls == 3
+
+
+def test_training_a_dispatched_model_is_the_same_with_the_monitor(tmp_path):
+    monitor, trained = GeometryMonitor(every_n_steps=1, metrics=moments, on_error="raise"), []
+    for callbacks in ([], [monitor]):
+        torch.manual_seed(0)
+        module = TinyLM()
+        dispatch_model(module.model, {"": "cpu"}, force_hooks=True)
+        trained.append(fit(tmp_path, *callbacks, module=module, max_steps=2)[0].state_dict())
+    assert all(torch.equal(trained[1][name], value) for name, value in trained[0].items())
+    assert steps(monitor) == [0, 1, 2]

@@ -1,0 +1,96 @@
+"""Models spread over devices and the disk by accelerate: the numbers of a model that is in one place."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from embedgeo import cli
+from embedgeo.results.folder import SweepFolder
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import checkpoint_files, local_run, write_files
+
+STACKS = {"gpt_neox": "gpt_neox.layers", "gpt2": "transformer.h", "bert": "bert.encoder.layer"}
+PARTS = {kind: {"": "cpu", f"{stack}.1": "disk"} for kind, stack in STACKS.items()}
+
+
+def require_same(out: Path, whole: Path) -> None:
+    """The same numbers, standard errors and tables to 1e-9, and nothing left of the files in between."""
+    assert [path.name for path in out.glob(".*")] == []
+    mine, theirs = SweepFolder(out), SweepFolder(whole)
+    assert mine.done() == theirs.done() != set()
+    for name in mine.done():
+        frame = mine.read(name)
+        assert {"loss", "V_W_over_V"} < set(frame["metric"])
+        pd.testing.assert_frame_equal(frame, theirs.read(name), rtol=1e-9, atol=1e-12)
+        tables, expected = mine.read_tables(name), theirs.read_tables(name)
+        for kind in ("tokens", "projections"):
+            pd.testing.assert_frame_equal(tables[kind], expected[kind], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, options, kind, caplog):
+    local_run(tmp_path / "run", steps=(1,), kind=kind)
+    options |= {"token_tables": True, "layers": ["blocks", "mean(last2)"]}
+    for name, device_map in {"whole": None, "parts": PARTS[kind], "disk": {"": "disk"}}.items():
+        out = tmp_path / name
+        assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        require_same(out, tmp_path / "whole")
+    assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
+
+
+def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
+    write_files(tmp_path / "run" / "step1", checkpoint_files(1, as_bin=True))
+    write_files(tmp_path / "run" / "step2", checkpoint_files(2, shards=True))
+    options |= {"token_tables": True, "dtype": "bfloat16", "jackknife": 2}
+    for name, device_map in {"whole": None, "auto": "auto", "parts": PARTS["gpt_neox"]}.items():
+        out = tmp_path / name
+        assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        require_same(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--device-map", "gpus"], "must be auto, or a mapping of modules to devices; got 'gpus'"),
+        (["--device-map", "{}"], "must be auto, or a mapping"),
+        (
+            ["--device-map", '{"": "cpu", "layers.9": "disk"}'],
+            "modules of GPTNeoXForCausalLM, such as 'lm_head'; got layers.9",
+        ),
+        (["--device-map", '{"gpt_neox": "cpu"}'], "each weight a device; lm_head has none"),
+        (["--device-map", '{"": "gpu0"}'], "must name devices of this machine, cpu, disk.*; got 'gpu0'"),
+        (["--device-map", '{"": "cuda:99"}'], "must name devices of this machine, cpu, disk.*; got 'cuda:99'"),
+        (["--device-map", "auto", "--trainer.devices", "2"], "left out where 2 processes each have the whole model"),
+        (
+            ["--device-map", "auto", "--trainer.precision", "bf16-true"],
+            "a dtype in place of trainer.precision bf16-true",
+        ),
+        (["--device-map", "auto", "--model-class", "a.B"], "left out with a model_class, here a.B"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, why):
+    local_run(tmp_path / "run", steps=(1,))
+    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    accelerator = ["--trainer.accelerator", "cpu"]
+    capsys.readouterr()  # the bar with which transformers writes the model
+    assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("embedgeo: error: device_map ")
+    assert re.search(why, line)
+    assert not Path(options["out"]).exists()
+
+
+def test_a_mapping_in_yaml(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    (tmp_path / "sweep.yaml").write_text('device_map: {"": cpu, gpt_neox.layers.1: disk, gpt_neox.layers.0.mlp: disk}')
+    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    model = ["--model", str(tmp_path / "run")]
+    assert cli.main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *model, *given]) == 0
+
+
+def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
+    monkeypatch.setattr("embedgeo.sweep.settings.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"device_map needs accelerate: pip install 'embedgeo\[accelerate\]'\."):
+        sweep("run", **options, device_map="auto")
