@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 ACCENT = "#c1440e"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
