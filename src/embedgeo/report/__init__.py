@@ -92,7 +92,8 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
     def by_run(draw: Callable[[Run], Iterable[FigureData]]) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
-        return [group for group in groups if group[1]]
+        groups = [group for group in groups if group[1]]
+        return groups if any(run.has_steps for run in runs) else _side_by_side(groups)
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> _Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
@@ -128,6 +129,16 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
         *section("Token types", _of_tokens, chosen.CONFOUNDED if any(map(chosen.has_words, runs)) else ""),
         *of_metrics("More metrics", metrics[MAIN:]),
     ]
+
+
+def _side_by_side(groups: list[Group]) -> list[Group]:
+    """The figures of final models in one group, where each has only one: its text then says whose it is."""
+    if len(groups) < 2 or any(len(figures) > 1 for _, figures in groups):
+        return groups
+    said = [
+        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}") for label, (figure,) in groups
+    ]
+    return [("", said)]
 
 
 def _of_loss(run: Run) -> Iterator[FigureData]:

@@ -16,7 +16,7 @@ CONFOUNDED = (
 )
 """What has to be known of words: Yamagiwa & Shimodaira (2025), Appendix J."""
 
-_CLASSES = ("1", "2", "3", "4 and more")
+_CLASSES = ("= 1", "= 2", "= 3", "≥ 4")
 _COLOURS = (RUNS[0], RUNS[5], RUNS[2], ACCENT)
 _LEAST = 2
 """Occurrences of a word: a single one has no variance."""
@@ -52,10 +52,11 @@ def words(run: Run, layer: str) -> FigureData:
     legend(figure, axes[0])
     medians = at.groupby(sizes)["Q"].agg(["median", "size"])
     text = ", ".join(
-        f"{_CLASSES[int(size) - 1]}: {number(median)} ({count:,} words)" for size, median, count in medians.itertuples()
+        f"{number(median)} at |T_w| {_CLASSES[int(size) - 1]} ({count:,} words)"
+        for size, median, count in medians.itertuples()
     )
     alt = f"Q, M and V of words against log frequency, and V against M, at {layer}, coloured by number of tokens."
-    return FigureData(f"words-{layer}", figure, at, alt, f"Median Q by |T_w|: {text or 'no words'}.")
+    return FigureData(f"words-{layer}", figure, at, alt, f"Median Q: {text or 'no words'}.")
 
 
 def projection(run: Run) -> FigureData:

@@ -67,7 +67,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, over token types, of all models against relative depth."""
     found = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
     groups = found[OVER_TYPES[0]][2]
-    subtitle = f"over the token types of each layer{_last_step(runs)}"
+    subtitle = f"over the token types in the regressions{_last_step(runs)}"
     figure, axes, text = _compared("Token types of all models over relative depth", subtitle, groups, panels=3)
     parts, ranges = [], []
     for ax, (metric, (curves, errors, _, is_spread)) in zip(axes, found.items(), strict=True):
@@ -163,9 +163,10 @@ def _draw(ax: Axes, metric: str, curves: Curves, errors: Curves, groups: Mapping
     """Draw a line and a band for each curve, and the axis of values."""
     values, spread = (np.concatenate([each.to_numpy() for each in found.values()]) for found in (curves, errors))
     value_axis(ax, term(metric), values, errors=spread)
+    most, share = (13, 0.12) if any(groups.values()) else (40, 0.06)  # dashes have to be seen between the markers
     for label, look in _looks(groups).items():
         curve = curves[label]
-        every = 1 if len(curve) <= 40 else 0.06  # of the diagonal
+        every = 1 if len(curve) <= most else share  # of the diagonal
         ax.plot(curve.dropna(), markevery=every, **look)
         band(ax, curve.index.to_numpy(), curve.to_numpy(), errors[label].to_numpy(), look["color"])
 

@@ -9,8 +9,6 @@ from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.wording import measured, number
 
-COLUMNS_ABOUT = ["group", "measurements", "steps", "layers", "width", "parameters", "token types", "rows each"]
-
 _UNKNOWN = "–"
 _COLUMNS = ["first", "lowest (step)", "highest (step)", "last", "random, last"]
 _ONE_STEP = ["last", "random, last"]
@@ -27,18 +25,25 @@ class Overview(NamedTuple):
     rows: list[tuple[str, str, list[list[str]]]]
 
 
-def about(run: Run) -> list[str]:
-    """What was measured of a run, a cell for each of `COLUMNS_ABOUT`."""
+def about(runs: Sequence[Run]) -> pd.DataFrame:
+    """What was measured: a row of cells for each run; where there are only final models, without steps."""
+    table = pd.DataFrame([_about(run) for run in runs], [run.label for run in runs])
+    return table if any(run.has_steps for run in runs) else table.drop(columns=["measurements", "steps"])
+
+
+def _about(run: Run) -> dict[str, str]:
     steps = [f"{step:,}" for step in run.steps if run.has_steps]
-    nothing = pd.Series(dtype=float)
-    return [
-        run.group or _UNKNOWN,
-        f"{len(run.steps):,}",
-        " to ".join(dict.fromkeys((steps[0], steps[-1]))) if steps else _UNKNOWN,
-        f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN,
-        *map(_span, (run.widths, pd.Series([run.num_parameters]))),
-        *(_span(run.values.get(key, nothing)) for key in ("token_types", "n")),
-    ]
+    token_types, rows = (run.values.get(key, pd.Series(dtype=float)) for key in ("token_types", "n"))
+    return {
+        "group": run.group or _UNKNOWN,
+        "measurements": f"{len(run.steps):,}",
+        "steps": " to ".join(dict.fromkeys((steps[0], steps[-1]))) if steps else _UNKNOWN,
+        "layers": f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN,
+        "width": _span(run.widths),
+        "parameters": _span(pd.Series([run.num_parameters])),
+        "token types": _span(token_types),
+        "rows each": _span(rows),
+    }
 
 
 def _span(values: pd.Series) -> str:

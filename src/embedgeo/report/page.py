@@ -11,8 +11,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from embedgeo.report.drawing import FigureData, save
-from embedgeo.report.flags import flags
-from embedgeo.report.overview import COLUMNS_ABOUT, about, overview
+from embedgeo.report.flags import Flag, flags
+from embedgeo.report.overview import about, overview
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.wording import listed
@@ -119,9 +119,8 @@ def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> 
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
-        about_columns=COLUMNS_ABOUT,
-        about=[{"label": run.label, "cells": about(run)} for run in runs],
-        flags=[(run.label, flags(run)) for run in runs],
+        about=about(runs),
+        flags=_flags(runs),
         overview=overview(runs, has_errors=has_errors),
         has_errors=has_errors,
         has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
@@ -133,3 +132,12 @@ def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> 
         glossary=[term(metric) for metric in in_order(metric for run in runs for metric in run.metrics)],
     )
     path.write_text(page, encoding="utf-8", errors="replace")
+
+
+def _flags(runs: Sequence[Run]) -> list[tuple[str, list[Flag]]]:
+    """The flags of runs, those of several runs that have the same ones once, under the names of all of them."""
+    found: dict[str, tuple[list[str], list[Flag]]] = {}
+    for run in runs:
+        of_run = flags(run)
+        found.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
+    return [(", ".join(labels), of_runs) for labels, of_runs in found.values()]

@@ -27,7 +27,7 @@ from embedgeo.report.runs import Run
 from embedgeo.report.values import BASELINE, log_ticks
 from embedgeo.results.wording import number
 
-REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
+_REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
 _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
 
@@ -38,7 +38,7 @@ def mean_against_variance(run: Run) -> FigureData:
     layers = some_layers(run, table)
     figure, axes = new_figure(
         run.titled("V against M", step),
-        f"a point a token type with {REGRESSED}; squared embedding units",
+        f"a point a token type with {_REGRESSED}; squared embedding units",
         panels=len(layers),
         sidebar=True,
     )
@@ -73,7 +73,7 @@ def statistics(run: Run) -> FigureData:
         for layer in run.depth
     }
     found = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
-    subtitle = f"over the token types with {REGRESSED}"
+    subtitle = f"over the token types with {_REGRESSED}"
     figure, axes = new_figure("Token types through the layers", subtitle, panels=3)
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
@@ -111,7 +111,7 @@ def against_frequency(run: Run) -> FigureData:
     logs["n"] = np.log10(at["n"].to_numpy())
     figure, axes = new_figure(
         run.titled(f"Q, M and V against frequency at {layer}", step),
-        f"a point a token type with {REGRESSED}; squared embedding units, logarithms",
+        f"a point a token type with {_REGRESSED}; squared embedding units, logarithms",
         panels=3,
     )
     texts = []
