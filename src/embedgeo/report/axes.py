@@ -122,10 +122,10 @@ def lines(
         ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
 
 
-def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any) -> None:
-    """Draw a band of one standard error to each side of a line, where it is known."""
+def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: float = 0.2) -> None:
+    """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
-        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=0.2, lw=0.8, zorder=1.5)
+        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:

@@ -168,7 +168,8 @@ def _draw(ax: Axes, metric: str, curves: Curves, errors: Curves, groups: Mapping
         curve = curves[label]
         every = 1 if len(curve) <= most else share  # of the diagonal
         ax.plot(curve.dropna(), markevery=every, **look)
-        band(ax, curve.index.to_numpy(), curve.to_numpy(), errors[label].to_numpy(), look["color"])
+        beside = (curve.to_numpy(), errors[label].to_numpy())
+        band(ax, curve.index.to_numpy(), *beside, look["color"], alpha=max(0.06, min(0.2, 0.5 / len(curves))))
 
 
 def _courses(curves: Curves) -> str:
