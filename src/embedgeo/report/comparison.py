@@ -76,7 +76,8 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
         columns, of_columns = (pd.concat(each, names=["run", "depth"]).to_frame(metric) for each in (curves, errors))
         parts.append(with_errors(columns, of_columns, is_spread=is_spread))
         known = columns[metric].dropna()
-        ranges.append(f"{term(metric).name} from {number(known.min())} to {number(known.max())}")
+        known_range = f"from {number(known.min())} to {number(known.max())}" if len(known) else "undefined"
+        ranges.append(f"{term(metric).name} {known_range}")
     numbers = pd.concat(parts, axis=1)
     alt = f"C.V. of Q, slope and R² of V on M against relative depth, a line for each of {len(groups)} models."
     words = f"{', '.join(ranges)}.{band_text(numbers.filter(like='stderr of '))}{text}"

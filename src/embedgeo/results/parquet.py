@@ -68,10 +68,10 @@ def read_records(path: Path) -> pd.DataFrame:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table of token types; its folder says of which kind it is. Older ones lack the number of tokens."""
+    """Read a table of token types; its folder says of which kind it is."""
     again = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
-    return read_parquet(path, [name for name in TABLES[path.parent.name].names if name != "num_tokens"], remedy)
+    return read_parquet(path, TABLES[path.parent.name].names, remedy)
 
 
 def read_about(path: Path) -> dict[str, str]:
