@@ -45,6 +45,7 @@ def test_names_of_models_short_names_and_patterns():
         "lab/t5": "e",
         "openai/gpt2": "d",
     }
+    assert groups_of({"lab/*": "e"}, ["lab/*", "lab/a"]) == {"lab/*": "e", "lab/a": "e"}
     with pytest.raises(ValueError, match=r"gpt2 is that of openai/gpt2, /runs/mine/gpt2/"):
         groups_of({"gpt2": "d"}, MODELS)
     with pytest.raises(ValueError, match=r"bart is none of google/bert, openai/gpt2"):

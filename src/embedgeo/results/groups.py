@@ -58,8 +58,7 @@ def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str
     known = list(dict.fromkeys(models))
     found: dict[str, str] = {}
     for name, group in groups.items():
-        matches = [model for model in known if model == name]
-        matches = matches or [model for model in known if fnmatchcase(model, name)]
+        matches = [model for model in known if model == name or fnmatchcase(model, name)]
         if not matches:
             matches = [model for model in known if Path(model).name == name]
             if len(matches) != 1:
