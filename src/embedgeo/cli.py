@@ -27,7 +27,7 @@ Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder 
 failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 
 
-def report(dirs: list[str], out: Path | None = None) -> None:
+def report(dirs: list[str], out: Path | None = None, model_group: list[str] | dict[str, Any] | tuple[()] = ()) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
@@ -35,10 +35,13 @@ def report(dirs: list[str], out: Path | None = None) -> None:
             compared with each other.
         out: the folder to write to; default: ``report`` in the first folder. An earlier report in it is replaced; a
             folder with anything else is refused.
+        model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
+            also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
     """
     from embedgeo.report import write_report
+    from embedgeo.results.groups import parse_groups
 
-    print(write_report([Path(folder) for folder in dirs], out))
+    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group)))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {

@@ -4,7 +4,7 @@ import pytest
 
 from embedgeo.report import write_report
 from tests.browser.page import faults
-from tests.report.synthetic import make_sweep
+from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,14 @@ def page(tmp_path_factory):
     return write_report([sweep])
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    metrics = ("n", "M", "anisotropy", "intrinsic_dimension", *OF_TYPES, *OF_BATCHES)
+    make_models(folder, {"lab/bert": 2, "lab/roberta": 3, "lab/gpt": 2}, metrics=metrics, groups={"lab/gpt": "decoder"})
+    return write_report([folder])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wrong_with_the_page(browser, page, scheme):
     browser.prefer(scheme)
@@ -43,6 +51,15 @@ def test_nothing_is_wrong_with_the_page(browser, page, scheme):
     assert inverted == ("invert(0.93) hue-rotate(180deg)" if scheme == "dark" else "none")
     browser.prefer("light")
     assert browser.run("return document.images.length") >= 5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wrong_with_the_page_of_final_models(browser, models, scheme):
+    browser.prefer(scheme)
+    assert faults(browser, models) == []
+    browser.prefer("light")
+    assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert " step" not in browser.run("return document.body.innerText")
 
 
 def test_the_flags_can_be_seen(browser, page):

@@ -17,6 +17,8 @@ METRICS = (
     *("n", "Q", "M", "V", "M_over_Q", "mean_cosine", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"),
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
+OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
+OF_BATCHES = ("anisotropy_batch_mean", "anisotropy_batch_std", "intrinsic_dimension_std")
 
 
 def layer_names(num_blocks: int) -> list[str]:
@@ -68,6 +70,7 @@ def token_table(layers: Sequence[str], dim: int, num_types: int = 400) -> pd.Dat
             "Q": M + V,
             "M": M,
             "V": V,
+            "num_tokens": 1.0,
         }
         parts.append(pd.DataFrame(columns))
     return pd.concat(parts, ignore_index=True)
@@ -131,4 +134,53 @@ def make_sweep(
         }
         tables = {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
         store.write(f"step{step}", to_frame(records, **about), tables)
+    return folder
+
+
+def make_models(
+    folder: Path,
+    models: Mapping[str, int],
+    *,
+    metrics: Sequence[str] = METRICS,
+    groups: Mapping[str, str] | None = None,
+    tokens: bool = False,
+    stderr: float = np.nan,
+) -> Path:
+    """Write the sweep folder of final models.
+
+    Args:
+        folder: where to; it may be a sweep's already.
+        models: their numbers of blocks.
+        metrics: to write, of `METRICS`, `OF_TYPES` and `OF_BATCHES`.
+        groups: of some of the models.
+        tokens: also write tables of token types.
+        stderr: standard error of each value, as a share of it.
+    """
+    store = SweepFolder(folder)
+    store.open(store.manifest().get("asked", {"model": [*models]}), {})
+    for i, (model, num_blocks) in enumerate(models.items()):
+        random = np.random.default_rng(i)
+        dim = 64 + 32 * (i % 2)
+        layers = layer_names(num_blocks)
+        records = []
+        for at, layer in enumerate(layers):
+            depth = at / (len(layers) - 1)
+            values = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
+            values |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i, "V_on_M_slope": -depth, "V_on_M_r2": 0.9 * depth}
+            values |= {"anisotropy_batch_mean": 1.1 * values["anisotropy"], "intrinsic_dimension_std": 0.5}
+            values |= {"anisotropy_batch_std": 0.1 * values["anisotropy"]}
+            for metric in metrics:
+                where = {"layer": layer, "layer_index": at, "width": dim}
+                records.append(
+                    Record(**where, metric=metric, value=values[metric], stderr=stderr * abs(values[metric]))
+                )
+        records.append(model_record("loss", 3.0 + i))
+        name = f"{model.replace('/', '--')}--main"
+        about = {"model": model, "revision": "main", "step": 0, "commit": "", "weights_sha256": f"{i:064x}"}
+        about |= {"series": model.replace("/", "--") if len(models) > 1 else "", "duplicate_of": None}
+        facts = {"has_step": "false", "model_class": "Model", "num_parameters": str(1_000_000 * (i + 1))}
+        if model in (groups or {}):
+            facts["group"] = (groups or {})[model]
+        tables = {"tokens": token_table(layers, dim)} if tokens else {}
+        store.write(name, to_frame(records, **about), tables, facts)
     return folder

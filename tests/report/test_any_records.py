@@ -72,20 +72,22 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
             {"layer": layer, "layer_index": i, "token_id": token_id - 1, "token": draw(TEXTS)}
             | {name: draw(values) for name in schema.names if name in ("Q", "M", "V", "pc1", "pc2")}
             | {"n": draw(st.sampled_from([0.0, 1.0, 20.0, 99.0, np.inf, np.nan]))}
+            | {"num_tokens": draw(st.sampled_from([0.0, 1.0, 1.5, 7.0, np.inf, np.nan]))}
             for i, layer in enumerate(layers)
             for token_id in range(num_types)
         ]
-        found[kind] = pd.DataFrame(rows, columns=schema.names)
+        found[kind] = pd.DataFrame(rows, columns=[*dict.fromkeys((*schema.names, "num_tokens"))])
     return found
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tables())
-def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame]) -> None:
+@given(tables(), st.booleans())
+def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_final: bool) -> None:
     with TemporaryDirectory() as name:
         folder = make_sweep(Path(name) / "a", (0, 8), 1, metrics=("n", "Q", "token_types", "Q_t_cv"))
         sweep = SweepFolder(folder)
-        sweep.write("step8", sweep.read("step8"), found)
+        sweep.write("step8", sweep.read("step8"), found, {"has_step": "false"} if is_final else {})
+        found["tokens"].to_parquet(folder / "tokens" / "step8.parquet")
         require_page(folder)
 
 

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.report import comparison, figures, shares, tokens
+from embedgeo.report import chosen, comparison, figures, shares, tokens
 from embedgeo.report.axes import StepAxis
 from embedgeo.report.curves import curves
 from embedgeo.report.drawing import WIDTH, FigureData, style
@@ -250,7 +250,7 @@ def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
     pd.DataFrame(rows, columns=columns).to_parquet(folder / "projections" / "step1.parquet")
     (run,) = read_runs([folder])
     with style():
-        picture = tokens.projection(run)
+        picture = chosen.projection(run)
         picture.figure.canvas.draw()
     assert len(picture.numbers) == 8
     origin = picture.figure.axes[1].lines[0]

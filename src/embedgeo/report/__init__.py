@@ -1,10 +1,11 @@
 """Figures, numbers and one page from the records of runs: the command ``embedgeo report``."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import comparison, figures, shares, tokens
+from embedgeo.report import chosen, comparison, figures, shares, tokens
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
@@ -27,23 +28,34 @@ MAIN = 11
 
 _MARK = '<meta name="generator" content="embedgeo report">'
 
+_OF_BATCHES = "anisotropy_batch_mean"
+
+_OVER_TYPES = (
+    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
+    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
+    "variance loses."
+)
+
 _Plan = list[tuple[str, Callable[[], Panel]]]
 
 
-def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
-    """Draw what runs have measured: figures, their numbers and one page, from records only.
+def write_report(
+    dirs: Sequence[Path], out: Path | None = None, groups: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """Draw what runs and models have shown: figures, their numbers and one page, from records only.
 
     It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is.
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
         out: the folder to write to; default: ``report`` in the first folder.
+        groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: a folder without measurements, or a file that cannot be read.
+        ValueError: a folder without measurements, a file that cannot be read, or a group of models not there.
         OSError: a folder that is not there, or an ``out`` that cannot be written to or holds something else.
     """
     console = Console(stderr=True)
@@ -51,7 +63,7 @@ def write_report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
-        runs = read_runs(dirs)
+        runs = read_runs(dirs, groups)
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
@@ -80,7 +92,8 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
     def by_run(draw: Callable[[Run], Iterable[FigureData]]) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
-        return [group for group in groups if group[1]]
+        groups = [group for group in groups if group[1]]
+        return groups if any(run.has_steps for run in runs) else _side_by_side(groups)
 
     def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> _Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
@@ -96,21 +109,40 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
     def of_metrics(title: str, metrics: Sequence[str]) -> _Plan:
         return [(title, partial(of_metric, metric)) for metric in metrics]
 
+    def over_types() -> Panel:
+        compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
+        groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
+        return Panel("", "", _OVER_TYPES, groups)
+
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
     metrics = [metric for metric in varying if term(metric).is_drawn and not is_processed(metric)]
+    if {_OF_BATCHES, "anisotropy"} <= set(metrics):
+        metrics.remove(_OF_BATCHES)
+        metrics.insert(metrics.index("anisotropy") + 1, _OF_BATCHES)
     return [
         *of_metrics(FIRST, metrics[:1]),
         *section("Composition", _of_shares),
+        ("Mean and variance over token types", over_types),
         *of_metrics("Metrics", metrics[1:MAIN]),
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
-        *section("Token types", _of_tokens),
+        *section("Token types", _of_tokens, chosen.CONFOUNDED if any(map(chosen.has_words, runs)) else ""),
         *of_metrics("More metrics", metrics[MAIN:]),
     ]
 
 
+def _side_by_side(groups: list[Group]) -> list[Group]:
+    """The figures of final models in one group, where each has only one: its text then says whose it is."""
+    if len(groups) < 2 or any(len(figures) > 1 for _, figures in groups):
+        return groups
+    said = [
+        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}") for label, (figure,) in groups
+    ]
+    return [("", said)]
+
+
 def _of_loss(run: Run) -> Iterator[FigureData]:
-    if "loss" in run.model and run.model["loss"].notna().any():
+    if run.has_steps and "loss" in run.model and run.model["loss"].notna().any():
         yield figures.loss(run, outlier_steps(run))
 
 
@@ -139,8 +171,9 @@ def _of_metric(run: Run, metric: str) -> Iterator[FigureData]:
 
 
 def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
-    if any(len(run.steps) > 1 for run in runs):
-        yield comparison.compare_dynamics(runs, metric)
+    training = [run for run in runs if run.has_steps]
+    if len(training) > 1 and any(len(run.steps) > 1 for run in training):
+        yield comparison.compare_dynamics(training, metric)
     yield comparison.compare_profiles(runs, metric)
 
 
@@ -150,8 +183,11 @@ def _of_tokens(run: Run) -> Iterator[FigureData]:
         yield tokens.statistics(run)
         yield tokens.against_frequency(run)
         yield tokens.histograms(run)
+    if chosen.has_words(run):
+        for layer in tokens.some_layers(run, run.tokens[max(run.tokens)]):
+            yield chosen.words(run, layer)
     if run.projections:
-        yield tokens.projection(run)
+        yield chosen.projection(run)
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 ACCENT = "#c1440e"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
@@ -122,10 +122,10 @@ def lines(
         ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
 
 
-def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any) -> None:
-    """Draw a band of one standard error to each side of a line, where it is known."""
+def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: float = 0.2) -> None:
+    """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
-        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=0.2, lw=0.8, zorder=1.5)
+        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:

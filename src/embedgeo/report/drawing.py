@@ -88,13 +88,13 @@ def new_figure(
         names: leave room for these in `legend_below`.
     """
     width = WIDTH * (1 if panels == 1 else 0.8 * panels)
-    below = _ROW * math.ceil(len(names) / _columns(names)) if names else 0
+    below = _ROW * math.ceil(len(names) / _columns(names, width)) if names else 0
     height = HEIGHT + below - (0.22 if names else 0)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
-    top = 0.88 if panels > 1 else 0.5 if names else 0.72
+    top = 0.5 if names else 0.88 if panels > 1 else 0.72
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
     figure.text(0.12 / width, 1 - 0.27 / height, subtitle, va="top", fontsize=8.5, color="#444444")
@@ -116,14 +116,14 @@ def legend(figure: Figure, ax: Axes) -> None:
 def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend below the axes of a figure that was made with these names."""
     width = figure.get_size_inches()[0]
-    look: dict[str, Any] = {"ncols": _columns(names), "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
+    look: dict[str, Any] = {"ncols": _columns(names, width), "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
     labels = [f" {name}" for name in names]  # the first letter may be "_", which would hide it
     figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.06 / width, 0.0), labelspacing=0.25, **look)
 
 
-def _columns(names: Sequence[str]) -> int:
+def _columns(names: Sequence[str], width: float) -> int:
     longest = max(map(len, names))
-    return 1 if longest > 24 or len(names) == 1 else 2 if longest > 12 else 3
+    return min(len(names), int(width / WIDTH) * (1 if longest > 24 else 2 if longest > 12 else 3))
 
 
 def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:

@@ -33,9 +33,8 @@ _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 def dynamics(run: Run, metric: str) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
-    table, errors, named = run.table(metric), run.table(metric, run.errors), term(metric)
+    table, (errors, of_means, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
-    of_means = run.mean_errors(metric)
     figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
@@ -50,17 +49,18 @@ def dynamics(run: Run, metric: str) -> FigureData:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
-    numbers = with_errors(table.join(means), errors.join(of_means)).join(random.set_axis(randoms, axis=1))
+    numbers = with_errors(table.join(means), errors.join(of_means), is_spread=is_spread)
+    numbers = numbers.join(random.set_axis(randoms, axis=1))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
-    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors))
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
 
 
 def profile(run: Run, metric: str) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
-    table, errors, random = (
-        run.table(metric, values).reindex(columns=run.axis) for values in (run.values, run.errors, run.baseline)
-    )
+    of_layers, _, is_spread = run.bands(metric)
+    tables = (run.table(metric), of_layers, run.table(metric, run.baseline))
+    table, errors, random = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     is_course = len(run.steps) > 1
     figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
@@ -72,13 +72,17 @@ def profile(run: Run, metric: str) -> FigureData:
     else:
         band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
-    ax.plot(x, last.to_numpy(), label=f"step {short(run.steps[-1])}", **look)
+    label = f"step {short(run.steps[-1])}" if run.has_steps else "measured"
+    ax.plot(x, last.to_numpy(), label=label, **look)
     value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
     legend(figure, ax)
-    numbers = with_errors(table.T, errors.T).assign(random=random.iloc[-1]).drop("", errors="ignore")
-    alt = f"{named.name} against layer, a line for each of {len(run.steps)} steps."
-    text = f"At step {run.steps[-1]:,}: {course(last)}{band_text(errors)}"
-    return FigureData(f"{metric}-profile", figure, numbers, alt, text)
+    columns = {} if run.has_steps else {run.steps[-1]: metric}
+    shown, beside = (each.T.rename(columns=columns) for each in (table, errors))
+    numbers = with_errors(shown, beside, is_spread=is_spread)
+    numbers = numbers.assign(random=random.iloc[-1]).drop("", errors="ignore")
+    alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
+    text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
+    return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
 
 
 def heatmap(run: Run, metric: str) -> FigureData:
@@ -122,7 +126,7 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
 
 def after_processing(run: Run) -> FigureData:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
-    figure, axes = new_figure("After-processing", f"step {run.steps[-1]:,}", panels=2)
+    figure, axes = new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
     shown: dict[str, pd.Series] = {}
     errors: dict[str, pd.Series] = {}
     colours: dict[str, str] = {"as it is": "black"}
@@ -168,14 +172,16 @@ def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
 
 
-def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
-    """Numbers, and beside them the standard errors of those columns that have any."""
-    return numbers.join(errors.dropna(axis=1, how="all").add_prefix("stderr of "))
+def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False) -> pd.DataFrame:
+    """Numbers, and beside them the standard errors, or spreads over batches, of those columns that have any."""
+    return numbers.join(errors.dropna(axis=1, how="all").add_prefix("std of " if is_spread else "stderr of "))
 
 
-def band_text(errors: pd.DataFrame) -> str:
+def band_text(errors: pd.DataFrame, *, is_spread: bool = False) -> str:
     """What the bands are, where there are any."""
-    return " Bands: one standard error to each side." if errors.notna().to_numpy().any() else ""
+    if not errors.notna().to_numpy().any():
+        return ""
+    return f" Bands: one {'standard deviation over batches' if is_spread else 'standard error'} to each side."
 
 
 def course(values: pd.Series) -> str:

@@ -79,6 +79,8 @@ def _duplicates(run: Run) -> Flag:
         f"{len(copies)} of {len(about)} checkpoints have the weights of another one: what is drawn at their steps was "
         "measured on other weights than their names say."
     )
+    if not run.has_steps:
+        text = "The model has the weights of another one."
     return Flag("Duplicate checkpoints", text, [f"{', '.join(names)}: weights of {of}" for of, names in groups])
 
 
@@ -94,7 +96,7 @@ def _loss_outliers(run: Run) -> Flag:
 def _nonfinite(run: Run) -> Flag:
     rows = run.table("n_nonfinite") if "n_nonfinite" in run.values else pd.DataFrame()
     details = [
-        f"{layer}: {_count(int(n.max()), 'row')} at most, at {_steps(list(n.index))}"
+        f"{layer}: {_count(int(n.max()), 'row')}" + (f" at most, at {_steps(list(n.index))}" if run.has_steps else "")
         for layer in rows
         if len(n := rows[layer][rows[layer] > 0])
     ]
@@ -147,7 +149,8 @@ def _undefined(run: Run) -> Flag:
             continue
         layers = [layer for layer in run.layers if missing[layer].any()]
         where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
-        details.append(f"{term(metric).name}: {where}, {_steps(list(missing.index[missing.any(axis=1)]))}")
+        when = f", {_steps(list(missing.index[missing.any(axis=1)]))}" if run.has_steps else ""
+        details.append(f"{term(metric).name}: {where}{when}")
     text = "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in the figures."
     return Flag("Missing numbers", text, details)
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.report.drawing import FigureData, save
-from embedgeo.report.flags import flags
+from embedgeo.report.flags import Flag, flags
+from embedgeo.report.overview import about, overview
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import in_order, term
-from embedgeo.results.wording import listed, measured, number
+from embedgeo.results.wording import listed
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
@@ -110,17 +110,6 @@ class FigureWriter:
         return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
 
 
-class Overview(NamedTuple):
-    """The table of means over blocks: what stands above groups of columns, the columns of a group, and the rows.
-
-    A row is the key of a metric, its name, and the cells of each group.
-    """
-
-    groups: list[str]
-    columns: list[str]
-    rows: list[tuple[str, str, list[str]]]
-
-
 def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> None:
     """Write ``index.html``."""
     environment = jinja2.Environment(
@@ -130,10 +119,12 @@ def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> 
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
-        about=[{"label": run.label, "cells": _about(run)} for run in runs],
-        flags=[(run.label, flags(run)) for run in runs],
-        overview=_overview(runs, has_errors=has_errors),
+        about=about(runs),
+        flags=_flags(runs),
+        overview=overview(runs, has_errors=has_errors),
         has_errors=has_errors,
+        has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
+        has_steps=any(run.has_steps for run in runs),
         anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
         first=[section for section in sections if section.title == FIRST],
         sections=[section for section in sections if section.title != FIRST],
@@ -143,61 +134,10 @@ def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> 
     path.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _about(run: Run) -> list[str]:
-    steps = run.steps
-    if not steps:
-        return ["0", "–", "–", "–", "–"]
-    rows = run.values["n"].dropna() if "n" in run.values else pd.Series(dtype=float)
-    return [
-        f"{len(steps):,}",
-        " to ".join(dict.fromkeys((f"{steps[0]:,}", f"{steps[-1]:,}"))),
-        f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}",
-        _span(rows),
-        _span(run.widths.dropna()),
-    ]
-
-
-def _span(values: pd.Series) -> str:
-    if values.empty:
-        return "unknown"
-    low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
-    return low if low == high else f"{low} to {high}"
-
-
-_COLUMNS = ["first", "lowest (step)", "highest (step)", "last", "random, last"]
-
-
-def _overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
-    """Means over blocks, the runs side by side; where that would be too wide, only the first and the last value."""
-    parts = {
-        f"{run.label}: {name}" if len(run.blocks) > 1 or len(runs) == 1 else run.label: _means(run, name)
-        for run in runs
-        for name in run.blocks
-    }
-    shown = _COLUMNS if len(parts) <= (1 if has_errors else 2) else ["first", "last"]
-    if all(len(run.steps) <= 1 for run in runs):
-        shown = ["last", "random, last"]
-    nothing = dict.fromkeys(_COLUMNS, "–")
-    rows = [
-        (metric, term(metric).name, [part.get(metric, nothing)[column] for part in parts.values() for column in shown])
-        for metric in in_order({metric for part in parts.values() for metric in part} - {"anisotropy_null"})
-    ]
-    return Overview(list(parts), shown, rows)
-
-
-def _means(run: Run, name: str) -> dict[str, dict[str, str]]:
-    """For each metric one of its means over blocks, by the columns of the overview."""
-    blocks = run.blocks[name]
-    cells = {}
-    for metric in run.metrics:
-        tables = (run.table(metric, values) for values in (run.values, run.baseline))
-        mean, random = (table[blocks].mean(axis=1).dropna() for table in tables)
-        errors = run.mean_errors(metric)[name].reindex(mean.index)
-        if len(mean):
-            at = [measured(value, error) for value, error in zip(mean, errors, strict=True)]
-            extremes = [f"{at[i]} ({mean.index[i]:,})" for i in (int(mean.argmin()), int(mean.argmax()))]
-            between = extremes if mean.nunique() > 1 else ["–", "–"]
-            first, last = at[0], at[-1]
-            expected = number(random.iloc[-1]) if len(random) else "–"
-            cells[metric] = dict(zip(_COLUMNS, [first, *between, last, expected], strict=True))
-    return cells
+def _flags(runs: Sequence[Run]) -> list[tuple[str, list[Flag]]]:
+    """The flags of runs, those of several runs that have the same ones once, under the names of all of them."""
+    found: dict[str, tuple[list[str], list[Flag]]] = {}
+    for run in runs:
+        of_run = flags(run)
+        found.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
+    return [(", ".join(labels), of_runs) for labels, of_runs in found.values()]

@@ -1,8 +1,8 @@
-"""A training run as the figures need it: its records as tables of metrics at steps and layers."""
+"""A training run, or a final model, as the figures need it: its records as tables of metrics at steps and layers."""
 
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,12 +11,28 @@ from embedgeo.results.layer_names import blocks_by_side, side
 from embedgeo.results.schema import MODEL
 
 _LARGEST = 1e300
-_ABOUT = ["revision", "weights_sha256", "duplicate_of"]
+_ABOUT = ["model", "revision", "weights_sha256", "duplicate_of"]
+_SPREADS = {"anisotropy_batch_mean": "anisotropy_batch_std", "intrinsic_dimension": "intrinsic_dimension_std"}
+"""Means over batches of rows, and their standard deviations over them."""
+
+
+class Bands(NamedTuple):
+    """How far to each side of its lines the bands of a metric reach.
+
+    Attributes:
+        values: at each step (rows) and layer (columns); NaN where unknown.
+        means: of the means over blocks, at each step: the means of the blocks' own.
+        is_spread: whether they are standard deviations over batches of rows, not standard errors.
+    """
+
+    values: pd.DataFrame
+    means: pd.DataFrame
+    is_spread: bool
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """One training run, or one final model.
 
     Attributes:
         label: its name.
@@ -26,11 +42,14 @@ class Run:
         widths: d at each row of ``values``; NaN where unknown.
         baseline: the values of Gaussian embeddings, shaped as ``values``; NaN where unknown.
         model: a column per metric of the whole model, such as the loss; the index is the step.
-        checkpoints: revision, weights_sha256 and duplicate_of, where known; the index is the step.
+        checkpoints: model, revision, weights_sha256 and duplicate_of, where known; the index is the step.
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
+        has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
+        group: the name of its group of models, if it is in one.
+        num_parameters: of the last checkpoint's model; NaN where unknown.
     """
 
     label: str
@@ -45,6 +64,9 @@ class Run:
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
+    has_steps: bool = True
+    group: str = ""
+    num_parameters: float = np.nan
 
     @property
     def metrics(self) -> list[str]:
@@ -84,8 +106,22 @@ class Run:
 
     def mean_errors(self, metric: str) -> pd.DataFrame:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
-        table, errors = self.table(metric), self.table(metric, self.errors)
+        return self._mean_errors(self.table(metric), self.table(metric, self.errors))
+
+    def bands(self, metric: str) -> "Bands":
+        """What is drawn around the values of a metric: standard errors; else the spread over batches of rows."""
+        table, errors, std = self.table(metric), self.table(metric, self.errors), _SPREADS.get(metric)
+        is_spread = std in self.values and not errors.notna().to_numpy().any()
+        around = self.table(str(std)).where(table.notna()) if is_spread else errors
+        around = around.where(around >= 0)
+        return Bands(around, self._mean_errors(table, around), is_spread=is_spread)
+
+    def _mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
         return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
+
+    def titled(self, title: str, step: int) -> str:
+        """A title with the step, of which a final model has none."""
+        return f"{title}, step {step:,}" if self.has_steps else title
 
     def varies(self, metric: str) -> bool:
         """Whether a metric was measured and has more than one value."""

@@ -27,7 +27,7 @@ def shares_by_layer(run: Run) -> FigureData:
     """The shares at each layer, at the last step."""
     unit, shares = _shares(run)
     last = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis)
-    figure, (ax,) = new_figure(f"What Q is made of, step {run.steps[-1]:,}", unit)
+    figure, (ax,) = new_figure(run.titled("What Q is made of", run.steps[-1]), unit)
     bottom = np.zeros(len(last))
     for part in shares:
         label, colour = _PARTS[str(part)]
@@ -37,7 +37,9 @@ def shares_by_layer(run: Run) -> FigureData:
     layer_axis(ax, run.axis)
     _share_axis(figure, ax)
     alt = f"Shares of {_names(shares)} in Q, stacked, by layer."
-    return FigureData("decomposition", figure, shares, alt, f"Mean over blocks: {_percent(_means(run, shares), -1)}.")
+    text = f"Mean over blocks: {_percent(_means(run, shares), -1)}."
+    numbers = shares if run.has_steps else shares.droplevel("step")
+    return FigureData("decomposition", figure, numbers, alt, text)
 
 
 def shares_by_step(run: Run) -> FigureData:

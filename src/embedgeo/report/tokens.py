@@ -35,9 +35,9 @@ _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M
 def mean_against_variance(run: Run) -> FigureData:
     """V against M of the token types at some layers of the last checkpoint, with the regression line."""
     step, table = max(run.tokens.items())
-    layers = _some_layers(run, table)
+    layers = some_layers(run, table)
     figure, axes = new_figure(
-        f"V against M, step {step:,}",
+        run.titled("V against M", step),
         f"a point a token type with {_REGRESSED}; squared embedding units",
         panels=len(layers),
         sidebar=True,
@@ -72,14 +72,20 @@ def statistics(run: Run) -> FigureData:
         for step, table in run.tokens.items()
         for layer in run.depth
     }
-    numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
+    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
     subtitle = f"over the token types with {_REGRESSED}"
     figure, axes = new_figure("Token types through the layers", subtitle, panels=3)
     texts = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
         for step, colour, marker in zip(run.tokens, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
-            at = numbers[key].unstack("layer").loc[step].reindex(run.axis)
-            ax.plot(at.to_numpy(), color=colour, marker=marker, ms=3.5, label=f"step {short(step)}")
+            at = found[key].unstack("layer").loc[step].reindex(run.axis)
+            ax.plot(
+                at.to_numpy(),
+                color=colour,
+                marker=marker,
+                ms=3.5,
+                label=f"step {short(step)}" if run.has_steps else "measured",
+            )
         if key in run.baseline:
             random = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
             ax.plot(random.to_numpy(), label="random", **BASELINE)
@@ -89,8 +95,10 @@ def statistics(run: Run) -> FigureData:
     legend(figure, axes[0])
     alt = "C.V. of Q, slope and R² of V on M against layer."
     step = max(run.tokens)
-    regressed = numbers["token_types_regressed"].loc[step]
-    text = f"At step {step:,}, regressed over {number(regressed.max())} token types: {', '.join(texts)}."
+    regressed = found["token_types_regressed"].loc[step]
+    start = f"At step {step:,}, regressed" if run.has_steps else "Regressed"
+    text = f"{start} over {number(regressed.max())} token types: {', '.join(texts)}."
+    numbers = found if run.has_steps else found.droplevel("step")
     return FigureData("tokens-statistics", figure, numbers, alt, text)
 
 
@@ -102,7 +110,7 @@ def against_frequency(run: Run) -> FigureData:
     logs = (at.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
     logs["n"] = np.log10(at["n"].to_numpy())
     figure, axes = new_figure(
-        f"Q, M and V against frequency at {layer}, step {step:,}",
+        run.titled(f"Q, M and V against frequency at {layer}", step),
         f"a point a token type with {_REGRESSED}; squared embedding units, logarithms",
         panels=3,
     )
@@ -123,7 +131,7 @@ def histograms(run: Run) -> FigureData:
     step, table = max(run.tokens.items())
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
     figure, axes = new_figure(
-        f"Q, M and V over token types, step {step:,}",
+        run.titled("Q, M and V over token types", step),
         "share of the token types in each bin; at most nine of the layers are drawn",
         panels=3,
         sidebar=True,
@@ -152,33 +160,6 @@ def histograms(run: Run) -> FigureData:
     )
 
 
-def projection(run: Run) -> FigureData:
-    """Means of chosen tokens in the plane of their two directions of largest variance, with the origin."""
-    step, table = max(run.projections.items())
-    layers = _some_layers(run, table)
-    figure, axes = new_figure(
-        f"Means of chosen tokens, step {step:,}",
-        "embedding units along the two directions of largest variance; × is the origin; frequent tokens are larger",
-        panels=len(layers),
-    )
-    for ax, layer in zip(axes, layers, strict=True):
-        at = table[table["layer"] == layer]
-        tokens, origin = at[at["token_id"] >= 0], at[at["token_id"] < 0]
-        size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
-        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=RUNS[0], alpha=0.45, lw=0)
-        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=ACCENT)
-        for token in tokens.nlargest(8, "n").itertuples():
-            label = repr(str(token.token))[1:-1].replace(" ", "␣")
-            ax.annotate(label, (token.pc1, token.pc2), (4, 4), textcoords="offset points", fontsize=7.5)
-        ax.set_title(layer, fontsize=8.8)
-        ax.set_xlabel("first direction")
-    axes[0].set_ylabel("second direction")
-    numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
-    text = f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most frequent are named."
-    alt = "Means of chosen tokens in the plane of their two directions of largest variance, with the origin."
-    return FigureData("tokens-projection", figure, numbers, alt, text)
-
-
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
     regressed = float(table["n"].between(*REGRESSION_COUNT_RANGE).sum())
     values = type_statistics(table)
@@ -201,7 +182,7 @@ def _fit(slope: float, r2: float) -> str:
     )
 
 
-def _some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
+def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     """At most four layers, evenly spaced over the depth."""
     present = set(table["layer"])
     layers = [layer for layer in run.depth if layer in present]
