@@ -94,6 +94,19 @@ def test_hyperparameters_with_paths_and_namespaces_load(tmp_path, asked):
     assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {2, 3}
 
 
+def test_a_file_that_holds_no_step_is_a_final_model(tmp_path, asked, capsys):
+    model = Forward()
+    save(tmp_path / "run" / "best.ckpt", model, 3)
+    stored = torch.load(tmp_path / "run" / "best.ckpt", weights_only=True)
+    stored.pop("global_step")
+    torch.save(stored, tmp_path / "run" / "best.ckpt")
+    assert sweep(str(tmp_path / "run" / "best.ckpt"), **asked, model_class=class_of(model)) == 0
+    folder = SweepFolder(asked["out"])
+    assert folder.done() == {"best.ckpt"}
+    assert folder.about("best.ckpt")["has_step"] == "false"
+    assert set(folder.read("best.ckpt")["step"]) == {0}
+
+
 def test_a_version_beside_its_original_is_refused_with_a_way_out_that_works(tmp_path, asked):
     model = Forward()
     for name in ("epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt"):
