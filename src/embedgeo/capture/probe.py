@@ -56,6 +56,7 @@ class Probe:
     ) -> None:
         self.token_ids: Given | None = None
         self.mask: Given | None = None
+        self.word_ids: Tensor | None = None
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers

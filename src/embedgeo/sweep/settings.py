@@ -12,6 +12,8 @@ _RUN_OPTIONS = (
 )
 """Options that do not change the results; of the text, the hash is recorded."""
 
+_UNITS = ("sequence", "line", "sentence", "document")
+_SPECIAL_TOKENS = ("none", "bos", "bos+eos", "default")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -140,6 +142,16 @@ class SweepSettings:
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        for name, known in (("unit", _UNITS), ("special_tokens", _SPECIAL_TOKENS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        if not 0 < self.sample <= 1:
+            raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
+        fewest, most = self.min_words, self.max_words
+        if fewest < 0 or most < 0 or fewest > most > 0:
+            raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
+        if self.unit == "sequence" and (fewest or most):
+            raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
 
