@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from huggingface_hub.errors import RepositoryNotFoundError
+
 from embedgeo.results.wording import listed, reason
 
 PREFIX = "hf://datasets/"
@@ -89,8 +91,9 @@ def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
     for name, config in readings:
         try:
             return datasets.load_dataset(name, config, split=address.split, streaming=True)
-        except datasets.exceptions.DatasetNotFoundError as error:
+        except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
             missing = error
         except Exception as error:  # of many kinds
             raise ValueError(f"text: {address.given} cannot be read; {reason(error)}") from error
-    raise ValueError(f"text must be a file or a dataset as {_FORM}; {address.given}: {reason(missing)}") from missing
+    tried = " nor ".join(name for name, _ in readings)
+    raise ValueError(f"text must be a file or a dataset on the Hub, {_FORM}; it has no {tried}.") from missing
