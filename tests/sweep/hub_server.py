@@ -132,7 +132,7 @@ def _handler(hub):
             """Of a repository ``datasets/author/name``, whose branch is ``main``."""
             name, _, tree = rest.partition("/tree/")
             found = hub.repositories.get(name.partition("/revision/")[0])
-            commit, _, folder = tree.partition("/")
+            _, _, folder = tree.partition("/")
             if found is None:
                 self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
                 return

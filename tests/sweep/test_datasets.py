@@ -23,7 +23,7 @@ def lines(rows):
 
 @pytest.fixture
 def web(hub, monkeypatch, tmp_path):
-    """Two datasets on the Hub: ``lab/web``, with a split each of two files, and ``plain``, with two configurations."""
+    """Two datasets on the Hub: ``lab/web``, with two splits, and ``lab/several``, with two configurations."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", tmp_path / "modules")
@@ -33,8 +33,7 @@ def web(hub, monkeypatch, tmp_path):
     hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS), "test.jsonl": lines(ROWS[:2])})
     card = "configs:\n- {config_name: en, data_files: a.jsonl}\n- {config_name: de, data_files: b.jsonl}"
     files = {"README.md": f"---\n{card}\n---\n".encode(), "a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS[1:2])}
-    for name in ("plain", "lab/several"):
-        hub.add(f"datasets/{name}", "main", files)
+    hub.add("datasets/lab/several", "main", files)
     yield hub
     HfFileSystem.clear_instance_cache()
 
@@ -45,7 +44,6 @@ def web(hub, monkeypatch, tmp_path):
         ("lab/web:test", [row["text"] for row in ROWS[:2]]),
         ("lab/web:test#title", ["T0"]),
         ("lab/several/de", [ROWS[1]["text"]]),
-        ("plain/en", [ROWS[0]["text"]]),
     ],
 )
 def test_a_configuration_a_split_and_a_column_are_told_apart(web, address, expected):
@@ -59,8 +57,7 @@ def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(web, options, t
     first = Documents.__iter__
     monkeypatch.setattr(Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self)))
     sweep(str(tmp_path / "run"), **{**options, "text": "hf://datasets/lab/web"}, unit="document")
-    assert 1 <= len(read) <= 3
-    assert read == [row["text"] for row in ROWS[: len(read)]]
+    assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
 
 
 def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options, tmp_path, monkeypatch):
@@ -84,8 +81,8 @@ def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options
 @pytest.mark.parametrize(
     ("address", "rule"),
     [
-        ("lab/none", r"it has no lab/none nor lab\."),
-        ("none", r"it has no none\."),
+        ("lab/none", "it has no lab/none that this user may read"),
+        ("none", "NAME is author/name"),
         ("lab/web:dev", "lab/web:dev cannot be read; .*dev"),
         ("lab/several/fr", "lab/several/fr cannot be read; .*fr"),
         ("lab/web#body", r"must have a column 'body'; it has text, n,? .*title"),
@@ -111,7 +108,7 @@ def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
 def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
-    given = [str(tmp_path / "a.txt"), "hf://datasets/plain/en", str(tmp_path / "b.txt")]
+    given = [str(tmp_path / "a.txt"), "hf://datasets/lab/several/en", str(tmp_path / "b.txt")]
     documents = Documents(given)
     assert list(documents) == ["one", ROWS[0]["text"], "two"]
     assert Documents(given).sha256 == documents.sha256
@@ -124,5 +121,7 @@ def test_a_process_that_stops_reading_ends_as_it_should(hub, tmp_path):
     code = "from embedgeo.text import Documents; print(next(iter(Documents(['hf://datasets/lab/web']))))"
     env = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout) == (0, ROWS[0]["text"] + "\n")

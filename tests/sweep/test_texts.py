@@ -16,7 +16,6 @@ from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.results.schema import MODEL
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.probe_text import ProbeText
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
 
@@ -99,7 +98,10 @@ def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path, kind):
 
 def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_not():
     texts = [list(range(i, i + 1 + i * 7 % 11)) for i in range(40)]
-    flat, lengths = torch.tensor(sum(texts, [])), torch.tensor([len(text) for text in texts])
+    flat, lengths = (
+        torch.tensor([token for text in texts for token in text]),
+        torch.tensor([len(text) for text in texts]),
+    )
     batches = ProbeText(flat, lengths, masked=flat > 3, pad_token_id=99).batches(4)
     seen = [
         ids[real].tolist()

@@ -17,13 +17,15 @@ class Address(NamedTuple):
 
     Attributes:
         given: the whole address.
-        parts: author and name of the dataset, or its name alone, and perhaps a configuration.
+        name: of the dataset, ``author/name``.
+        config: its configuration; None for the default one.
         split: of the dataset.
         column: that holds the text.
     """
 
     given: str
-    parts: tuple[str, ...]
+    name: str
+    config: str | None
     split: str
     column: str
 
@@ -35,21 +37,20 @@ def parse_address(address: str) -> Address:
         ValueError: it is none.
 
     >>> parse_address("hf://datasets/lab/web/en:test")[1:]
-    (('lab', 'web', 'en'), 'test', 'text')
+    ('lab/web', 'en', 'test', 'text')
     """
     path, has_column, column = address.removeprefix(PREFIX).partition("#")
     path, has_split, split = path.partition(":")
-    parts = tuple(path.split("/"))
-    if not all(parts) or len(parts) > 3 or (has_column and not column) or (has_split and not split):
-        raise ValueError(f"text must be a file or a dataset as {_FORM}; got {address!r}.")
-    return Address(address, parts, split or "train", column or "text")
+    parts = path.split("/")
+    if not all(parts) or len(parts) not in (2, 3) or (has_column and not column) or (has_split and not split):
+        raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {address!r}.")
+    return Address(address, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
 
 
 def stream_dataset(address: Address) -> Iterator[str]:
     """Read the documents of a dataset one by one, through the library ``datasets``, which runs no code of a dataset.
 
-    Of two parts, ``author/name`` is a dataset; where there is none of that name, the second is a configuration of the
-    first. Rows without text are left out.
+    Rows without text are left out.
 
     Raises:
         ValueError: the library is not installed, or there is no such dataset, split or column, or no text in it.
@@ -85,15 +86,11 @@ def stream_dataset(address: Address) -> Iterator[str]:
 
 
 def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
-    *names, last = address.parts
-    readings: list[tuple[str, str | None]] = [("/".join(address.parts), None)] if len(address.parts) < 3 else []
-    readings += [("/".join(names), last)] if names else []
-    for name, config in readings:
-        try:
-            return datasets.load_dataset(name, config, split=address.split, streaming=True)
-        except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
-            missing = error
-        except Exception as error:  # of many kinds
-            raise ValueError(f"text: {address.given} cannot be read; {reason(error)}") from error
-    tried = " nor ".join(name for name, _ in readings)
-    raise ValueError(f"text must be a file or a dataset on the Hub, {_FORM}; it has no {tried}.") from missing
+    try:
+        return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
+    except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
+        raise ValueError(
+            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that this user may read."
+        ) from error
+    except Exception as error:  # of many kinds
+        raise ValueError(f"text: {address.given} cannot be read; {reason(error)}") from error
