@@ -31,17 +31,17 @@ class SweepSettings:
             style; in YAML also a mapping. A model is named as in model.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
-            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, read as far as it is needed; default:
-            Python's documentation.
+            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, where NAME is ``author/name``, read as
+            far as it is needed; default: Python's documentation.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents in a row; or one
             text by itself, of at most ``seq_len`` tokens: a ``line``, a ``sentence`` or a ``document``.
         min_words: leave out texts of fewer words, which are separated by white space.
         max_words: leave out texts of more words; 0: none.
-        sample: share of the texts to take, drawn at random and always the same ones; of a ``sequence``, of documents.
+        sample: share of the texts to take, drawn at random and always the same ones; with ``sequence``, of documents.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's ``[CLS]`` and
             ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
-        num_tokens: number of tokens to use, from the start of the text.
+        num_tokens: number of tokens to use, from the start of the text; of texts, as many whole ones as fit.
         seq_len: tokens in a sequence, at most those of a text. Special tokens are within its length; the default ones
             are added to each document, or, for an encoder or a unit other than ``sequence``, to each sequence or text.
         batch_size: sequences in a batch; sampled metrics depend on it.
