@@ -46,6 +46,7 @@ def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_fo
         ["demo", "--nosuch"],
         ["sweep", "--modle", "x"],
         ["sweep", "--model", "x", "--batch-size", "0"],
+        ["sweep", "--model", "x", "--count-range", "9,1"],
     ],
 )
 def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(arguments: list[str]) -> None:

@@ -259,5 +259,5 @@ def test_a_sequence_without_any_token_that_counts_is_no_row():
 
 
 def test_another_row_unit_is_refused():
-    with pytest.raises(ValueError, match="rows must be one of 'tokens', 'mean', 'first', 'last'; got 'max'"):
+    with pytest.raises(ValueError, match="rows must be one of 'tokens', 'mean', 'first', 'last', 'words'; got 'max'"):
         observed(gpt_neox(), token_batch(), rows="max")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
     from embedgeo.metrics import TokenMoments as TokenMoments
     from embedgeo.metrics import default_metrics as default_metrics
+    from embedgeo.metrics import full_metrics as full_metrics
     from embedgeo.metrics import streaming_metrics as streaming_metrics
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.schedule import log_spaced_steps as log_spaced_steps
@@ -30,6 +31,7 @@ _MODULES = {
     "IntrinsicDimension": "metrics",
     "TokenMoments": "metrics",
     "default_metrics": "metrics",
+    "full_metrics": "metrics",
     "log_spaced_steps": "training.schedule",
     "observe": "geometry",
     "streaming_metrics": "metrics",

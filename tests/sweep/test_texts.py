@@ -15,7 +15,7 @@ import embedgeo
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.results.schema import MODEL
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.probe_text import ProbeText
+from embedgeo.sweep.probe_text import ProbeText, require_fit
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
 
@@ -194,3 +194,47 @@ def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
         f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} of {len(lengths)} "
         "texts are cut to seq_len=20 tokens"
     )
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
+    write_files(tmp_path / "run/step1", checkpoint_of(kind))
+    special = {"special_tokens": "bos+eos", "skip_first_positions": 3, "ignore_token_ids": tokens_of(kind, "o")[1:-1]}
+    sweep(str(tmp_path / "run"), **small, **special, rows="words", token_tables=True, out=str(tmp_path / "out"))
+    found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
+
+    tokenizer, made = tokenizer_of(kind), model(1, kind, torch.float64)
+    rows, sizes = {}, {}
+    for sentence in SENTENCES:
+        ids, places = tokens_of(kind, sentence), tokenizer(sentence, add_special_tokens=False).word_ids()
+        with torch.no_grad():
+            hidden = made(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+        for place in dict.fromkeys(places):
+            at = [i + 1 for i, other in enumerate(places) if other == place and i + 1 < len(ids) - 1]
+            kept = [i for i in at if i >= 3 and ids[i] not in special["ignore_token_ids"]]
+            word = tokenizer.decode([ids[i] for i in at]).strip()
+            if kept and word:
+                rows.setdefault(word, []).append(hidden[kept].mean(0))
+                sizes.setdefault(word, []).append(len(kept))
+    x = torch.cat([torch.stack(each) for each in rows.values()])
+    at = found.xs("block.00", level="layer")
+    assert at["n"] == len(x)
+    assert at["Q"] == pytest.approx(float(x.square().sum(1).mean()), rel=1e-9)
+    assert at["M"] == pytest.approx(float(x.mean(0).square().sum()), rel=1e-9)
+    assert at["token_types"] == len(rows)
+
+    table, plane = (pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet") for kind in ("tokens", "projections"))
+    spelled = plane[plane["layer"] == "block.00"].set_index("token_id")["token"]
+    for row in table[table["layer"] == "block.00"].itertuples():
+        word = spelled[row.token_id]
+        assert row.n == len(rows[word])
+        assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
+        assert pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
+
+
+def test_a_model_that_takes_no_mask_is_measured_on_sequences_only():
+    text, settings = ProbeText(torch.arange(5), torch.tensor([2, 3])), SweepSettings("lab/x", unit="line", layers="0")
+    unmasked = torch.nn.Sequential(torch.nn.Embedding(9, 4))
+    unmasked.forward = unmasked[0].forward
+    with pytest.raises(ValueError, match="unit must be 'sequence' for a model that takes no attention_mask"):
+        require_fit(unmasked, text, settings)

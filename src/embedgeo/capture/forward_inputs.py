@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from embedgeo.capture.calls import Call, has_gradients
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.rows import LayerRows, covers_cached_positions, require_exclusions
+from embedgeo.capture.rows import Aligned, LayerRows, covers_cached_positions, require_exclusions, require_integers
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
 from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
@@ -75,7 +75,7 @@ class ForwardInputs:
         self._mask = next((call.mask for call in self._running if call.mask is not None), None)
         self._position_ids = next((call.position_ids for call in self._running if call.position_ids is not None), None)
         self._called = {call.module for call in self._running}
-        self._aligned: dict[tuple[torch.Size, bool], tuple[Tensor | None, Tensor | None]] = {}
+        self._aligned: dict[tuple[torch.Size, bool], Aligned] = {}
 
     @property
     def has_gradients(self) -> bool:
@@ -125,9 +125,14 @@ class ForwardInputs:
             self._token_ids[lookup.table, ids.shape] = ids
 
     def align(
-        self, layer: Layer, hidden: Tensor, token_ids: Given | None = None, mask: Given | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Token ids and mask of the rows of a hidden state.
+        self,
+        layer: Layer,
+        hidden: Tensor,
+        token_ids: Given | None = None,
+        mask: Given | None = None,
+        word_ids: Given | None = None,
+    ) -> Aligned:
+        """Token ids, mask and word ids of the rows of a hidden state.
 
         Args:
             layer: the layer.
@@ -135,13 +140,11 @@ class ForwardInputs:
             token_ids: used instead of those that the model was given; may also be in the order of the model's rows. A
                 function is called with the batch: the outermost call's only argument, or its arguments by name.
             mask: used instead of the one that the model was given; likewise.
-
-        Returns:
-            The token ids, shape (...), or None if there are none; and the mask, shape (...), True = count this row, or
-            None if all rows count.
+            word_ids: the word of each token; likewise. ``token_ids`` are then the types of the words, and those to
+                ignore are looked for in what the model was given.
 
         Raises:
-            TypeError: ``token_ids`` are not integers.
+            TypeError: ``token_ids`` or ``word_ids`` are not integers.
             ValueError: there is not a row for each token, or nothing tells which rows to leave out, or which of
                 several tables' ids are the tokens.
         """
@@ -149,12 +152,15 @@ class ForwardInputs:
         if key not in self._aligned:
             rows = LayerRows(layer, hidden.shape[:-1])
             ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
+            words = self._of_batch(word_ids, "word_ids")
+            if words is not None:
+                words = rows.require_fit(require_integers(words, "word_ids"), "word ids")
+            tokens = self._fitting_token_ids(rows, None) if words is not None and self._ignore_token_ids else ids
             self._require_call(layer, mask)
-            kept = self._fitting_mask(rows, ids, self._of_batch(mask, "mask"), hidden.device)
+            kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
             if kept is not None and bool(kept.all()):
                 kept = None
-            ids, kept = (None if t is None else t.reshape(rows.shape) for t in (ids, kept))
-            self._aligned[key] = ids, kept
+            self._aligned[key] = Aligned(*(None if t is None else t.reshape(rows.shape) for t in (ids, kept, words)))
         return self._aligned[key]
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
@@ -186,9 +192,7 @@ class ForwardInputs:
     def _fitting_token_ids(self, rows: LayerRows, given: Tensor | None) -> Tensor | None:
         """The given token ids, or those recorded."""
         if given is not None:
-            if given.is_floating_point():
-                raise TypeError(f"token_ids must be an integer tensor; got {given.dtype}.")
-            return rows.require_fit(given, "token ids")
+            return rows.require_fit(require_integers(given, "token_ids"), "token ids")
         recorded = list(self._token_ids.values())
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.rows import Aligned
 
-OnHidden = Callable[[Layer, Tensor, Tensor | None, Tensor | None], None]
-"""Called with a layer, its hidden state in one forward pass, and the token ids and the mask of its rows."""
+OnHidden = Callable[[Layer, Tensor, Aligned], None]
+"""Called with a layer, its hidden state in one forward pass, and what its rows are."""
 
 
 class Probe:
@@ -29,8 +30,8 @@ class Probe:
         layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
         inputs: records what the model is given.
         on_hidden: called with the layer; its hidden state, shape (..., d), batch first, detached, which the model may
-            overwrite later; its token ids, shape (...), or None if there are none; its mask, shape (...), bool, True =
-            count this row, or None if all rows count. It runs without gradients and without autocast.
+            overwrite later; and the token ids, the mask and the word ids of its rows. It runs without gradients and
+            without autocast.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         no_grad_passes: whether to read forward passes without gradients (generation, reference models, teachers); those
@@ -40,6 +41,7 @@ class Probe:
     Attributes:
         token_ids: used instead of those that the model is given; see `ForwardInputs.align`.
         mask: used instead of the one that the model is given; likewise.
+        word_ids: the word of each token; likewise.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -56,7 +58,7 @@ class Probe:
     ) -> None:
         self.token_ids: Given | None = None
         self.mask: Given | None = None
-        self.word_ids: Tensor | None = None
+        self.word_ids: Given | None = None
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -174,7 +176,8 @@ class Probe:
             mean = self._mean(layer, hidden.detach())
             if mean is not None:
                 mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
-                self._on_hidden(layer, mean, *self._inputs.align(layer, mean, self.token_ids, self.mask))
+                given = self.token_ids, self.mask, self.word_ids
+                self._on_hidden(layer, mean, self._inputs.align(layer, mean, *given))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

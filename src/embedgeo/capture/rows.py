@@ -37,9 +37,30 @@ class LayerRows(NamedTuple):
         return fitted
 
 
+class Aligned(NamedTuple):
+    """What the rows of a hidden state are, each of the rows' shape (...), or None.
+
+    Attributes:
+        token_ids: None if there are none.
+        mask: bool, True = count this row; None if all rows count.
+        word_ids: None if none were given.
+    """
+
+    token_ids: Tensor | None
+    mask: Tensor | None
+    word_ids: Tensor | None
+
+
 def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
     """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
     return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
+
+
+def require_integers(ids: Tensor, name: str) -> Tensor:
+    """The same ids; TypeError if they are not integers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
+    return ids
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:

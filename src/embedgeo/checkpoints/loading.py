@@ -1,11 +1,8 @@
 """Load models and tokenizers, without running code that comes with a checkpoint."""
 
 import json
-import os
 import re
-import sys
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from transformers import (
 
 from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
+from embedgeo.checkpoints.naming import import_named
 from embedgeo.checkpoints.reading import harmless_allowed, reading, require_readable, stored_values
 from embedgeo.results.wording import reason
 
@@ -210,11 +208,8 @@ def import_class(model_class: str) -> Any:
     Raises:
         ValueError: there is no such class, or its module fails or exits when it is imported.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module_name, _, name = model_class.rpartition(".")
     try:
-        kind = getattr(import_module(module_name), name)
+        kind = import_named(model_class)
         if not hasattr(kind, "load_from_checkpoint"):
             raise TypeError(f"it is a {type(kind).__name__}")
     except (Exception, SystemExit) as error:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 
-RowUnit = Literal["tokens", "mean", "first", "last"]
-"""What a row is: a token, or a sequence, represented by the mean of its tokens, its first token or its last one."""
+RowUnit = Literal["tokens", "mean", "first", "last", "words"]
+"""What a row is: a token; a sequence, as the mean of its tokens, its first token or its last one; or a word."""
 
 
 class Rows(NamedTuple):
@@ -154,10 +154,23 @@ def require_row_unit(rows: str) -> None:
         raise ValueError(f"rows must be one of {', '.join(map(repr, get_args(RowUnit)))}; got {rows!r}.")
 
 
+def require_word_ids(rows: str, word_ids: object) -> None:
+    """Raise ValueError unless ``word_ids`` are given, that is, are not None, just where rows are words."""
+    if rows == "words" and word_ids is None:
+        raise ValueError(
+            "rows=\"words\" needs word_ids; got none. Give word_ids=, the number of each token's word (a tokenizer's "
+            "word_ids()), with -1 for tokens of no word."
+        )
+    if rows != "words" and word_ids is not None:
+        raise ValueError(f'word_ids go with rows="words"; got rows={rows!r}. Leave them out.')
+
+
 def pool_tokens(
-    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: RowUnit
+    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: Literal["tokens", "mean", "first", "last"]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Reduce each sequence to one row: the mean of the tokens that count, or the first or last of them.
+
+    For words see `embedgeo.functional.words.pool_words`.
 
     Args:
         hidden: shape (batch, positions, d), any floating dtype; (..., d) for ``"tokens"``.

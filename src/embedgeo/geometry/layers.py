@@ -12,9 +12,11 @@ from torch.distributed.tensor import DTensor
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
+from embedgeo.capture.rows import Aligned
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit
+from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit, require_word_ids
+from embedgeo.functional.words import pool_words
 from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
@@ -25,8 +27,8 @@ class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
     Args:
-        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, no_grad_passes,
-            jackknife: as for `observe`.
+        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, word_ids,
+            no_grad_passes, jackknife: as for `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         device: the device on which ranks exchange values; default: that of the parameters.
@@ -48,6 +50,7 @@ class Geometry:
         rows: RowUnit = "tokens",
         token_ids: Given | None = None,
         mask: Given | None = None,
+        word_ids: Given | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
         on_error: Callable[[Exception], None] | None = None,
@@ -55,6 +58,8 @@ class Geometry:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         require_row_unit(rows)
+        if word_ids is not None:  # they may also be given to the probe later
+            require_word_ids(rows, word_ids)
         self._row_unit = rows
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model, layers = inner, "blocks"
@@ -62,7 +67,7 @@ class Geometry:
         self.layers = resolve_layers(model, layers)
         self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
-        self.probe.token_ids, self.probe.mask = token_ids, mask
+        self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
         self._make_metrics = metrics or default_metrics
         require_distinct_keys(self._make_metrics)
         self._device = state_device(device or next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -153,12 +158,22 @@ class Geometry:
         self._is_off = True
         self.reset()
 
-    def _update(self, layer: Layer, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> None:
+    def _update(self, layer: Layer, hidden: Tensor, rows: Aligned) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
-        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if self._row_unit == "tokens" else None
-        hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
+        token_ids, mask, word_ids = rows
+        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if self._row_unit in ("tokens", "words") else None
+        if self._row_unit != "words":
+            hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
+        else:
+            require_word_ids("words", word_ids)
+            assert word_ids is not None
+            assert sequence_ids is not None
+            kind = "token_ids" if self.probe.token_ids is None else "types"
+            ids = {kind: token_ids, "mask": mask}
+            hidden, token_ids, sequence_ids = pool_words(hidden, word_ids, sequence_ids, **ids)
+            mask = None
         metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
         metrics.update(hidden, token_ids, mask, sequence_ids)
 

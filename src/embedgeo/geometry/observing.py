@@ -25,6 +25,7 @@ def observe(
     *,
     token_ids: Given | None = None,
     mask: Given | None = None,
+    word_ids: Given | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
 ) -> Iterator[Geometry]:
@@ -38,12 +39,18 @@ def observe(
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
-            of its tokens that count. Means have no token ids: the metrics that need them are absent.
+            of its tokens that count. Means have no token ids: the metrics that need them are absent. Or a word
+            (``"words"``), by the mean of its tokens that count; words of the same token ids are a token type. Averaging
+            makes norms smaller, the more so the more tokens a word has, and rare words have more: do not compare Q, M
+            and V of words of different lengths (Yamagiwa & Shimodaira 2025, appendix J).
         token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
             is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
             a dict of its arguments by name, as in ``model(**batch)``.
         mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
             model is called with.
+        word_ids: for words, the number of each token's word within its sequence, -1 for tokens of no word, or a
+            function that returns those of a batch; a tokenizer's ``word_ids()`` has them. ``token_ids`` are then the
+            types of the words, of which a word's first token has it; ``ignore_token_ids`` are still tokens.
         no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
             up to G + 1 times the memory; 0: there are none.
@@ -61,8 +68,8 @@ def observe(
     >>> geometry.compute()["01"]["n"]
     4.0
     """
-    options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "no_grad_passes": no_grad_passes}
-    options["jackknife"] = jackknife
+    options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "word_ids": word_ids}
+    options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife}
     geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, **options)
     with geometry.probe:
         yield geometry

@@ -10,9 +10,12 @@ from embedgeo.functional.distributed import all_reduce_max
 
 
 def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
-    """Raise TypeError if what is made for a width are not metrics, ValueError if two of them give the same key."""
+    """Raise TypeError if what is made for a width is no list of metrics, ValueError if two of them give one key."""
     owners: dict[str, str] = {}
-    for metric in make_metrics(2):
+    made: object = make_metrics(2)
+    if not isinstance(made, list | tuple):
+        raise TypeError(f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}.")
+    for metric in made:
         if not isinstance(metric, Metric):
             raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
         metric.update(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))

@@ -8,6 +8,7 @@ from typing import Any
 from embedgeo.checkpoints import shared_parts
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.wording import shell_command
+from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import launched, make_fabric
@@ -25,6 +26,7 @@ _PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics"
 def run_sweep(settings: SweepSettings) -> int:
     """See `embedgeo.sweep.sweep`."""
     part = parse_shard(settings.shard)
+    metric_factory(settings)  # before anything is downloaded
     documents = Documents(settings.texts)
     asked = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)

@@ -1,19 +1,19 @@
 """The geometry of one model over the probe text, and its loss there."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torchmetrics import Metric
 
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import AfterProcessing, default_metrics
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
+from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
 from embedgeo.sweep.settings import SweepSettings
@@ -34,11 +34,6 @@ class Measured:
     about: dict[str, str] = field(default_factory=dict)
 
 
-def with_after_processing(dim: int) -> list[Metric]:
-    """The default metrics, and those after the usual ways of processing embeddings."""
-    return [*default_metrics(dim), AfterProcessing(dim)]
-
-
 def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings) -> Measured:
     """Measure a model on the probe text; every rank must call this, and returns the same.
 
@@ -48,9 +43,9 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
     """
     model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
     with torch.inference_mode():
-        metrics = with_after_processing if settings.after_processing else None
         left_out = settings.skip_first_positions, settings.ignore_token_ids
-        geometry = Geometry(model, settings.layer_patterns, metrics, *left_out, jackknife=settings.jackknife)
+        options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
+        geometry = Geometry(model, settings.layer_patterns, metric_factory(settings), *left_out, **options)
         try:
             measured = [call.module for layer in geometry.layers for call in layer.calls]
             loss = TokenLoss(loaded, measured, text.mask_token_id)
@@ -78,7 +73,9 @@ def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeTex
     total, count = sums.tolist()
     if loss.is_wanted and count:
         records.append(model_record("loss", total / count))
-    about = {"model_class": type(measured_model(geometry.model)).__name__}
+    network = measured_model(geometry.model)
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
     if not settings.token_tables:
         return Measured(records, about=about)
     planes = geometry.token_planes()

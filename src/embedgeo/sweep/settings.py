@@ -15,6 +15,7 @@ _RUN_OPTIONS = (
 _UNITS = ("sequence", "line", "sentence", "document")
 _SPECIAL_TOKENS = ("none", "bos", "bos+eos", "default")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
+_ROWS = ("tokens", "mean", "first", "last", "words")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class SweepSettings:
         rows: what a row is: one of the ``tokens``; the ``mean`` of a sequence's, its ``first`` or its ``last``; or one
             of the ``words``: the mean of a word's tokens.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
-            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), or ``package.function``.
+            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), or ``package.function``, which
+            may be in the working directory. Only its name is recorded: change that with what it makes.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
@@ -154,6 +156,23 @@ class SweepSettings:
             raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
+        self._require_metric_options()
+
+    def _require_metric_options(self) -> None:
+        if self.rows not in _ROWS:
+            raise ValueError(f"rows must be one of {', '.join(_ROWS)}; got {self.rows!r}.")
+        lo_hi: Any = self.count_range
+        whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
+        if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
+            raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
+        if self.rows == "mean" and (lo_hi or self.token_tables):
+            raise ValueError('count_range and token_tables need token types; rows="mean" has none. Take other rows.')
+        if not 0 < self.discard_fraction < 1:
+            raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {self.discard_fraction}.")
+        if self.id_batches < 1:
+            raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
+        if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
+            raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
 
     @property
     def models(self) -> Sequence[str]:

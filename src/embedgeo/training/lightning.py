@@ -59,7 +59,8 @@ class GeometryMonitor(Monitor, Callback):
             on; ``"raise"``: it is raised in the training loop.
         seed: seed of the rows that the default metrics sample.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
-            of its tokens that count.
+            of its tokens that count; or a word (``"words"``), by the mean of its tokens that count: see
+            `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at: on the probe, or
             on the training batches of the last step (the last ``window`` steps), which are run again as in training
             and without gradients. References to these batches are kept until then.
@@ -70,6 +71,7 @@ class GeometryMonitor(Monitor, Callback):
             checkpointing or not. A probe's passes always count.
         jackknife: number of groups of whole sequences for the standard errors in ``history``, such as 16, which takes
             so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
+        word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
-from embedgeo.functional.rows import RowUnit, require_row_unit
+from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import require_num_groups
@@ -69,8 +69,10 @@ class Monitor:
         folder: str | Path | None = None,
         no_grad_passes: bool = False,
         jackknife: int = 0,
+        word_ids: Callable[[Any], Tensor] | None = None,
     ) -> None:
         require_row_unit(rows)
+        require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         if on_error not in ("warn", "raise"):
@@ -81,8 +83,7 @@ class Monitor:
         if window > 1 and probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
         self.probe_forward = probe_forward
-        self.token_ids = token_ids
-        self.mask = mask
+        self.token_ids, self.mask, self.word_ids = token_ids, mask, word_ids
         self.prefix = prefix
         self.on_error = on_error
         self.measure_last = measure_last
@@ -161,6 +162,7 @@ class Monitor:
         probe.attach()
         probe.token_ids = None if self.token_ids is None else self.token_ids(batch)
         probe.mask = None if self.mask is None else self.mask(batch)
+        probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
 
     def _detach(self) -> None:
         if self._geometry is not None:

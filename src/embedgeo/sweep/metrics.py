@@ -1,0 +1,64 @@
+"""The metrics of a sweep: from what was asked for to what makes those of a layer."""
+
+from dataclasses import fields
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+from embedgeo.checkpoints.naming import import_named
+from embedgeo.metrics import TokenMoments
+from embedgeo.metrics.checks import require_distinct_keys
+from embedgeo.metrics.layer import MetricFactory
+from embedgeo.results.wording import listed, reason
+from embedgeo.sweep.settings import SweepSettings
+
+_OPTIONS = ("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing")
+"""Settings that are arguments of what makes the metrics, if they are not at their defaults."""
+
+
+def metric_factory(settings: SweepSettings) -> MetricFactory:
+    """What makes the metrics of a layer, given its width: the function named by ``metrics``, with its options.
+
+    Raises:
+        ValueError: there is no such function, it does not take one of the options, or it does not make metrics.
+    """
+    name = settings.metrics
+    try:
+        function = import_named(name)
+        if not callable(function):
+            raise TypeError(f"it is a {type(function).__name__}")
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
+            f"got {name!r} ({reason(error)})."
+        ) from error
+    given = _given(settings)
+    if refused := [option for option in given if not _takes(function, option)]:
+        raise ValueError(
+            f"metrics must name a function that takes the options given with it; {name} does not take "
+            f"{listed(refused)}. Leave that out, or name a function that takes it."
+        )
+    make = partial(function, **given)
+    try:
+        require_distinct_keys(make)
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
+            f"{name} fails for width 2 ({reason(error)})."
+        ) from error
+    if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
+        raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
+    return make
+
+
+def _given(settings: SweepSettings) -> dict[str, Any]:
+    """The options that are not at their defaults: those of a function may be others."""
+    defaults = {field.name: field.default for field in fields(settings)}
+    values = {option: getattr(settings, option) for option in _OPTIONS}
+    values["count_range"] = tuple(values["count_range"])
+    return {option: value for option, value in values.items() if value != defaults[option]}
+
+
+def _takes(function: Any, option: str) -> bool:
+    parameters = signature(function).parameters
+    return option in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())

@@ -1,0 +1,171 @@
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import embedgeo
+from embedgeo import observe
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.metrics import metric_factory
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, local_run, model
+
+OWN = """
+from embedgeo import Anisotropy, EmbeddingMoments
+
+def moments(dim, spectrum=False):
+    return [EmbeddingMoments(dim), Anisotropy(dim, spectrum=spectrum)]
+"""
+
+
+def numbers(out, name):
+    records = SweepFolder(out).read(name)
+    of_layers = records[records["layer"] != "model"]
+    return {(r.layer, r.metric): r.value for r in of_layers.itertuples()}
+
+
+def observed(folder, make, rows="tokens"):
+    """The numbers of `observe` on the batches of the sweep of ``options``."""
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder).encode("\n".join(TEXT)))[:64].view(4, 16)
+    with observe(model(1), metrics=make, rows=rows) as geometry, torch.no_grad():
+        for batch in ids.split(2):
+            model(1)(batch)
+    return {(layer, key): value for layer, values in geometry.compute().items() for key, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "make"),
+    [
+        ({}, embedgeo.default_metrics),
+        ({"metrics": "embedgeo.streaming_metrics", "rows": "mean"}, embedgeo.streaming_metrics),
+        ({"metrics": "embedgeo.full_metrics", "rows": "last"}, embedgeo.full_metrics),
+        ({"rows": "first"}, embedgeo.default_metrics),
+        (
+            {"count_range": [2, 9], "spectrum": True, "discard_fraction": 0.5, "id_batches": 2, "anisotropy_batch": 20},
+            partial(
+                embedgeo.default_metrics,
+                count_range=(2, 9),
+                spectrum=True,
+                discard_fraction=0.5,
+                id_batches=2,
+                anisotropy_batch=20,
+            ),
+        ),
+    ],
+    ids=["default", "streaming, means", "full, last tokens", "first tokens", "all options"],
+)
+def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
+    local_run(tmp_path / "run", steps=(1,))
+    assert sweep(str(tmp_path / "run"), **options, **asked) == 0
+    swept = numbers(options["out"], "step1")
+    assert swept == pytest.approx(
+        observed(tmp_path / "run" / "step1", make, asked.get("rows", "tokens")), rel=1e-9, nan_ok=True
+    )
+    assert SweepFolder(options["out"]).read("step1").query("metric == 'loss'")["value"].between(4, 8).all()
+
+
+def test_full_metrics_are_all_there_are():
+    def keys(make):
+        with observe(model(1), "block.00", make) as geometry, torch.no_grad():
+            model(1)(torch.arange(8)[None])
+        return geometry.compute()["block.00"].keys()
+
+    full = keys(embedgeo.full_metrics)
+    assert full > keys(embedgeo.default_metrics) | keys(embedgeo.streaming_metrics)
+    assert full >= {"effective_rank", "anisotropy_batch_std", "intrinsic_dimension_std", "mean_cosine_whitened", "V_W"}
+
+
+def test_streaming_metrics_have_the_options_but_no_range_of_counts():
+    _, anisotropy, dimension, processing = embedgeo.streaming_metrics(
+        4, spectrum=True, anisotropy_batch=9, id_batches=3, discard_fraction=0.2, after_processing=True
+    )
+    assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 9)
+    assert (dimension.num_batches, dimension.discard_fraction) == (3, 0.2)
+    assert isinstance(processing, embedgeo.AfterProcessing)
+    with pytest.raises(TypeError, match="count_range"):
+        embedgeo.streaming_metrics(4, count_range=(1, 2))
+
+
+def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options):
+    local_run(tmp_path / "run", steps=(1,))
+    (tmp_path / "mine.py").write_text(OWN)
+    asked = {**options, "metrics": "mine.moments", "spectrum": "true"}
+    command = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    source = Path(embedgeo.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", "./run", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    def make(dim):
+        return [embedgeo.EmbeddingMoments(dim), embedgeo.Anisotropy(dim, spectrum=True)]
+
+    assert numbers(options["out"], "step1") == pytest.approx(observed(tmp_path / "run" / "step1", make), rel=1e-9)
+    folder = SweepFolder(options["out"])
+    assert folder.manifest()["asked"]["metrics"] == "mine.moments"
+    assert folder.about("step1")["num_parameters"] == str(sum(p.numel() for p in model(1).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]}, r"streaming_metrics does not take count_ra"),
+        ({"metrics": "wrong.own", "id_batches": 2, "spectrum": True}, "wrong.own does not take spectrum, id_batches"),
+        ({"metrics": "wrong.own", "after_processing": True}, "wrong.own does not take after_processing"),
+        ({"metrics": "nowhere.at_all"}, "in a module that can be imported; got 'nowhere.at_all' .*nowhere"),
+        ({"metrics": "embedgeo.no_metrics"}, "got 'embedgeo.no_metrics'"),
+        ({"metrics": "default_metrics"}, "got 'default_metrics'"),
+        ({"metrics": "embedgeo.__version__"}, "it is a str"),
+        ({"metrics": "wrong.fails"}, "wrong.fails fails for width 2 .*only 768"),
+        ({"metrics": "wrong.one"}, "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments"),
+        ({"metrics": "wrong.names"}, "torchmetrics metrics; got str"),
+        ({"metrics": "wrong.twice"}, "EmbeddingMoments and EmbeddingMoments both give 'n'"),
+        ({"metrics": "wrong.needs"}, "wrong.needs fails for width 2 .*missing"),
+        ({"count_range": [9, 1]}, r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]"),
+        ({"count_range": [3]}, r"got \[3\]"),
+        ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, both excluded; got 1.0"),
+        ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
+        ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
+        (
+            {"rows": "mean", "count_range": [1, 9]},
+            'count_range and token_tables need token types; rows="mean" has none',
+        ),
+        ({"rows": "mean", "token_tables": True}, 'count_range and token_tables need token types; rows="mean" has none'),
+        ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
+        ({"rows": "max"}, "rows must be one of tokens, mean, first, last, words; got 'max'"),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path, monkeypatch, options, asked, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    (tmp_path / "wrong.py").write_text(
+        "from embedgeo import EmbeddingMoments as E\n"
+        "def own(dim): return [E(dim)]\n"
+        "def fails(dim): raise RuntimeError('only 768')\n"
+        "def one(dim): return E(dim)\n"
+        "def names(dim): return ['V']\n"
+        "def twice(dim): return [E(dim), E(dim)]\n"
+        "def needs(dim, table): return [E(dim)]\n"
+    )
+    with pytest.raises(ValueError, match=message) as refused:
+        sweep("lab/nowhere", **options, **asked)
+    assert "\n" not in str(refused.value)
+    assert not Path(options["out"]).exists()
+
+
+def test_an_option_at_its_default_is_left_to_the_function():
+    (_, anisotropy, *_) = metric_factory(SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7))(4)
+    assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 4096)

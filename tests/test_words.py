@@ -1,0 +1,190 @@
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import embedgeo
+from embedgeo import observe
+from embedgeo.functional.words import pool_words
+from tests.models import TorchEncoder, gpt_neox, token_batch
+from tests.observed import observed, rows_seen
+from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
+from tests.training.runs import fit, moments, value
+from tests.training.test_transformers import hf_trainer
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    """Texts for BERT, padded, and the word of each token: no word for special tokens and padding."""
+    folder = write_files(tmp_path_factory.mktemp("tokenizer"), tokenizer_files("bert"))
+    encoding = AutoTokenizer.from_pretrained(folder)(
+        [*TEXT, TEXT[0]], padding=True, truncation=True, max_length=60, return_tensors="pt"
+    )
+    words = [[-1 if word is None else word for word in encoding.word_ids(i)] for i in range(len(TEXT) + 1)]
+    return dict(encoding), torch.tensor(words)
+
+
+def naive_words(batch, word_ids, state):
+    """The mean of each word of the tokenizer, and its token ids."""
+    means, spellings = [], []
+    for ids, words, states in zip(batch["input_ids"].tolist(), word_ids.tolist(), state, strict=True):
+        for word in sorted({*words} - {-1}):
+            places = [i for i, each in enumerate(words) if each == word]
+            means.append(sum(states[i].double() for i in places) / len(places))
+            spellings.append(tuple(ids[i] for i in places))
+    return torch.stack(means), spellings
+
+
+def test_words_of_a_tokenizer_are_the_rows_and_their_spellings_the_types(encoded):
+    batch, word_ids = encoded
+    bert = model(0, "bert")
+    with torch.no_grad():
+        state = bert(**batch, output_hidden_states=True).hidden_states[2]
+    means, spellings = naive_words(batch, word_ids, state)
+    assert max(map(len, spellings)) > 2
+    assert len(set(spellings)) < len(spellings)
+    rows, types = rows_seen(observed(bert, batch, "block.01", rows="words", word_ids=word_ids), "block.01")
+    torch.testing.assert_close(rows.double(), means, rtol=0, atol=1e-6)
+    same = [[a == b for a in spellings] for b in spellings]
+    assert (types[:, None] == types).tolist() == same
+
+
+def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
+    batch, word_ids = encoded
+    bert = model(0, "bert")
+    with torch.no_grad():
+        state = bert(**batch, output_hidden_states=True).hidden_states[2]
+    sequence_ids = torch.arange(4)[:, None].expand_as(word_ids)
+    means, types, sequences = pool_words(state, word_ids, sequence_ids, token_ids=batch["input_ids"])
+    expected = {}
+    for metric in embedgeo.default_metrics(16):
+        metric.update(means, types, sequence_ids=sequences)
+        expected |= metric.compute()
+    with observe(bert, rows="words", word_ids=word_ids, jackknife=2) as geometry, torch.no_grad():
+        bert(**batch)
+    values = geometry.compute()["block.01"]
+    assert values == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-9, nan_ok=True)
+    assert values["n"] == len(means)
+    assert values["token_types"] == len(types.unique())
+    assert values["V_W_unbiased"] > 0
+    assert geometry.to_frame().set_index(["layer", "metric"]).loc[("block.01", "V"), "stderr"] > 0
+    tables = geometry.token_tables()
+    assert set(tables["token_id"]) == set(types.tolist())
+
+
+def test_given_token_ids_are_the_types_of_words_and_ignored_ones_are_still_tokens(encoded):
+    batch, word_ids = encoded
+    bert = model(0, "bert")
+    ignored = batch["input_ids"][0, 3].item()
+    word_types = torch.where(word_ids >= 0, word_ids + ignored, -1)  # the types of words are other numbers
+    assert (word_types == ignored).any()
+    given = {"rows": "words", "word_ids": word_ids, "token_ids": word_types, "ignore_token_ids": [ignored]}
+    rows, types = rows_seen(observed(bert, batch, "block.01", **given), "block.01")
+    kept = (word_ids >= 0) & (batch["input_ids"] != ignored)
+    with torch.no_grad():
+        state = bert(**batch, output_hidden_states=True).hidden_states[2]
+    sequences = torch.arange(4)[:, None].expand_as(word_ids)
+    expected, of_words, _ = pool_words(state, word_ids, sequences, types=word_types, mask=kept)
+    assert torch.equal(rows, expected)
+    assert torch.equal(types, of_words)
+    assert ignored in types
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_first_positions_are_left_out_of_words_but_not_of_their_spelling(padding):
+    net, batch = gpt_neox().eval(), token_batch(padding=padding)
+    word_ids = torch.arange(12).expand(4, 12) // 3
+    options = {"rows": "words", "word_ids": lambda given: given["input_ids"] * 0 + word_ids}
+    geometry = observed(net, batch, "block.01", skip_first_positions=2, **options)
+    real = batch["attention_mask"].bool()
+    kept = real & (real.cumsum(1) > 2)
+    with torch.no_grad():
+        state = net(**batch, output_hidden_states=True).hidden_states[2]
+    expected, types, _ = pool_words(
+        state, word_ids, torch.arange(4)[:, None].expand(4, 12), token_ids=batch["input_ids"], mask=kept
+    )
+    rows, ids = rows_seen(geometry, "block.01")
+    assert torch.equal(rows, expected)
+    assert torch.equal(ids, types)
+
+
+def test_words_of_packed_sequences_are_told_apart():
+    net = gpt_neox().eval()
+    ids = torch.randint(2, 96, (1, 8), generator=torch.Generator().manual_seed(0))
+    packed = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+    words = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1]], dtype=torch.int32)
+    rows, _ = rows_seen(observed(net, packed, "embed", rows="words", word_ids=words), "embed")
+    with torch.no_grad():
+        state = net(**packed, output_hidden_states=True).hidden_states[0][0]
+    expected = [state[part].mean(0) for part in (slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 8))]
+    torch.testing.assert_close(rows, torch.stack(expected))
+
+
+def test_words_of_a_model_with_positions_first():
+    net, ids = TorchEncoder(batch_first=False).eval(), torch.arange(2, 14).view(4, 3)  # (positions, batch)
+    words = torch.tensor([[0, 0, 1, 1], [0, 1, 1, -1], [0, 0, 0, 0]]).T
+    with observe(net, "blocks", embedgeo.default_metrics, rows="words", word_ids=words) as geometry, torch.no_grad():
+        net(ids)
+    assert geometry.compute()["block.00"]["n"] == 5
+
+
+def test_a_word_with_a_nan_is_left_out_and_counted():
+    net, batch = gpt_neox().eval(), token_batch()
+    with torch.no_grad():
+        net.gpt_neox.embed_in.weight[batch["input_ids"][0, 0]] = torch.nan
+    hit = (batch["input_ids"] == batch["input_ids"][0, 0]).view(4, 6, 2).any(2).sum().item()
+    with observe(net, "embed", rows="words", word_ids=torch.arange(12).expand(4, 12) // 2) as geometry:
+        net(**batch)
+    values = geometry.compute()["embed"]
+    assert (values["n"], values["n_nonfinite"]) == (24 - hit, hit)
+
+
+def test_word_ids_may_be_given_batch_by_batch():
+    net, words = gpt_neox().eval(), torch.arange(12).expand(4, 12) // 4
+    with observe(net, "block.00", rows="words") as geometry, torch.no_grad():
+        for seed in (0, 1):
+            geometry.probe.word_ids = words + seed
+            net(**token_batch(seed=seed))
+    assert geometry.compute()["block.00"]["n"] == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"rows": "words"},
+            ValueError,
+            'rows="words" needs word_ids; got none. Give word_ids=, .* -1',
+        ),
+        ({"word_ids": torch.zeros(4, 12).long()}, ValueError, "word_ids go with rows=\"words\"; got rows='tokens'"),
+        (
+            {"rows": "words", "word_ids": torch.zeros(4, 12)},
+            TypeError,
+            "word_ids must be an integer tensor",
+        ),
+        ({"rows": "words", "word_ids": lambda batch: [0]}, TypeError, "word_ids= must return a tensor; got list"),
+        ({"rows": "words", "word_ids": torch.zeros(4, 9).long()}, ValueError, r"the word ids \(4, 9\)"),
+    ],
+)
+def test_words_that_cannot_be_told_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        observed(gpt_neox(), token_batch(), "block.00", **options)
+
+
+@pytest.mark.parametrize("monitor", [embedgeo.GeometryMonitor, embedgeo.GeometryCallback])
+def test_monitors_refuse_words_without_word_ids(monitor):
+    with pytest.raises(ValueError, match='rows="words" needs word_ids'):
+        monitor(rows="words")
+    with pytest.raises(ValueError, match="word_ids go with"):
+        monitor(word_ids=lambda batch: batch["words"])
+
+
+def test_a_monitor_takes_the_words_of_its_batches(tmp_path):
+    def words(batch):
+        return torch.arange(12).expand_as(batch["input_ids"]) // 3
+
+    monitor = embedgeo.GeometryMonitor(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, max_steps=2)
+    assert [value(monitor, step, "block.00", "n") for step in (0, 1, 2)] == [16] * 3
+    callback = embedgeo.GeometryCallback(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path, callback, max_steps=1).train()
+    assert value(callback, 0, "block.00", "n") == 8
