@@ -12,10 +12,14 @@ import torch
 import torch.nn.functional as F
 
 import embedgeo
+from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.results.schema import MODEL
 from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.plan import make_plan
 from embedgeo.sweep.probe_text import ProbeText, require_fit
+from embedgeo.sweep.texts import prepare_texts
+from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
 
@@ -139,6 +143,18 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(hub, s
         names[1]: sum(len(ids) - 2 for ids in rows["gpt2"]),
         "lab/bare": sum(map(len, rows["bert"])),
     }
+
+
+def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub, small, tmp_path, monkeypatch):
+    for name, kind in (("lab/a", "bert"), ("lab/b", "bert"), ("lab/c", "gpt2")):
+        hub.add(name, "step1", checkpoint_files(1, kind))
+    fetched, fetch_small = [], hub_source.fetch_small
+    monkeypatch.setattr(hub_source, "fetch_small", lambda name, *rest: fetched.append(name) or fetch_small(name, *rest))
+    settings = SweepSettings(["lab/a", "lab/b", "lab/c"], **{**small, "out": str(tmp_path / "out")})
+    texts, lines = prepare_texts(Documents(settings.texts), make_plan(settings.models, "*", "all"), settings)
+    assert texts["lab/a"] is texts["lab/b"] is not texts["lab/c"]
+    assert sorted(fetched) == ["lab/a", "lab/a", "lab/c", "lab/c"]  # config.json, and the tokenizer
+    assert not lines
 
 
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):

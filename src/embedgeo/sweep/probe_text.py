@@ -42,7 +42,7 @@ class ProbeText:
     """The tokens that every checkpoint of a model is measured on: sequences of one length, or texts of several.
 
     Attributes:
-        token_ids: of all texts in a row, shape (n,), int64; none if nothing is to be measured.
+        token_ids: of all texts in a row, shape (n,), int64.
         lengths: number of tokens of each text, int64.
         masked: for an encoder, the tokens that its loss is computed at; bool, shape of ``token_ids``.
         mask_token_id: for an encoder, the token that replaces these.
@@ -54,8 +54,8 @@ class ProbeText:
         text_sha256: hash of the documents that it was made from.
     """
 
-    token_ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    token_ids: Tensor
+    lengths: Tensor
     masked: Tensor | None = None
     mask_token_id: int | None = None
     pad_token_id: int = 0
