@@ -64,6 +64,8 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(ar
         (["check", "--model", "../nowhere"], "got '../nowhere'"),
         (["sweep", "--model", "lab/x", "--tokenizer", "nowhere/tok/tokenizer.json"], "tokenizer must be a local path"),
         (["sweep", "--model", "lab/x", "--text", "nowhere.txt"], "text must be files that exist; got 'nowhere.txt'"),
+        (["sweep", "--model", "lab/x", "--text", "hf://models/x"], "A dataset is hf://datasets/NAME"),
+        (["sweep", "--model", "lab/x", "--unit", "line", "--sample", "0"], "sample must be a share above 0"),
         (["sweep", "--model", "lab/x", "--shard", "3/2"], "shard must be i/n"),
     ],
 )

@@ -89,6 +89,8 @@ def _handler(hub):
             try:
                 if path == "/api/models":
                     self._list(parse_qs(urlsplit(self.path).query))
+                elif path.startswith("/api/datasets/"):
+                    self._dataset(path.removeprefix("/api/"))
                 elif path.startswith("/api/models/"):
                     self._api(path.removeprefix("/api/models/"))
                 else:
@@ -125,6 +127,23 @@ def _handler(hub):
                 self._send(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
                 return
             self._send(200, [_entry(path, data) for path, data in sorted(hub.commits[commit].items())])
+
+        def _dataset(self, rest):
+            """Of a repository ``datasets/author/name``, whose branch is ``main``."""
+            name, _, tree = rest.partition("/tree/")
+            found = hub.repositories.get(name.partition("/revision/")[0])
+            _, _, folder = tree.partition("/")
+            if found is None:
+                self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+                return
+            head = found["branches"]["main"]
+            files = {path: data for path, data in hub.commits[head].items() if path.startswith(folder)}
+            if tree and not files:
+                self._send(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            elif tree:
+                self._send(200, [_entry(path, data) for path, data in sorted(files.items())])
+            else:
+                self._send(200, {"id": name.removeprefix("datasets/"), "sha": head, "siblings": []})
 
         def _file(self, repository, commit, name):
             hub.requests[self.command, name, commit] += 1

@@ -101,7 +101,7 @@ def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(ru
     ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
     for step, same_as in {0: 0, 1: 0, 10: 10}.items():
         table = pd.read_parquet(out / "tokens" / f"step{step}.parquet")
-        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V"]
+        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V", "num_tokens"]
         assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
         hidden = model(same_as)(ids, output_hidden_states=True).hidden_states[1].detach().double()
         block = table[table["layer"] == "block.00"]

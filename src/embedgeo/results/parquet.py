@@ -1,6 +1,7 @@
 """Parquet files of results: the columns of records and of tables of token types, read and written."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ SCHEMA = pa.schema(
 
 _BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa.int64()), ("n", pa.float64())]
 TABLES = {
-    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V"))]),
+    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
 }
-"""Columns of the tables of token types, by their folder."""
+"""Columns of the tables of token types, by their folder; ``num_tokens``: of the words of a type, on average, or 1."""
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -71,7 +72,10 @@ def read_table(path: Path) -> pd.DataFrame:
     """Read a table of token types; its folder says of which kind it is."""
     again = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
-    return read_parquet(path, TABLES[path.parent.name].names, remedy)
+    kind = path.parent.name
+    wanted = [name for name in TABLES[kind].names if name != "num_tokens"]  # of tables of words, since there are any
+    table = read_parquet(path, wanted, remedy)
+    return table if kind != "tokens" or "num_tokens" in table else table.assign(num_tokens=1.0)
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -81,6 +85,8 @@ def read_about(path: Path) -> dict[str, str]:
 
 def write_parquet(path: Path, frame: pd.DataFrame, schema: pa.Schema, about: Mapping[str, str] | None = None) -> None:
     """Write a table, whole or not at all, with what is to be known beside its columns."""
+    if "num_tokens" in schema.names and "num_tokens" not in frame:
+        frame = frame.assign(num_tokens=nan)
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(about)
     with replacing(path) as temporary:
         pq.write_table(table, temporary)

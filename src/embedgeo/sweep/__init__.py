@@ -35,8 +35,8 @@ def sweep(settings: SweepSettings) -> int:
     """
     _require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
     for path in settings.texts:
-        if not Path(path).expanduser().exists():
-            raise ValueError(f"text must be files that exist; got {path!r}.")
+        if not path.startswith("hf://datasets/") and not Path(path).expanduser().exists():
+            raise ValueError(f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME.")
 
     from embedgeo.sweep.plan import parse_shard
 

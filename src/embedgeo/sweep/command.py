@@ -13,22 +13,23 @@ from embedgeo.results.groups import parse_groups
 from embedgeo.results.wording import shell_command
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
-from embedgeo.sweep.probe_text import ProbeText, prepare_text
+from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import launched, make_fabric
 from embedgeo.sweep.quiet import quiet
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.summary import shortfall, summarize
+from embedgeo.sweep.texts import prepare_texts
 from embedgeo.sweep.worker import versions
-from embedgeo.text import hash_documents, hash_ids, read_documents
+from embedgeo.text import Documents
 
 
 def run_sweep(settings: SweepSettings) -> int:
     """See `embedgeo.sweep.sweep`."""
     part = parse_shard(settings.shard)
     metric_factory(settings)  # before anything is downloaded
-    documents = read_documents(settings.texts)
-    asked = settings.as_manifest(hash_documents(documents))
+    documents = Documents(settings.texts)
+    asked = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)
     folder.require_same(asked)
     with quiet(), ExitStack() as entered:
@@ -41,28 +42,28 @@ def run_sweep(settings: SweepSettings) -> int:
                 f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
                 f"{settings.device_map!r}. Take one process, with trainer.devices=1."
             )
-        job: tuple[list[Planned], list[Planned], ProbeText] | None = None
+        job: tuple[list[Planned], list[Planned], dict[str, ProbeText]] | None = None
         if fabric.is_global_zero:
             plan = _plan(settings, folder)
             done = folder.done()
             if settings.model_group:
                 folder.regroup({each.name: each.group for each in plan if not each.is_stale})
             pending = [each for each in shard_of(plan, part) if each.name not in done or each.is_stale]
-            text = ProbeText()
+            texts: dict[str, ProbeText] = {}
             if pending or not folder.manifest():
-                text = prepare_text(documents, plan, settings)
-                text.batches(settings.batch_size, world_size=fabric.world_size)
-                if less := shortfall(settings.num_tokens, text):
-                    print(less)
-            _open(folder, asked, text)
-            job = plan, pending, text
+                texts, lines = prepare_texts(documents, plan, settings)
+                for model, text in texts.items():
+                    text.batches(settings.batch_size, world_size=fabric.world_size)
+                    if less := shortfall(settings, text):
+                        lines.append(f"{model}: {less}" if len(texts) > 1 else less)
+                print(*lines, sep="\n", end="\n" if lines else "")
+            _open(folder, asked, texts)
+            job = plan, pending, texts
         with launched(fabric):
             job = fabric.broadcast(job)
             assert job is not None
-            plan, pending, text = job
-            failures = kind(
-                fabric, settings, plan, pending, {planned.checkpoint.model: text for planned in plan}, folder
-            ).run()
+            plan, pending, texts = job
+            failures = kind(fabric, settings, plan, pending, texts, folder).run()
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
@@ -121,26 +122,36 @@ def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
     return plan
 
 
-def _open(folder: SweepFolder, asked: Mapping[str, Any], text: ProbeText) -> None:
-    """Make the sweep folder, or continue one whose results are on the same tokens.
+def _open(folder: SweepFolder, asked: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
+    """Make the sweep folder, or continue one whose results are on the same tokens of the same documents.
 
     Raises:
-        ValueError: the tokenizer now produces other tokens.
+        ValueError: a tokenizer now produces other tokens, or a dataset is another.
     """
-    sha256 = hash_ids(text.token_ids)
-    before = folder.manifest().get("text", {}).get("tokens_sha256")
-    if len(text.token_ids) and before not in (None, sha256):
-        raise ValueError(
-            f"a sweep folder holds results on one sequence of tokens; the tokenizer no longer gives those of "
-            f"{folder.path}. Give another out."
-        )
+    now = {
+        model: {
+            "sha256": text.text_sha256,
+            "tokens_sha256": text.sha256,
+            "num_sequences": len(text.lengths),
+            "num_tokens": len(text.token_ids),
+        }
+        for model, text in texts.items()
+    }
+    recorded = folder.manifest().get("text", {})
+    for model, entry in now.items():
+        before = recorded if "tokens_sha256" in recorded else recorded.get(model, {})
+        if before.get("sha256", entry["sha256"]) != entry["sha256"]:
+            raise ValueError(
+                f"a sweep folder holds results on one text; the dataset no longer gives that of {folder.path}. Give "
+                "another out."
+            )
+        if before.get("tokens_sha256", entry["tokens_sha256"]) != entry["tokens_sha256"]:
+            raise ValueError(
+                f"a sweep folder holds results on one sequence of tokens; the tokenizer no longer gives those of "
+                f"{folder.path}. Give another out."
+            )
     about = {
         "versions": {"python": platform.python_version(), **versions()},
-        "text": {
-            "sha256": asked["text_sha256"],
-            "tokens_sha256": sha256,
-            "num_sequences": len(text.token_ids),
-            "num_tokens": text.token_ids.numel(),
-        },
+        "text": next(iter(now.values())) if len(now) == 1 else now,
     }
     folder.open(asked, about)

@@ -46,26 +46,27 @@ class TokenLoss:
             if given and logits is not None and torch.equal(logits, head(given[0]).to(logits.device)):
                 self._head = head
 
-    def run(self, token_ids: Tensor) -> Tensor | None:
+    def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None without logits."""
         if self._head is None:
-            return _logits(self._forward(token_ids))
+            return _logits(self._forward(token_ids, mask))
         with _shortened(self._head) as given:
-            self._forward(token_ids)
+            self._forward(token_ids, mask)
         return given[0]
 
-    def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None) -> None:
+    def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
         """Add the loss of a batch; there is none where a model of the user's own gives something else than logits.
 
         Args:
             states: returned by `run`.
             token_ids: shape (sequences, positions).
             masked: for an encoder, the tokens to compute its loss at; bool, same shape.
+            mask: bool, same shape, False = padding, on the right; None where there is none.
         """
         if self._is_encoder and self.is_wanted:
             assert masked is not None
             assert self._mask_token_id is not None
-            states = self.run(token_ids.masked_fill(masked, self._mask_token_id))
+            states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
         self.is_wanted = self.is_wanted and states is not None and states.shape[:-1] == token_ids.shape
         if self._head is None and states is not None and self._width is not None:
             self.is_wanted = self.is_wanted and states.shape[-1] == self._width
@@ -73,16 +74,20 @@ class TokenLoss:
             return
         assert states is not None
         token_ids, masked = token_ids.to(states.device), None if masked is None else masked.to(states.device)
-        for row, ids, chosen in zip(states, token_ids, token_ids if masked is None else masked, strict=True):
-            predicted, wanted = (row[:-1], ids[1:]) if masked is None else (row[chosen], ids[chosen])
+        lengths = [token_ids.shape[1]] * len(token_ids) if mask is None else mask.sum(1).tolist()
+        for i, (row, ids, length) in enumerate(zip(states, token_ids, lengths, strict=True)):
+            chosen = None if masked is None else masked[i]
+            predicted, wanted = (row[: length - 1], ids[1:length]) if chosen is None else (row[chosen], ids[chosen])
             for part, target in zip(predicted.split(_POSITIONS), wanted.split(_POSITIONS), strict=True):
                 logits = part if self._head is None else self._head(part)
                 loss = F.cross_entropy(logits.float(), target.to(logits.device), reduction="sum")
                 self.total += torch.tensor([float(loss), len(target)], dtype=torch.float64)
 
-    def _forward(self, token_ids: Tensor) -> Any:
-        is_hugging_face = isinstance(self._model, PreTrainedModel)
-        return self._model(input_ids=token_ids) if is_hugging_face else self._model(token_ids)
+    def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
+        if not isinstance(self._model, PreTrainedModel):
+            return self._model(token_ids)
+        given = {} if mask is None else {"attention_mask": mask.long()}
+        return self._model(input_ids=token_ids, **given)
 
 
 def _logits(output: Any) -> Tensor | None:

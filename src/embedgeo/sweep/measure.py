@@ -58,12 +58,14 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
             measured = [call.module for layer in geometry.layers for call in layer.calls]
             loss = TokenLoss(loaded, measured, text.mask_token_id)
             with all_agree(fabric), fabric.autocast():
-                loss.find_head(text.token_ids[:1, :8].to(device))
-                for batch in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
-                    token_ids, masked = move_data_to_device(batch, device)
+                loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
+                for on_cpu in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
+                    batch = move_data_to_device(on_cpu, device)
+                    if batch.word_ids is not None:
+                        geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
                     with geometry.probe:
-                        states = loss.run(token_ids)
-                    loss.add(states, token_ids, masked)
+                        states = loss.run(batch.token_ids, batch.mask)
+                    loss.add(states, batch.token_ids, batch.masked, batch.mask)
             return _results(fabric, geometry, loss, text, settings)
         finally:
             geometry.reset()
@@ -87,4 +89,6 @@ def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeTex
         return Measured(records, {}, about, sample)
     planes = geometry.token_planes()
     planes = planes.assign(token=planes["token_id"].map(text.token_texts))
-    return Measured(records, {"tokens": geometry.token_tables(), "projections": planes}, about, sample)
+    tables = geometry.token_tables()
+    sizes = tables["token_id"].map(text.type_sizes) if text.words else 1.0
+    return Measured(records, {"tokens": tables.assign(num_tokens=sizes), "projections": planes}, about, sample)

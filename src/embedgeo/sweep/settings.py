@@ -16,8 +16,13 @@ _RUN_OPTIONS = (
 )
 """Options that do not change the results; of the text, the hash is recorded."""
 
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
-_ROWS = ("tokens", "mean", "first", "last", "words")
+_CHOICES = {
+    "unit": ("sequence", "line", "sentence", "document"),
+    "special_tokens": ("none", "bos", "bos+eos", "default"),
+    "rows": ("tokens", "mean", "first", "last", "words"),
+    "dtype": ("float32", "float64", "bfloat16", "float16"),
+    "on": (None, "ray"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,17 @@ class SweepSettings:
             style; in YAML also a mapping. A model is named as in model.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
-            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, read as far as it is needed; default:
-            Python's documentation.
+            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, where NAME is ``author/name``, read as
+            far as it is needed; default: Python's documentation.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents in a row; or one
             text by itself, of at most ``seq_len`` tokens: a ``line``, a ``sentence`` or a ``document``.
         min_words: leave out texts of fewer words, which are separated by white space.
         max_words: leave out texts of more words; 0: none.
-        sample: share of the texts to take, drawn at random and always the same ones; of a ``sequence``, of documents.
+        sample: share of the texts to take, drawn at random and always the same ones; with ``sequence``, of documents.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's ``[CLS]`` and
             ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
-        num_tokens: number of tokens to use, from the start of the text.
+        num_tokens: number of tokens to use, from the start of the text; of texts, as many whole ones as fit.
         seq_len: tokens in a sequence, at most those of a text. Special tokens are within its length; the default ones
             are added to each document, or, for an encoder or a unit other than ``sequence``, to each sequence or text.
         batch_size: sequences in a batch; sampled metrics depend on it.
@@ -150,6 +155,25 @@ class SweepSettings:
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, known))}; got {getattr(self, name)!r}.")
+        self._require_text_options()
+        self._require_metric_options()
+        self._require_ray_options()
+        if self.device_map is not None:
+            self._require_device_map()
+
+    def _require_text_options(self) -> None:
+        if not 0 < self.sample <= 1:
+            raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
+        fewest, most = self.min_words, self.max_words
+        if fewest < 0 or most < 0 or fewest > most > 0:
+            raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
+        if self.unit == "sequence" and (fewest or most):
+            raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
+
+    def _require_ray_options(self) -> None:
         if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
             raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
         if self.workers < 1:
@@ -162,15 +186,8 @@ class SweepSettings:
         }
         if self.on == "ray" and any(value not in (1, "auto") for value in apart.values()):
             raise ValueError(f"a worker on Ray is one process with one device; got trainer options {apart!r}.")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}; got {self.dtype!r}.")
-        self._require_metric_options()
-        if self.device_map is not None:
-            self._require_device_map()
 
     def _require_metric_options(self) -> None:
-        if self.rows not in _ROWS:
-            raise ValueError(f"rows must be one of {', '.join(_ROWS)}; got {self.rows!r}.")
         lo_hi: Any = self.count_range
         whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
         if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):

@@ -13,6 +13,7 @@ from embedgeo.results.schema import MODEL
 from embedgeo.results.wording import listed
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText
+from embedgeo.sweep.settings import SweepSettings
 
 _HEADLINES = HEADLINES[:4]  # as many as fit in a line
 _COLUMNS = ("loss", *_HEADLINES, "time", "left")
@@ -61,14 +62,18 @@ class Lines:
         return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
 
 
-def shortfall(num_tokens: int, text: ProbeText) -> str:
-    """Whether fewer tokens are used than were asked for, in a sentence; empty if all are, or nothing is measured."""
-    num_sequences, seq_len = text.token_ids.shape
-    used = num_sequences * seq_len
-    if not num_sequences or used == num_tokens:
-        return ""
-    why = "the text has no more" if num_tokens - used >= seq_len else "what does not fill a sequence is left out"
-    return f"{num_tokens:,} tokens asked for, {used:,} used ({num_sequences:,} sequences of {seq_len:,}): {why}"
+def shortfall(settings: SweepSettings, text: ProbeText) -> str:
+    """Whether fewer tokens are used than were asked for, and whether texts were cut, in sentences; empty if neither."""
+    used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
+    many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+    rest = "what does not fill a sequence is left out"
+    if settings.unit != "sequence":
+        many, rest = f"{len(text.lengths):,} texts", "only whole texts are taken"
+    why = "the text has no more" if left >= settings.seq_len else rest
+    lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
+    if text.num_cut:
+        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
+    return "; ".join(lines)
 
 
 def summarize(

@@ -1,13 +1,17 @@
-"""Text read from files."""
+"""Text read from files and datasets."""
 
 import codecs
 import gzip
 import hashlib
 import json
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
+
+from embedgeo.text.streaming import PREFIX, parse_address, stream_dataset
 
 _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -83,13 +87,59 @@ def _decoded(data: bytes) -> str:
     return text
 
 
+class Documents:
+    """The documents of files and datasets, in order; those of a dataset are read once they are asked for, and kept.
+
+    Args:
+        paths: files, as `read_documents` reads them, or addresses of datasets, as `stream_dataset` does. None for the
+            built-in corpus.
+
+    Attributes:
+        sha256: of the documents; where there are datasets, of their addresses in place of what is there.
+        is_streamed: whether there are datasets.
+
+    Raises:
+        ValueError: as `read_documents` does, or an address that is none.
+    """
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        addresses = {path: parse_address(path) for path in paths if path.startswith(PREFIX)}
+        of_files = {path: read_documents([path]) for path in paths if path not in addresses}
+        named = [document for path in paths for document in of_files.get(path, [path])]
+        self.is_streamed = bool(addresses)
+        self.sha256 = hash_documents(named if paths else builtin_corpus())
+        self._read: list[str] = []
+        self._rest = (
+            chain.from_iterable(
+                stream_dataset(addresses[path]) if path in addresses else of_files[path] for path in paths
+            )
+            if paths
+            else iter(builtin_corpus())
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        for i in count():
+            if i == len(self._read):
+                document = next(self._rest, None)
+                if document is None:
+                    return
+                self._read.append(document)
+            yield self._read[i]
+
+
 def hash_documents(documents: Iterable[str]) -> str:
     """The sha256 of documents, their boundaries included."""
     digest = hashlib.sha256()
+    deque(hashing(documents, digest), maxlen=0)
+    return digest.hexdigest()
+
+
+def hashing(documents: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
+    """The documents, each added to a digest when it is asked for."""
     for document in documents:
         data = document.encode()
         digest.update(f"{len(data)}\n".encode() + data)
-    return digest.hexdigest()
+        yield document
 
 
 def split_held_out(documents: Iterable[str]) -> tuple[str, str]:

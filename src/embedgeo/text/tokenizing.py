@@ -1,18 +1,18 @@
 """Text tokenized, and cut into sequences."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-END_OF_TEXT = "<|endoftext|>"
+from embedgeo.text.special import SpecialTokens, Tokenizer, choose_special_tokens
+from embedgeo.text.words import Words, find_words
 
-Tokenizer = Callable[..., Any]
-"""A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
+END_OF_TEXT = "<|endoftext|>"
 
 
 def hash_ids(token_ids: Tensor) -> str:
@@ -20,8 +20,30 @@ def hash_ids(token_ids: Tensor) -> str:
     return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
 
 
+class TokenizedText(NamedTuple):
+    """Texts or sequences as tokens.
+
+    Attributes:
+        token_ids: of all of them in a row, shape (n,), int64.
+        lengths: number of tokens of each, int64.
+        words: the word of each token, if asked for.
+        num_cut: how many texts were longer and have been cut.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    words: Words | None = None
+    num_cut: int = 0
+
+
 def tokenize_sequences(
-    documents: Iterable[str], tokenizer: Tokenizer, *, seq_len: int, num_tokens: int, for_encoder: bool = False
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+    num_tokens: int,
+    for_encoder: bool = False,
+    special_tokens: SpecialTokens = "default",
 ) -> Tensor:
     """Tokenize documents and cut them into sequences of equal length, so that none needs padding.
 
@@ -33,48 +55,146 @@ def tokenize_sequences(
         for_encoder: put the tokenizer's special tokens (as ``[CLS]`` and ``[SEP]``) around every sequence, inside its
             ``seq_len`` tokens. Otherwise each document is tokenized as the tokenizer does by itself: one that adds a
             BOS token adds it to each document, and no other is added.
+        special_tokens: other than ``default``: those to put around every sequence, inside its ``seq_len`` tokens; a
+            document then gets none.
 
     Returns:
         Shape (sequences, seq_len), int64.
 
     Raises:
-        ValueError: a length or number that is not positive, or text shorter than one sequence.
+        ValueError: a length or number that is not positive, text shorter than one sequence, or a tokenizer without the
+            special tokens.
     """
-    for name, value in (("seq_len", seq_len), ("num_tokens", num_tokens)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1 token; got {value}.")
+    options: dict[str, Any] = {"for_encoder": for_encoder, "special_tokens": special_tokens}
+    joined = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, **options)
+    return joined.token_ids.view(-1, seq_len)
+
+
+def tokenize_joined(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    seq_len: int,
+    num_tokens: int,
+    for_encoder: bool = False,
+    special_tokens: SpecialTokens = "default",
+    with_words: bool = False,
+) -> TokenizedText:
+    """The sequences of `tokenize_sequences`, and the words in them: those at the ends of sequences are cut."""
+    _require_positive(seq_len=seq_len, num_tokens=num_tokens)
     if num_tokens < seq_len:
         raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
-    if not for_encoder:
-        return cut_sequences(_tokenized(documents, tokenizer, num_tokens), seq_len, num_tokens)
-    before, after = special_tokens_around(tokenizer)
+    by_document = special_tokens == "default" and not for_encoder
+    before, after = ([], []) if by_document else choose_special_tokens(tokenizer, special_tokens)
+    room = _room(seq_len, before, after)
+    body = num_tokens // seq_len * room
+    encoded = list(_encoded(documents, tokenizer, body, with_special=by_document, with_words=with_words))
+    inner = cut_sequences((ids for ids, _ in encoded), room, body)
+    lengths = torch.full((len(inner),), seq_len)
+    token_ids = _surrounded(inner, before, after)
+    if not with_words:
+        return TokenizedText(token_ids, lengths)
+    places = _surrounded(cut_sequences((places for _, places in encoded), room, body), *_no_words(before, after))
+    return TokenizedText(token_ids, lengths, find_words(token_ids, places, lengths, tokenizer.decode))
+
+
+def tokenize_texts(
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    num_tokens: int,
+    special_tokens: SpecialTokens = "default",
+    with_words: bool = False,
+) -> TokenizedText:
+    """Tokenize each text by itself.
+
+    Args:
+        texts: in order; as many are taken as fit into ``num_tokens``, whole.
+        tokenizer: of a Hugging Face model.
+        max_length: longer texts are cut to so many tokens, the special ones among them.
+        num_tokens: of all texts together, at most.
+        special_tokens: around each text.
+        with_words: also find the words.
+
+    Raises:
+        ValueError: a length or number that is not positive, no text, or a tokenizer without the special tokens.
+    """
+    _require_positive(seq_len=max_length, num_tokens=num_tokens)
+    before, after = choose_special_tokens(tokenizer, special_tokens)
+    room = _room(max_length, before, after)
     num_special = len(before) + len(after)
-    if seq_len <= num_special:
-        raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {seq_len}.")
-    body = num_tokens // seq_len * (seq_len - num_special)
-    inner = cut_sequences(_tokenized(documents, tokenizer, body, with_special=False), seq_len - num_special, body)
+    token_ids: list[int] = []
+    places: list[int] = []
+    lengths: list[int] = []
+    num_cut, left = 0, num_tokens
+    for ids, words in _encoded(texts, tokenizer, None, with_special=False, with_words=with_words):
+        length = min(len(ids), room) + num_special
+        left -= length if ids else 0
+        if left < 0:
+            break
+        if ids:
+            lengths.append(length)
+            token_ids += [*before, *ids[:room], *after]
+            places += [*_no_words(before)[0], *words[:room], *_no_words(after)[0]]
+            num_cut += len(ids) > room
+        if left <= num_special:
+            break
+    if not lengths:
+        raise ValueError(
+            f"num_tokens must be enough for the first text; got {num_tokens}."
+            if left < 0
+            else "text must have at least one text of the unit, and of as many words as asked for; it has none."
+        )
+    flat, ragged = torch.tensor(token_ids), torch.tensor(lengths)
+    words_of = find_words(flat, torch.tensor(places), ragged, tokenizer.decode) if with_words else None
+    return TokenizedText(flat, ragged, words_of, num_cut)
+
+
+def _require_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1 token; got {value}.")
+
+
+def _room(length: int, before: list[int], after: list[int]) -> int:
+    num_special = len(before) + len(after)
+    if length <= num_special:
+        raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {length}.")
+    return length - num_special
+
+
+def _no_words(*special: list[int]) -> list[list[int]]:
+    return [[-1] * len(ids) for ids in special]
+
+
+def _surrounded(inner: Tensor, before: list[int], after: list[int]) -> Tensor:
     around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
-    return torch.cat((around[0], inner, around[1]), dim=1)
+    return torch.cat((around[0], inner, around[1]), dim=1).flatten()
 
 
-def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Ids of the special tokens that a tokenizer puts before and after a text."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:start], whole[start + len(plain) :]
-
-
-def _tokenized(
-    documents: Iterable[str], tokenizer: Tokenizer, num_tokens: int, *, with_special: bool = True
-) -> Iterator[list[int]]:
-    """The documents up to the one that reaches the budget: the rest need not be tokenized."""
+def _encoded(
+    documents: Iterable[str], tokenizer: Tokenizer, num_tokens: int | None, *, with_special: bool, with_words: bool
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Token ids and places of words, up to the document that reaches the budget: the rest need not be tokenized."""
+    if with_words and not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"rows='words' needs a tokenizer that says which word a token is of (tokenizer.json); "
+            f"{type(tokenizer).__name__} does not. Take other rows."
+        )
+    num_words, left = 0, num_tokens
     for document in documents:
-        token_ids = tokenizer(document, add_special_tokens=with_special)["input_ids"]
-        yield token_ids
-        num_tokens -= len(token_ids)
-        if num_tokens <= 0:
-            return
+        encoding = tokenizer(document, add_special_tokens=with_special)
+        token_ids: list[int] = encoding["input_ids"]
+        places = []
+        if with_words:
+            places = [-1 if place is None else place + num_words for place in encoding.word_ids()]
+            num_words = max(num_words - 1, *places, -1) + 1
+        yield token_ids, places
+        if left is not None:
+            left -= len(token_ids)
+            if left <= 0:
+                return
 
 
 def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None) -> Tensor:

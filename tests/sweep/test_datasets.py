@@ -1,0 +1,127 @@
+"""Text from datasets on the Hub, by the real library and a Hub on this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from huggingface_hub import HfFileSystem, constants
+
+from embedgeo.text import Documents
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, local_run
+
+NUM_ROWS = 4000
+ROWS = [{"text": f"{text} {i}", "n": i, "title": None if i == 1 else f"T{i}"} for i, text in enumerate(TEXT * NUM_ROWS)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture
+def web(hub, monkeypatch, tmp_path):
+    """Two datasets on the Hub: ``lab/web``, with two splits, and ``lab/several``, with two configurations."""
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", tmp_path / "modules")
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0.05)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    HfFileSystem.clear_instance_cache()
+    hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS), "test.jsonl": lines(ROWS[:2])})
+    card = "configs:\n- {config_name: en, data_files: a.jsonl}\n- {config_name: de, data_files: b.jsonl}"
+    files = {"README.md": f"---\n{card}\n---\n".encode(), "a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS[1:2])}
+    hub.add("datasets/lab/several", "main", files)
+    yield hub
+    HfFileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("lab/web:test", [row["text"] for row in ROWS[:2]]),
+        ("lab/web:test#title", ["T0"]),
+        ("lab/several/de", [ROWS[1]["text"]]),
+    ],
+)
+def test_a_configuration_a_split_and_a_column_are_told_apart(web, address, expected):
+    documents = Documents([f"hf://datasets/{address}"])
+    assert list(documents) == list(documents) == expected
+
+
+def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(web, options, tmp_path, monkeypatch):
+    local_run(tmp_path / "run", (1,))
+    read = []
+    first = Documents.__iter__
+    monkeypatch.setattr(Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self)))
+    sweep(str(tmp_path / "run"), **{**options, "text": "hf://datasets/lab/web"}, unit="document")
+    assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
+
+
+def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options, tmp_path, monkeypatch):
+    local_run(tmp_path / "run", (1,))
+    on_web = {**options, "text": "hf://datasets/lab/web", "special_tokens": "none"}
+    assert sweep(str(tmp_path / "run"), **on_web) == 0
+    manifest = json.loads((Path(options["out"]) / "manifest.json").read_text())
+    local_run(tmp_path / "run", (1, 2))
+    assert sweep(str(tmp_path / "run"), **on_web) == 0
+    assert json.loads((Path(options["out"]) / "manifest.json").read_text()) == manifest
+    changed = [{**row, "text": row["text"].replace("dog", "cat")} for row in ROWS]
+    web.add("datasets/lab/web", "main", {"train.jsonl": lines(changed)})
+    HfFileSystem.clear_instance_cache()
+    local_run(tmp_path / "run", (1, 2, 4))
+    with pytest.raises(ValueError, match="on one text; the dataset no longer gives that of"):
+        sweep(str(tmp_path / "run"), **on_web)
+    with pytest.raises(ValueError, match="text_sha256 was"):
+        sweep(str(tmp_path / "run"), **{**on_web, "text": "hf://datasets/lab/web:test"})
+
+
+@pytest.mark.parametrize(
+    ("address", "rule"),
+    [
+        ("lab/none", "it has no lab/none that this user may read"),
+        ("none", "NAME is author/name"),
+        ("lab/web:dev", "lab/web:dev cannot be read; .*dev"),
+        ("lab/several/fr", "lab/several/fr cannot be read; .*fr"),
+        ("lab/web#body", r"must have a column 'body'; it has text, n,? .*title"),
+        ("lab/web#n", "column 'n' of hf://datasets/lab/web#n must hold strings; it holds int"),
+        ("", "NAME"),
+        ("a/b/c/d", "NAME"),
+        ("lab/web:", "NAME"),
+        ("lab/web#", "NAME"),
+    ],
+)
+def test_what_is_not_there_is_named_in_a_line(web, address, rule):
+    with pytest.raises(ValueError, match=rule) as raised:
+        list(Documents([f"hf://datasets/{address}"]))
+    assert "\n" not in str(raised.value)
+
+
+def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'embedgeo\[datasets\]'"):
+        list(Documents(["hf://datasets/lab/web"]))
+
+
+def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    given = [str(tmp_path / "a.txt"), "hf://datasets/lab/several/en", str(tmp_path / "b.txt")]
+    documents = Documents(given)
+    assert list(documents) == ["one", ROWS[0]["text"], "two"]
+    assert Documents(given).sha256 == documents.sha256
+    (tmp_path / "b.txt").write_text("three")
+    assert Documents(given).sha256 != documents.sha256
+
+
+def test_a_process_that_stops_reading_ends_as_it_should(hub, tmp_path):
+    hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS)})
+    code = "from embedgeo.text import Documents; print(next(iter(Documents(['hf://datasets/lab/web']))))"
+    env = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, ROWS[0]["text"] + "\n")

@@ -1,0 +1,256 @@
+"""Sweeps over texts of any length, against the model run on one text at a time."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+import pytest
+import sentencex
+import torch
+import torch.nn.functional as F
+
+import embedgeo
+from embedgeo.checkpoints import hub as hub_source
+from embedgeo.checkpoints.loading import load_tokenizer
+from embedgeo.results.schema import MODEL
+from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.plan import make_plan
+from embedgeo.sweep.probe_text import ProbeText, require_fit
+from embedgeo.sweep.texts import prepare_texts
+from embedgeo.text import Documents
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
+
+DOCUMENT = "\n".join([*TEXT, "", "So it is.  Is it? It is!", " ", "A line", "and another of the same sentence."])
+SENTENCES = [
+    *(text.strip() for text in sentencex.segment("en", "\n".join(TEXT))),
+    *("So it is.", "Is it?", "It is!", "A line\nand another of the same sentence."),
+]
+AROUND = {"bert": ("[CLS]", "[SEP]"), "gpt2": ("<|endoftext|>", "<|endoftext|>")}
+SAMPLED = ("intrinsic_dimension", "intrinsic_dimension_std")
+"""Of the rows in the order in which they came."""
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "text.txt").write_text(DOCUMENT)
+    texts = {"text": str(tmp_path / "text.txt"), "seq_len": 64, "num_tokens": 4096, "batch_size": 3}
+    return {**texts, "unit": "sentence", "dtype": "float64"}
+
+
+@cache
+def tokenizer_of(kind):
+    with TemporaryDirectory() as folder:
+        write_files(Path(folder), checkpoint_of(kind))
+        return load_tokenizer(Path(folder))
+
+
+def tokens_of(kind, text):
+    tokenizer = tokenizer_of(kind)
+    before, after = tokenizer.convert_tokens_to_ids(AROUND[kind])
+    return [before, *tokenizer(text, add_special_tokens=False)["input_ids"][:62], after]
+
+
+def checkpoint_of(kind):
+    """A checkpoint whose tokenizer, if it is GPT-2's, names its only special token BOS, too."""
+    files = checkpoint_files(1, kind)
+    if kind == "gpt2":
+        config = json.loads(files["tokenizer_config.json"])
+        files["tokenizer_config.json"] = json.dumps({**config, "bos_token": "<|endoftext|>"}).encode()
+    return files
+
+
+def values(frame):
+    at = frame[~frame["metric"].isin(SAMPLED)]
+    return at.set_index(["layer", "metric"])["value"].sort_index()
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(small, tmp_path, kind):
+    write_files(tmp_path / "run/step1", checkpoint_of(kind))
+    special = {} if kind == "bert" else {"special_tokens": "bos+eos"}
+    assert sweep(str(tmp_path / "run"), **small, **special, out=str(tmp_path / "out")) == 0
+    found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
+
+    rows = [tokens_of(kind, sentence) for sentence in SENTENCES]
+    made, losses = model(1, kind, torch.float64), []
+    with embedgeo.observe(made) as geometry, torch.no_grad():
+        for ids in rows:
+            logits = made(torch.tensor([ids])).logits[0]
+            losses.append(F.cross_entropy(logits[:-1].float(), torch.tensor(ids[1:]), reduction="sum"))
+    wanted = values(geometry.to_frame())
+    assert wanted.index.equals(found.drop(MODEL).index)
+    pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
+    assert set(found.xs("n", level="metric")) == {sum(map(len, rows))}
+    if kind == "gpt2":
+        assert found[MODEL, "loss"] == pytest.approx(float(sum(losses)) / sum(len(ids) - 1 for ids in rows), rel=1e-6)
+
+    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    assert (text["num_sequences"], text["num_tokens"]) == (len(rows), sum(map(len, rows)))
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt_neox"])
+def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path, kind):
+    local_run(tmp_path / "run", (1,), kind=kind)
+    for size in (1, 5):
+        sweep(str(tmp_path / "run"), **{**small, "batch_size": size}, jackknife=0, out=str(tmp_path / f"by-{size}"))
+    one, five = (values(pd.read_parquet(tmp_path / f"by-{size}/checkpoints/step1.parquet")) for size in (1, 5))
+    pd.testing.assert_series_equal(one, five, rtol=1e-9, atol=1e-12)
+
+
+def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_not():
+    texts = [list(range(i, i + 1 + i * 7 % 11)) for i in range(40)]
+    flat, lengths = (
+        torch.tensor([token for text in texts for token in text]),
+        torch.tensor([len(text) for text in texts]),
+    )
+    batches = ProbeText(flat, lengths, masked=flat > 3, pad_token_id=99).batches(4)
+    seen = [
+        ids[real].tolist()
+        for batch in batches
+        for ids, real in zip(batch.token_ids, batch.token_ids != 99, strict=True)
+    ]
+    assert sorted(seen) == sorted(texts)
+    for batch in batches:
+        real = batch.token_ids != 99
+        assert (batch.mask is None) == bool(real.all())
+        assert batch.mask is None or torch.equal(batch.mask, real)
+        assert torch.equal(batch.masked, (batch.token_ids > 3) & real)
+    widths = [batch.token_ids.shape[1] for batch in batches]
+    assert widths != sorted(widths)
+    assert sum(batch.token_ids.numel() for batch in batches) < 1.2 * len(flat)
+    parts = [ProbeText(flat, lengths).batches(4, rank, 2) for rank in (0, 1)]
+    assert len(parts[0]) + len(parts[1]) == len(batches)
+
+    even = ProbeText(torch.arange(12), torch.full((4,), 3)).batches(3)
+    assert [batch.token_ids.flatten().tolist() for batch in even] == [[*range(9)], [*range(9, 12)]]
+    assert all(batch.mask is None for batch in even)
+
+
+def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(hub, small, tmp_path, capsys):
+    write_files(tmp_path / "bert/step1", checkpoint_files(1, "bert"))
+    write_files(tmp_path / "gpt/step1", checkpoint_of("gpt2"))
+    hub.add("lab/bare", "step2", checkpoint_files(2, "gpt2", with_tokenizer=False))
+    names = [str(tmp_path / "bert"), str(tmp_path / "gpt"), "lab/bare"]
+    assert sweep(names, **small, out=str(tmp_path / "out")) == 0
+    assert f"lab/bare has no tokenizer: that of {names[0]} is used" in capsys.readouterr().out
+    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    rows = {kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")}
+    assert {name: entry["num_tokens"] for name, entry in text.items()} == {
+        names[0]: sum(map(len, rows["bert"])),
+        names[1]: sum(len(ids) - 2 for ids in rows["gpt2"]),
+        "lab/bare": sum(map(len, rows["bert"])),
+    }
+
+
+def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub, small, tmp_path, monkeypatch):
+    for name, kind in (("lab/a", "bert"), ("lab/b", "bert"), ("lab/c", "gpt2")):
+        hub.add(name, "step1", checkpoint_files(1, kind))
+    fetched, fetch_small = [], hub_source.fetch_small
+    monkeypatch.setattr(hub_source, "fetch_small", lambda name, *rest: fetched.append(name) or fetch_small(name, *rest))
+    settings = SweepSettings(["lab/a", "lab/b", "lab/c"], **{**small, "out": str(tmp_path / "out")})
+    texts, lines = prepare_texts(Documents(settings.texts), make_plan(settings.models, "*", "all"), settings)
+    assert texts["lab/a"] is texts["lab/b"] is not texts["lab/c"]
+    assert sorted(fetched) == ["lab/a", "lab/a", "lab/c", "lab/c"]  # config.json, and the tokenizer
+    assert not lines
+
+
+def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
+    local_run(tmp_path / "run", (1,))
+    sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
+    local_run(tmp_path / "run", (1, 2))
+    for step in (1, 2):
+        write_files(tmp_path / f"run/step{step}", tokenizer_files("bert"))
+    with pytest.raises(ValueError, match="the tokenizer no longer gives those of"):
+        sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"unit": "page"}, "unit must be one of sequence, line, sentence, document; got 'page'"),
+        ({"special_tokens": "eos"}, "special_tokens must be one of"),
+        ({"sample": 0.0}, "sample must be a share above 0"),
+        ({"sample": 1.5}, "sample must be a share above 0"),
+        ({"unit": "line", "min_words": 5, "max_words": 4}, "min_words must be at most max_words"),
+        ({"unit": "line", "max_words": -1}, "neither below 0"),
+        ({"max_words": 64}, "are about texts; unit is 'sequence'"),
+    ],
+)
+def test_text_options_that_cannot_be_are_refused(options, rule):
+    with pytest.raises(ValueError, match=rule):
+        SweepSettings("lab/x", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"min_words": 1000}, "text must have at least one text"),
+        ({"num_tokens": 2}, "num_tokens must be enough for the first text; got 2"),
+        ({"special_tokens": "bos"}, "needs a tokenizer with a bos or cls token"),
+        ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(small, tmp_path, options, rule):
+    local_run(tmp_path / "run", (1,))
+    with pytest.raises(ValueError, match=rule):
+        sweep(str(tmp_path / "run"), **{**small, **options}, out=str(tmp_path / "out"))
+    assert not Path(tmp_path / "out").exists()
+
+
+def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
+    local_run(tmp_path / "run", (1,))
+    sweep(str(tmp_path / "run"), **{**small, "seq_len": 20}, out=str(tmp_path / "out"))
+    said = capsys.readouterr().out.splitlines()[0]
+    lengths = [len(tokens_of("gpt2", sentence)) - 2 for sentence in SENTENCES]
+    used, cut = sum(min(20, n) for n in lengths), sum(n > 20 for n in lengths)
+    assert said == (
+        f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} of {len(lengths)} "
+        "texts are cut to seq_len=20 tokens"
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
+    write_files(tmp_path / "run/step1", checkpoint_of(kind))
+    special = {"special_tokens": "bos+eos", "skip_first_positions": 3, "ignore_token_ids": tokens_of(kind, "o")[1:-1]}
+    sweep(str(tmp_path / "run"), **small, **special, rows="words", token_tables=True, out=str(tmp_path / "out"))
+    found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
+
+    tokenizer, made = tokenizer_of(kind), model(1, kind, torch.float64)
+    rows, sizes = {}, {}
+    for sentence in SENTENCES:
+        ids, places = tokens_of(kind, sentence), tokenizer(sentence, add_special_tokens=False).word_ids()
+        with torch.no_grad():
+            hidden = made(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+        for place in dict.fromkeys(places):
+            at = [i + 1 for i, other in enumerate(places) if other == place and i + 1 < len(ids) - 1]
+            kept = [i for i in at if i >= 3 and ids[i] not in special["ignore_token_ids"]]
+            word = tokenizer.decode([ids[i] for i in at]).strip()
+            if kept and word:
+                rows.setdefault(word, []).append(hidden[kept].mean(0))
+                sizes.setdefault(word, []).append(len(kept))
+    x = torch.cat([torch.stack(each) for each in rows.values()])
+    at = found.xs("block.00", level="layer")
+    assert at["n"] == len(x)
+    assert at["Q"] == pytest.approx(float(x.square().sum(1).mean()), rel=1e-9)
+    assert at["M"] == pytest.approx(float(x.mean(0).square().sum()), rel=1e-9)
+    assert at["token_types"] == len(rows)
+
+    table, plane = (pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet") for kind in ("tokens", "projections"))
+    spelled = plane[plane["layer"] == "block.00"].set_index("token_id")["token"]
+    for row in table[table["layer"] == "block.00"].itertuples():
+        word = spelled[row.token_id]
+        assert row.n == len(rows[word])
+        assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
+        assert pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
+
+
+def test_a_model_that_takes_no_mask_is_measured_on_sequences_only():
+    text, settings = ProbeText(torch.arange(5), torch.tensor([2, 3])), SweepSettings("lab/x", unit="line", layers="0")
+    unmasked = torch.nn.Sequential(torch.nn.Embedding(9, 4))
+    unmasked.forward = unmasked[0].forward
+    with pytest.raises(ValueError, match="unit must be 'sequence' for a model that takes no attention_mask"):
+        require_fit(unmasked, text, settings)
