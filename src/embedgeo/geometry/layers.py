@@ -17,9 +17,9 @@ from embedgeo.capture.rows import Aligned
 from embedgeo.capture.structure import weights_device
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import RowUnit, pool_tokens, require_row_unit, require_word_ids
-from embedgeo.functional.words import pool_words
+from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving
+from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
@@ -223,20 +223,12 @@ class Geometry:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
-        token_ids, mask, word_ids = rows
-        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if self._row_unit in ("tokens", "words") else None
-        if self._row_unit != "words":
-            hidden, token_ids, mask = pool_tokens(hidden, token_ids, mask, self._row_unit)
-        else:
-            require_word_ids("words", word_ids)
-            assert word_ids is not None
-            assert sequence_ids is not None
-            kind = "token_ids" if self.probe.token_ids is None else "types"
-            ids = {kind: token_ids, "mask": mask}
-            hidden, token_ids, sequence_ids = pool_words(hidden, word_ids, sequence_ids, **ids)
-            mask = None
+        has_sequences = self._row_unit in ("tokens", "words")
+        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if has_sequences else None
+        types = self.probe.token_ids is not None
+        hidden, *given = pooled(hidden, rows, sequence_ids, self._row_unit, has_word_types=types)
         metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
-        metrics.update(hidden, token_ids, mask, sequence_ids)
+        metrics.update(hidden, *given)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         options: dict[str, Any] = {"process_group": self._group, "jackknife": self._jackknife}

@@ -5,6 +5,7 @@ import platform
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -45,7 +46,8 @@ def save(
     samples = geometry.samples() if save_samples else None
     tables = {}
     if token_tables:
-        tables = {"tokens": geometry.token_tables()}
+        sizes = nan if geometry.settings["rows"] == "words" else 1.0  # of words nobody has counted them
+        tables = {"tokens": geometry.token_tables().assign(num_tokens=sizes)}
         if not len(tables["tokens"]):
             raise ValueError(
                 "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
