@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -219,3 +221,16 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
         assert len(sample.rows) == len(sample.row_numbers.unique()) == 20
         torch.testing.assert_close(sample.rows, rows[sample.row_numbers])
         assert sample.row_numbers.equal(kept.layers["embed"].row_numbers)
+
+
+def test_the_example_of_the_readme_runs_as_written(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "geometry.save(" in block)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {"torch": torch, "model": gpt_neox().eval(), "batches": [token_batch(8, 12, seed=i) for i in range(3)]}
+    exec(code, names)
+    values = names["table"].set_index(["layer", "metric"])["value"]
+    assert values["block.02", "anisotropy"] == pytest.approx(float(names["share"]), rel=1e-9)
+    assert float(names["again"].compute()["n_points"]) == values["block.02", "n_points"]
+    assert write_report([tmp_path / "runs" / "mine"]).exists()

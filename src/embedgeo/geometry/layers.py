@@ -71,12 +71,12 @@ class Geometry:
             require_word_ids(rows, word_ids)
         self._row_unit = rows
         self.settings = {"layers": saving.described_layers(layers), "rows": rows, "jackknife": jackknife}
-        self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model, layers = inner, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers)
         self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
         self._make_metrics = metrics or default_metrics
