@@ -23,9 +23,9 @@ def connected(settings: SweepSettings) -> Iterator[None]:
         OSError: the cluster cannot be reached.
     """
     is_ours = not ray.is_initialized()  # or else the program's that has called this
-    if is_ours:
-        _connect(settings.ray_address)
     try:
+        if is_ours:
+            _connect(settings.ray_address)
         asked = resources_of(settings)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= number for name, number in asked.items()) for node in nodes):
@@ -49,6 +49,8 @@ def _connect(address: str | None) -> None:
             with socket.create_connection((host, int(port)), timeout=5):
                 pass
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except SystemExit as stopped:  # what Ray makes of SIGTERM
+        raise KeyboardInterrupt from stopped
     except Exception as error:
         raise ConnectionError(
             "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node; "

@@ -23,7 +23,7 @@ _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """Resources that Ray takes as options of their own."""
 _MOST_DEATHS = 3
 """Of workers over one checkpoint, and for each worker before it is ready."""
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 """Until it is said that workers have found no place."""
 _CLOSING_SECONDS = 5.0
 
@@ -123,8 +123,8 @@ class RaySweep(Sweep):
             self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
         if num_ready < self._num_workers and time.monotonic() - self._started > _PATIENCE_SECONDS:
             self._say_once(
-                f"{num_ready} of {self._num_workers} workers are ready: the others wait until the cluster has room, "
-                f"{worded(resources_of(self.settings))} for each"
+                f"{num_ready} of {self._num_workers} workers have started; the others do once the cluster has "
+                f"{worded(resources_of(self.settings))} free for each"
             )
         if not self._answers:
             time.sleep(POLL_SECONDS)
