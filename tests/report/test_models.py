@@ -241,6 +241,17 @@ def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) ->
     )
 
 
+def test_one_batch_has_no_band(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "intrinsic_dimension", "intrinsic_dimension_std"))
+    sweep = SweepFolder(folder)
+    for name in ("step0", "step8"):
+        records = sweep.read(name)
+        sweep.write(name, records.assign(value=records["value"].where(records["metric"] != "intrinsic_dimension_std")))
+    said = words(write_report([folder]).read_text())
+    assert "standard deviation over" not in said
+    assert "Bands" not in said
+
+
 def test_standard_errors_and_spreads_are_not_mixed_in_one_picture(tmp_path: Path) -> None:
     runs = read_runs([make_models(tmp_path / "a", {"a": 2, "b": 2}, metrics=("n", "anisotropy", *OF_BATCHES))])
     one = replace(runs[0], errors=0.01 * runs[0].values)

@@ -146,4 +146,5 @@ def _counts(run: Run) -> Array | None:
     if not run.tokens:
         return None
     table = run.tokens[max(run.tokens)]
-    return table[table["layer"] == table["layer"].iloc[0]]["n"].to_numpy(dtype=float)
+    counts = table[table["layer"] == table["layer"].iloc[0]]["n"].to_numpy(dtype=float)
+    return counts[counts >= 1]

@@ -111,10 +111,12 @@ class Run:
     def bands(self, metric: str) -> "Bands":
         """What is drawn around the values of a metric: standard errors; else the spread over batches of rows."""
         table, errors, std = self.table(metric), self.table(metric, self.errors), _SPREADS.get(metric)
-        is_spread = std in self.values and not errors.notna().to_numpy().any()
-        around = self.table(str(std)).where(table.notna()) if is_spread else errors
-        around = around.where(around >= 0)
-        return Bands(around, self._mean_errors(table, around), is_spread=is_spread)
+        is_spread = False
+        if std in self.values and not errors.notna().to_numpy().any():
+            spread = self.table(str(std)).where(table.notna())
+            errors = spread.where(spread >= 0)
+            is_spread = bool(errors.notna().to_numpy().any())
+        return Bands(errors, self._mean_errors(table, errors), is_spread=is_spread)
 
     def _mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
         return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
