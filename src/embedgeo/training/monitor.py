@@ -35,14 +35,12 @@ class Monitor:
     makes a `TrainerAdapter` and calls, at the same steps on every rank:
 
     - ``_reset()`` before another run, and ``_start(adapter, step)`` before its first batch;
-    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and
-      after its backward pass and, where there is one, the optimizer step;
-    - ``_finish(step)`` after the last batch;
-    - ``_stop()`` at the end, also after an exception: nothing stays attached to the model.
+    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and after
+      its backward pass and, where there is one, the optimizer step;
+    - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model,
-    the random states are left as they are, and an exception in here never reaches the training loop unless
-    ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model, the
+    random states are left as they are, and no exception in here reaches the training loop unless ``on_error="raise"``.
 
     Attributes:
         history: what this process has measured, one record for each step, layer and metric.
@@ -81,12 +79,10 @@ class Monitor:
         if window > 1 and probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
         self.probe_forward = probe_forward
-        self.token_ids = token_ids
-        self.mask = mask
-        self.prefix = prefix
-        self.on_error = on_error
-        self.measure_last = measure_last
-        self.folder = folder
+        self.token_ids, self.mask = token_ids, mask
+        self.prefix, self.folder = prefix, folder
+        self.on_error, self.measure_last = on_error, measure_last
+        self._keeps_batches = measure_last and probe is None
         self.history: list[StepRecord] = []
         self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
@@ -103,8 +99,7 @@ class Monitor:
         self._place = Place(self.schedule)
         self._measured_step: int | None = None  # the last one
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
-        self._failed = False
-        self._cannot_write = False
+        self._failed = self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         self._adapter = adapter
@@ -119,9 +114,8 @@ class Monitor:
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
-        if self.measure_last and self.probe is None:
-            earliest = step - self.schedule.window + 1
-            self._recent = [*(kept for kept in self._recent if kept[0] >= earliest), (step, batch)]
+        if self._keeps_batches and batch is not None:
+            self._keep(step, batch)
         if self._place.window_start is None and self._place.take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
@@ -130,6 +124,12 @@ class Monitor:
         if self._place.window_start is not None:
             with self._guarded():
                 self._attach(batch)
+
+    def _keep(self, step: int, batch: Any) -> None:
+        """Keep a reference to the batch, and to those of the last window."""
+        while self._recent and self._recent[0][0] <= step - self.schedule.window:
+            del self._recent[0]
+        self._recent.append((step, batch))
 
     def _after_batch(self, step: int) -> None:
         self._detach()
@@ -173,7 +173,9 @@ class Monitor:
         self._measure(step)
 
     def _measure_recent(self, step: int) -> None:
-        """Measure the last weights on the last training batches, which are run again as in a training step."""
+        """Measure the last weights on the last training batches, if there are any, run again as in a training step."""
+        if not self._recent:
+            return
         assert self._geometry is not None
         try:
             with kept_random_states():
