@@ -19,6 +19,7 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.logs import Log
+from embedgeo.training.meshes import data_parallel_group
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.optimizers import OptimizerSteps
 
@@ -48,8 +49,8 @@ class StepMonitor(Monitor):
             object with a method ``log(values, step=step)`` such as a run of Weights & Biases. It is called on each rank
             on which it is given: on others leave it out. TensorBoard also gets charts, images and a text.
         process_group: the ranks that have different rows, if these are not all ranks.
-        device_mesh: the mesh of a model that runs in parallel on several ranks, instead of ``process_group``: its
-            dimensions must be named. See `embedgeo.training.meshes`.
+        device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of ``process_group``;
+            dimensions are told by their names: see `embedgeo.training.meshes.data_parallel_group`.
         options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the last step, is given
             to the model by keyword if it is a mapping, otherwise as one argument; ``probe_forward``, of the model
             and the batch, runs it in another way (under autocast, say). Rank 0 writes ``history.parquet``, into
@@ -84,8 +85,10 @@ class StepMonitor(Monitor):
         super().__init__(every_n_steps, **options)
         self._model = model
         self._given_log = Log(log, self.prefix)
-        self._process_group = process_group
         self._make_geometry(model)  # refused now, not at the first step
+        if process_group is not None and device_mesh is not None:
+            raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
+        self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
         self._after, self._before = inf, -inf  # steps between them are not measured
         self._now = -1
         self._is_inside = self._has_stepped = False
