@@ -18,6 +18,7 @@ STEPS = 5
 MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
 FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel")
 FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
+IN_PARTS = "sequence parallel, hidden states in parts"
 REPEATED = ("tensor parallel", "sequence parallel")
 
 
@@ -54,7 +55,7 @@ class Normed(nn.Module):
 
 
 def plain(form):
-    return Residual() if form == "sequence parallel" else new_model()
+    return Residual() if "sequence parallel" in form else new_model()
 
 
 def parallel(form):
@@ -68,15 +69,14 @@ def parallel(form):
     if form == "tensor parallel":
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         return split(model, mesh), {"device_mesh": mesh}
-    if form == "sequence parallel":
+    if "sequence parallel" in form:
         mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
-        in_parts = {"use_local_output": False, "output_layouts": Shard(1)}
-        table = RowwiseParallel(input_layouts=Replicate(), **in_parts)
-        tp = mesh["tensor_parallel"]
+        tp, local = mesh["tensor_parallel"], {"use_local_output": "in parts" in form}
+        table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), **local)
         parallelize_module(model, tp, {"wte": table, "ln_f": SequenceParallel(use_local_output=False)})
         for block in model.h:
-            whole = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1), use_local_output=False)
-            parallelize_module(block, tp, {"norm": SequenceParallel(use_local_output=False), "mlp": whole})
+            mlp = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1), **local)
+            parallelize_module(block, tp, {"norm": SequenceParallel(**local), "mlp": mlp})
         return model, {"device_mesh": mesh}
     if form == "fsdp 2 and tensor parallel":
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -99,7 +99,7 @@ def split(model, mesh):
 
 def source(form, rank):
     """Which of the batches of a step this rank is given."""
-    return {**dict.fromkeys(REPEATED, 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
+    return {**dict.fromkeys((*REPEATED, IN_PARTS), 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
 
 
 def batch_at(form, rank, step):
@@ -157,11 +157,18 @@ def refusals():
             StepMonitor(new_model(), device_mesh=mesh)
         except ValueError as error:
             said[name] = str(error)
+    stage = new_model()
+    stage.model.layers = stage.model.layers[:2] if dist.get_rank() else stage.model.layers[2:]
+    try:
+        with StepMonitor(stage).step(0):
+            pass
+    except ValueError as error:
+        said["stage"] = str(error)
     return said
 
 
 def everything(rank):
-    results = {form: run(form, rank) for form in FORMS}
+    results = {form: run(form, rank) for form in (*FORMS, IN_PARTS)}
     results["fault"] = run("ddp", rank, metrics=lambda dim: [OutOfMemory(dim)])
     return results | {"refused": refusals()}
 

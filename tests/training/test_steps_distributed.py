@@ -9,6 +9,7 @@ from tests.training.on_ranks import probe_batches
 from tests.training.steps_on_ranks import (
     FORMS,
     FORMS_ON_FOUR,
+    IN_PARTS,
     REPEATED,
     STEPS,
     batch_at,
@@ -40,8 +41,8 @@ def in_one_process(model, batches):
 def assert_as_in_one_process(ranks, form, sources):
     model = plain(form)
     expected = {}
-    for start in (0, 2, 4):
-        window = range(start, min(start + 2, STEPS))
+    for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
+        window = range(first, min(first + 2, STEPS))
         expected[start] = in_one_process(model, [batch_at(form, rank, step) for step in window for rank in sources])
     held = in_one_process(model, probe_batches())
     for number, rank in enumerate(ranks):
@@ -74,6 +75,15 @@ def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
         assert list(by_step(rank["fault"]["held"])) == [0, 3, STEPS]
 
 
+def test_hidden_states_in_parts_are_refused(two):
+    for rank in two:
+        outcome = rank[IN_PARTS]
+        assert outcome["train"] == outcome["held"] == []
+        assert len(outcome["warned"]) == 2
+        for warning in outcome["warned"]:
+            assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
+
+
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
     for rank in two:
         refused = rank["refused"]
@@ -81,3 +91,4 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         assert "got cp." in refused["context"]
         assert "got unnamed ones." in refused["unnamed"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
+        assert "same modules on every rank; they differ, as those of pipeline stages do" in refused["stage"]

@@ -1,11 +1,16 @@
-"""Which ranks of a device mesh have different rows."""
+"""Which ranks of a device mesh have different rows, and whether all have the same model."""
 
 import math
 import re
+from hashlib import blake2b
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from embedgeo.capture.structure import module_names
+from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.results.wording import listed
 
 _ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard", re.I)
@@ -42,3 +47,17 @@ def data_parallel_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     ranks = mesh.mesh.permute(across + along).reshape(num_groups, -1)
     group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
     return group
+
+
+def require_same_modules(model: nn.Module, device: torch.device) -> None:
+    """Raise ValueError if ranks have models of other modules, as pipeline stages are; every rank must call this."""
+    if not is_distributed():
+        return
+    digest = blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest()
+    number = int.from_bytes(digest)
+    largest, least = all_reduce_max(torch.tensor([number, -number], device=device)).tolist()
+    if largest != -least:
+        raise ValueError(
+            "model must have the same modules on every rank; they differ, as those of pipeline stages do. Sweep over "
+            "the checkpoints instead."
+        )

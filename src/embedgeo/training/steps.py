@@ -19,7 +19,7 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.logs import Log
-from embedgeo.training.meshes import data_parallel_group
+from embedgeo.training.meshes import data_parallel_group, require_same_modules
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.optimizers import OptimizerSteps
 
@@ -159,7 +159,9 @@ class StepMonitor(Monitor):
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
         if self._adapter is None:
-            self._start(self._adapt(), step)
+            adapter = self._adapt()
+            require_same_modules(self._model, adapter.device)
+            self._start(adapter, step)
         if self._place.last_step is not None and step < self._place.last_step:
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
             self._fail(ValueError(f"{rule}; got {step} after {self._place.last_step}."))
