@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.schedule import log_spaced_steps as log_spaced_steps
+    from embedgeo.training.steps import StepMonitor as StepMonitor
     from embedgeo.training.transformers import GeometryCallback as GeometryCallback
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _MODULES = {
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
+    "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

@@ -9,9 +9,7 @@ from transformers import AutoTokenizer
 
 from embedgeo import load_sample
 from embedgeo.functional import twonn_dimension
-from embedgeo.metrics import EmbeddingMoments
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import measure
 from embedgeo.text import tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, write_files
@@ -66,7 +64,10 @@ def test_the_sample_is_there_before_the_checkpoint_is_done_and_is_part_of_the_se
     pd.testing.assert_frame_equal(folder.read("step8")[["value"]], folder.read("step9")[["value"]])
 
 
-def test_metrics_without_a_sample_are_refused(run, options, capsys, monkeypatch):
-    monkeypatch.setattr(measure, "with_after_processing", lambda dim: [EmbeddingMoments(dim)])
-    assert sweep(str(run), **options, save_samples=True, after_processing=True) == 3
-    assert "save_samples needs IntrinsicDimension or Anisotropy among the metrics" in capsys.readouterr().out
+def test_metrics_without_a_sample_are_refused_before_anything_is_measured(run, options, tmp_path, monkeypatch):
+    (tmp_path / "only_moments.py").write_text(
+        "from embedgeo import EmbeddingMoments\n\n\ndef made(dim):\n    return [EmbeddingMoments(dim)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="save_samples needs IntrinsicDimension or Anisotropy among the metrics"):
+        sweep(str(run), **options, save_samples=True, metrics="only_moments.made")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -111,6 +112,7 @@ class ForwardInputs:
     def record_token_ids(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record the token ids that an embedding table is called with."""
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
+        ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self._token_ids[table, ids.shape], self._aligned = ids, {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:

@@ -159,7 +159,8 @@ def require_row_unit(rows: str) -> None:
 
 
 def require_word_ids(rows: str, word_ids: object) -> None:
-    """Raise ValueError unless ``word_ids`` are given, that is, are not None, just where rows are words."""
+    """Raise ValueError unless ``rows`` is a `RowUnit` and ``word_ids`` are given, that is not None, just for words."""
+    require_row_unit(rows)
     if rows == "words" and word_ids is None:
         raise ValueError(
             "rows=\"words\" needs word_ids; got none. Give word_ids=, the number of each token's word (a tokenizer's "

@@ -67,7 +67,7 @@ class Geometry:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         require_row_unit(rows)
-        if word_ids is not None:  # they may also be given to the probe later
+        if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
         self._row_unit = rows
         self.settings = {"layers": saving.described_layers(layers), "rows": rows, "jackknife": jackknife}

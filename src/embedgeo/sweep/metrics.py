@@ -7,7 +7,7 @@ from typing import Any
 
 from embedgeo.checkpoints.naming import import_named
 from embedgeo.metrics import TokenMoments
-from embedgeo.metrics.checks import require_distinct_keys
+from embedgeo.metrics.checks import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.settings import SweepSettings
@@ -48,6 +48,8 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
         ) from error
     if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
         raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
+    if settings.save_samples:
+        require_samples(make)
     return make
 
 

@@ -1,14 +1,13 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -17,6 +16,7 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.logs import logger_folder
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.tensorboard import TensorBoardPage
 
@@ -127,7 +127,7 @@ class GeometryMonitor(Monitor, Callback):
             log=partial(self._log, trainer),
             process_group=group,
             writes=trainer.is_global_zero,
-            folder=_logger_folder(trainer.loggers),
+            folder=logger_folder(trainer.loggers),
         )
         self._start(adapter, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -211,16 +211,6 @@ class GeometryMonitor(Monitor, Callback):
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
     return {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
-
-
-def _logger_folder(loggers: Iterable[Logger]) -> Path | None:
-    """The folder on this machine in which the first logger writes, if it has one."""
-    for logger in loggers:
-        for folder in (logger.log_dir, logger.save_dir):
-            if isinstance(folder, str | Path) and "://" not in str(folder):
-                return Path(folder)
-        return None
-    return None
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:

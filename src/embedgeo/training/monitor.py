@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
-from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
+from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import require_num_groups
@@ -31,18 +31,15 @@ from embedgeo.training.states import kept_random_states
 class Monitor:
     """Measures the geometry of embeddings at chosen steps of training: the base class of the monitors for trainers.
 
-    Arguments and errors are documented in `embedgeo.GeometryMonitor`. A subclass ties the monitor to one trainer. It
-    makes a `TrainerAdapter` and calls, at the same steps on every rank:
+    `embedgeo.GeometryMonitor` has arguments and errors. A subclass makes a `TrainerAdapter`, and calls on every rank:
 
     - ``_reset()`` before another run, and ``_start(adapter, step)`` before its first batch;
-    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and
-      after its backward pass and, where there is one, the optimizer step;
-    - ``_finish(step)`` after the last batch;
-    - ``_stop()`` at the end, also after an exception: nothing stays attached to the model.
+    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and after
+      its backward pass and, where there is one, the optimizer step;
+    - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model,
-    the random states are left as they are, and an exception in here never reaches the training loop unless
-    ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model, the
+    random states are left as they are, and no exception in here reaches the training loop unless ``on_error="raise"``.
 
     Attributes:
         history: what this process has measured, one record for each step, layer and metric.
@@ -71,7 +68,6 @@ class Monitor:
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        require_row_unit(rows)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
@@ -84,16 +80,14 @@ class Monitor:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
         self.probe_forward = probe_forward
         self.token_ids, self.mask, self.word_ids = token_ids, mask, word_ids
-        self.prefix = prefix
-        self.on_error = on_error
-        self.measure_last = measure_last
-        self.folder = folder
+        self.prefix, self.folder, self.on_error, self.measure_last = prefix, folder, on_error, measure_last
+        self._keeps_batches = measure_last and probe is None
         self.history: list[StepRecord] = []
         self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         require_num_groups(jackknife)
-        options: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, "jackknife": jackknife}
-        options |= {"layers": layers, "metrics": self._make_metrics, **self._exclusions}
+        options: dict[str, Any] = {"layers": layers, "metrics": self._make_metrics, "rows": rows, **self._exclusions}
+        options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife}
         self._make_geometry: Callable[..., Geometry] = partial(Geometry, **options)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
@@ -104,8 +98,7 @@ class Monitor:
         self._place = Place(self.schedule)
         self._measured_step: int | None = None  # the last one
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
-        self._failed = False
-        self._cannot_write = False
+        self._failed = self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         self._adapter = adapter
@@ -120,9 +113,8 @@ class Monitor:
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:
             return
-        if self.measure_last and self.probe is None:
-            earliest = step - self.schedule.window + 1
-            self._recent = [*(kept for kept in self._recent if kept[0] >= earliest), (step, batch)]
+        if self._keeps_batches and batch is not None:
+            self._keep(step, batch)
         if self._place.window_start is None and self._place.take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
@@ -131,6 +123,12 @@ class Monitor:
         if self._place.window_start is not None:
             with self._guarded():
                 self._attach(batch)
+
+    def _keep(self, step: int, batch: Any) -> None:
+        """Keep a reference to the batch, and to those of the last window."""
+        while self._recent and self._recent[0][0] <= step - self.schedule.window:
+            del self._recent[0]
+        self._recent.append((step, batch))
 
     def _after_batch(self, step: int) -> None:
         self._detach()
@@ -175,7 +173,9 @@ class Monitor:
         self._measure(step)
 
     def _measure_recent(self, step: int) -> None:
-        """Measure the last weights on the last training batches, which are run again as in a training step."""
+        """Measure the last weights on the last training batches, if there are any, run again as in a training step."""
+        if not self._recent:
+            return
         assert self._geometry is not None
         try:
             with kept_random_states():

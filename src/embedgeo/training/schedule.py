@@ -70,6 +70,16 @@ class Schedule:
             last_step < extra <= step for extra in self.extra_steps
         )
 
+    def next_after(self, step: int) -> int:
+        """The first scheduled step after this one.
+
+        >>> schedule = Schedule(100, extra_steps=(1, 2))
+        >>> schedule.next_after(1), schedule.next_after(2)
+        (2, 100)
+        """
+        regular = (step // self.every_n_steps + 1) * self.every_n_steps
+        return min([regular, *(extra for extra in self.extra_steps if extra > step)])
+
 
 class Place:
     """How far a run has come in its schedule: what is saved in its checkpoints.

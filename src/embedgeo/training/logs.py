@@ -1,0 +1,76 @@
+"""Where a monitor's scalars go in a loop without a trainer, and what TensorBoard is given beside them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from embedgeo.results.schema import StepRecord
+from embedgeo.training.tensorboard import TensorBoardPage
+
+_pages: WeakKeyDictionary[Any, list[TensorBoardPage]] = WeakKeyDictionary()
+"""The pages in each log: those of all monitors that write there."""
+
+
+class Log:
+    """What `embedgeo.StepMonitor` is given as its ``log``.
+
+    Args:
+        log: a function of the step and the scalars by tag; a ``SummaryWriter``; a Lightning logger; an object with a
+            method ``log(scalars, step=step)``, such as a run of Weights & Biases; or None.
+        prefix: the monitor's.
+
+    Attributes:
+        write_scalars: called with a step and the scalars measured at it.
+        folder: where the log writes on this machine; None if that is unknown.
+
+    Raises:
+        TypeError: ``log`` is something else.
+    """
+
+    def __init__(self, log: Any, prefix: str) -> None:
+        self.write_scalars = _scalar_writer(log)
+        getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
+        self.folder = logger_folder([] if log is None else [log])
+        self._log = log
+        self._page = TensorBoardPage(prefix, 0)
+
+    def write_page(self, history: Sequence[StepRecord], *, last: bool = False) -> None:
+        """Write charts, images and text to TensorBoard, if that is what the log is: see `TensorBoardPage.write`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = self._log.experiment if isinstance(self._log, TensorBoardLogger) else self._log
+        if isinstance(writer, SummaryWriter):
+            pages = _pages.setdefault(writer, [])
+            if self._page not in pages:
+                pages.append(self._page)
+            self._page.write([writer], history, pages, last=last)
+
+
+def logger_folder(loggers: Iterable[Any]) -> Path | None:
+    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
+    for logger in loggers:
+        for folder in (getattr(logger, "log_dir", None), getattr(logger, "save_dir", None)):
+            if isinstance(folder, str | Path) and "://" not in str(folder):
+                return Path(folder)
+        return None
+    return None
+
+
+def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
+    if log is None:
+        return lambda step, scalars: None
+    if isinstance(log, Logger):
+        return lambda step, scalars: log.log_metrics(dict(scalars), step=step)
+    if callable(getattr(log, "add_scalar", None)):
+        return lambda step, scalars: [log.add_scalar(tag, value, step) for tag, value in scalars.items()]
+    if callable(getattr(log, "log", None)):
+        return lambda step, scalars: log.log(scalars, step=step)
+    if callable(log):
+        return log
+    raise TypeError(
+        "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an object with a method "
+        f"log(values, step=step), as a wandb run; got {type(log).__name__}."
+    )

@@ -1,0 +1,238 @@
+"""The monitor for a training loop that is written by hand."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from math import inf
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from embedgeo.capture.structure import measured_model, unwrapped
+from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.results.events import tagged_scalars
+from embedgeo.results.schema import Record
+from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.logs import Log
+from embedgeo.training.meshes import data_parallel_group, require_same_modules
+from embedgeo.training.monitor import Monitor
+from embedgeo.training.optimizers import OptimizerSteps
+
+_NOT_MEASURED = nullcontext()
+
+
+class StepMonitor(Monitor):
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of a training loop of your own.
+
+    `step` is given the number of optimizer steps that the weights have taken, over the whole run; under gradient
+    accumulation all batches of one optimizer step are given the same one and make one measurement. The optimizer may
+    take its step inside or outside of the ``with``. A measurement is logged once the optimizer has taken the last step
+    of its window; where there are several ranks, or the optimizer is none of torch's, when the next step begins, or at
+    `close`. Numbers, tags and records are those of `embedgeo.GeometryMonitor`, and so are the promises: training is bit
+    for bit what it is without the monitor, nothing is attached to the model between measured steps, and a failure turns
+    the monitor off with one warning.
+
+    `close` the monitor after the last step, or use it as a context manager: it completes the last measurement, measures
+    the last weights and writes the rest of the history file. A loop that just ends loses the last weights, and on
+    several ranks the measurement that the next step would have completed; the file is then completed when the
+    interpreter exits.
+
+    Args:
+        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP).
+        every_n_steps: measure at steps 0, n, 2n …
+        log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a Lightning logger, or an
+            object with a method ``log(values, step=step)`` such as a run of Weights & Biases. It is called on each rank
+            on which it is given: on others leave it out. TensorBoard also gets charts, images and a text.
+        process_group: the ranks that have different rows, if these are not all ranks.
+        device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of ``process_group``;
+            dimensions are told by their names: see `embedgeo.training.meshes.data_parallel_group`.
+        options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the last step, is given
+            to the model by keyword if it is a mapping, otherwise as one argument; ``probe_forward``, of the model
+            and the batch, runs it in another way (under autocast, say). Rank 0 writes ``history.parquet``, into
+            ``folder`` or, where there is none, the folder of the log.
+
+    Raises:
+        TypeError, ValueError: as `embedgeo.GeometryMonitor` does, also for layers that are not found; ``log`` is
+            something else.
+
+    Example::
+
+        monitor = StepMonitor(model, every_n_steps=100, log=SummaryWriter("runs/mine"))
+        for step, batch in enumerate(loader):
+            with monitor.step(step, batch):
+                loss = model(**batch).loss
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.close()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every_n_steps: int = 100,
+        *,
+        log: Any = None,
+        process_group: dist.ProcessGroup | None = None,
+        device_mesh: DeviceMesh | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(every_n_steps, **options)
+        self._model = model
+        self._given_log = Log(log, self.prefix)
+        self._make_geometry(model)  # refused now, not at the first step
+        if process_group is not None and device_mesh is not None:
+            raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
+        self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
+        self._after, self._before = inf, -inf  # steps between them are not measured
+        self._now = -1
+        self._is_inside = self._has_stepped = False
+        self._optimizers = OptimizerSteps(model, self._after_optimizer)
+
+    def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
+        """Context for the forward and the backward pass of a training batch; every rank calls this.
+
+        Args:
+            step: the number of optimizer steps taken so far. It must not go back.
+            batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
+        """
+        self._now = step
+        if self._after < step < self._before:
+            if self._keeps_batches and batch is not None:
+                self._keep(step, batch)
+            return _NOT_MEASURED
+        return self._measured(step, batch)
+
+    def close(self, step: int | None = None) -> None:
+        """End the run: complete the last measurement, measure the last weights, write the file; nothing comes after.
+
+        Args:
+            step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
+        """
+        if self._adapter is not None:
+            self._finish(self._now + 1 if step is None else step)
+            with self._guarded():
+                self._write_page(last=True)
+        self._stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the run has come in its schedule, for a checkpoint: plain numbers."""
+        if self._place.last_step is None:
+            return {}
+        return {"last_step": self._place.last_step, "window_start": self._place.window_start}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on in the schedule where a checkpoint was saved; before the first step."""
+        self._place.last_step = state_dict.get("last_step")
+        self._place.window_start = state_dict.get("window_start")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        (self.close if error is None else self._stop)()
+
+    @contextmanager
+    def _measured(self, step: int, batch: Any) -> Iterator[None]:
+        """Context of a step that is measured, or at which a measurement is completed."""
+        self._begin(step, batch)
+        self._is_inside = True
+        try:
+            yield
+        except BaseException:
+            if self._geometry is not None:
+                self._geometry.reset()  # of what failed, some layers would have rows and others not
+            raise
+        finally:
+            self._is_inside = False
+            self._detach()
+        if self._has_stepped:
+            self._after_batch(step + 1)
+
+    def _begin(self, step: int, batch: Any) -> None:
+        self._has_stepped = False
+        if self._adapter is None:
+            adapter = self._adapt()
+            require_same_modules(self._model, adapter.device)
+            self._start(adapter, step)
+        if self._place.last_step is not None and step < self._place.last_step:
+            rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
+            self._fail(ValueError(f"{rule}; got {step} after {self._place.last_step}."))
+        self._after_batch(step)  # the steps before this one are over
+        self._before_batch(step, batch)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
+        if self._geometry is None:
+            self._rest()
+        elif self._place.window_start is not None:
+            self._after, self._before = inf, -inf
+        else:
+            assert self._place.last_step is not None
+            self._after, self._before = self._place.last_step, self.schedule.next_after(self._place.last_step)
+        if self._after != inf:
+            self._optimizers.ignore()
+        elif not (is_distributed() and dist.get_world_size() > 1):
+            self._optimizers.watch()  # several ranks must agree on when to measure; one of them may skip a step
+
+    def _after_optimizer(self) -> None:
+        self._has_stepped = True
+        if not self._is_inside:
+            self._after_batch(self._now + 1)
+
+    def _stop(self) -> None:
+        super()._stop()
+        self._optimizers.ignore()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Measure nothing any more."""
+        self._after, self._before = -inf, inf
+        self._keeps_batches, self._recent = False, []
+
+    def _adapt(self) -> TrainerAdapter:
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        modes = [(module, module.training) for module in self._model.modules()]
+
+        def set_train_mode() -> None:
+            for module, was_training in modes:
+                module.training = was_training
+
+        return TrainerAdapter(
+            model=self._model,
+            device=device,
+            to_device=partial(move_data_to_device, device=device),
+            forward=self._forward,
+            log=self._log,
+            process_group=self._process_group,
+            writes=current_rank() == 0,
+            folder=self._given_log.folder,
+            set_train_mode=set_train_mode,
+        )
+
+    def _forward(self, batch: Any) -> None:
+        assert self._adapter is not None
+        batch = self._adapter.to_device(batch)
+        if self.probe_forward is not None:
+            self.probe_forward(self._model, batch)
+        elif isinstance(batch, Mapping):
+            inner = measured_model(self._model)
+            next(module for module in self._model.modules() if unwrapped(module) is inner)(**batch)
+        else:
+            self._model(batch)
+
+    def _log(self, step: int, records: list[Record]) -> None:
+        self._given_log.write_scalars(step, tagged_scalars(records, self.prefix))
+        self._write_page()
+
+    def _write_page(self, *, last: bool = False) -> None:
+        if not self._failed:
+            self._given_log.write_page(self.history, last=last)

@@ -1,0 +1,177 @@
+"""What the processes of the tests of plain torch's parallel forms run: every form, one after the other."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.placement_types import Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
+from tests.models import VOCABULARY, llama, token_batch
+from tests.training.on_ranks import batch_of, probe_batches
+
+STEPS = 5
+MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel")
+FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
+IN_PARTS = "sequence parallel, hidden states in parts"
+REPEATED = ("tensor parallel", "sequence parallel")
+
+
+def new_model():
+    torch.manual_seed(0)
+    return llama().double()
+
+
+class Residual(nn.Module):
+    """A transformer's blocks without attention, whose residual stream may be in parts along the positions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte = nn.Embedding(VOCABULARY, 16)
+        self.h = nn.ModuleList(Normed() for _ in range(2))
+        self.ln_f = nn.LayerNorm(16)
+        self.double()
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.wte(input_ids)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x)).tanh()
+
+
+def plain(form):
+    return Residual() if "sequence parallel" in form else new_model()
+
+
+def parallel(form):
+    """The model in this form, and the monitor's argument for it."""
+    model = plain(form)
+    if form == "ddp":
+        return DistributedDataParallel(model), {}
+    if form == "fsdp 2":
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        return sharded(model, mesh), {"device_mesh": mesh}
+    if form == "tensor parallel":
+        mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        return split(model, mesh), {"device_mesh": mesh}
+    if "sequence parallel" in form:
+        mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+        tp, local = mesh["tensor_parallel"], {"use_local_output": "in parts" in form}
+        table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), **local)
+        parallelize_module(model, tp, {"wte": table, "ln_f": SequenceParallel(use_local_output=False)})
+        for block in model.h:
+            mlp = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1), **local)
+            parallelize_module(block, tp, {"norm": SequenceParallel(**local), "mlp": mlp})
+        return model, {"device_mesh": mesh}
+    if form == "fsdp 2 and tensor parallel":
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        return sharded(split(model, mesh["tp"]), mesh["dp"]), {"device_mesh": mesh}
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    return sharded(model, mesh), {"device_mesh": mesh}
+
+
+def sharded(model, mesh):
+    for block in model.model.layers:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def split(model, mesh):
+    for block in model.model.layers:
+        parallelize_module(block, mesh, MLP)
+    return model
+
+
+def source(form, rank):
+    """Which of the batches of a step this rank is given."""
+    return {**dict.fromkeys((*REPEATED, IN_PARTS), 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
+
+
+def batch_at(form, rank, step):
+    if form in FORMS_ON_FOUR:
+        return token_batch(2 + source(form, rank), seed=10 * step + source(form, rank))
+    return batch_of(source(form, rank), step)
+
+
+def run(form, rank, **options):
+    """Train in this form, with weights that stay as they are."""
+    model, given = parallel(form)
+    values = {}
+    options = {"metrics": moments, **given, **options}
+    train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
+    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=moments, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            batch = batch_at(form, rank, step)
+            with train.step(step, batch), held.step(step, batch):
+                out = model(**batch)
+                getattr(out, "logits", out).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        train.close()
+        held.close()
+    warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
+    return {"train": train.history, "held": held.history, "logged": list(values), "warned": warned}
+
+
+def moments(dim):
+    return [TokenMoments(dim)]
+
+
+class OutOfMemory(EmbeddingMoments):
+    def update(self, embeddings, token_ids=None, mask=None):
+        if len(embeddings) and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        super().update(embeddings, token_ids, mask)
+
+
+def refusals():
+    """What is said, at set-up, of meshes of which it is unknown which ranks have the same rows."""
+    said = {}
+    meshes = {
+        "pipeline": {"mesh_shape": (2, 1), "mesh_dim_names": ("pp", "dp")},
+        "context": {"mesh_shape": (2,), "mesh_dim_names": ("cp",)},
+        "unnamed": {"mesh_shape": (1, 2)},
+    }
+    made = {name: dist.init_device_mesh("cpu", **options) for name, options in meshes.items()}
+    made["part"] = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["tp"]
+    for name, mesh in made.items():
+        try:
+            StepMonitor(new_model(), device_mesh=mesh)
+        except ValueError as error:
+            said[name] = str(error)
+    stage = new_model()
+    stage.model.layers = stage.model.layers[:2] if dist.get_rank() else stage.model.layers[2:]
+    try:
+        with StepMonitor(stage).step(0):
+            pass
+    except ValueError as error:
+        said["stage"] = str(error)
+    return said
+
+
+def everything(rank):
+    results = {form: run(form, rank) for form in (*FORMS, IN_PARTS)}
+    results["fault"] = run("ddp", rank, metrics=lambda dim: [OutOfMemory(dim)])
+    return results | {"refused": refusals()}
+
+
+def on_four(rank):
+    return {form: run(form, rank) for form in FORMS_ON_FOUR}

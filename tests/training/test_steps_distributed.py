@@ -1,0 +1,94 @@
+"""StepMonitor under torch's own parallel forms on gloo ranks: the numbers are those of one process."""
+
+import pytest
+import torch
+
+from embedgeo import observe
+from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.on_ranks import probe_batches
+from tests.training.steps_on_ranks import (
+    FORMS,
+    FORMS_ON_FOUR,
+    IN_PARTS,
+    REPEATED,
+    STEPS,
+    batch_at,
+    everything,
+    moments,
+    on_four,
+    plain,
+)
+from tests.training.test_distributed import assert_same, by_step
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return on_two_ranks(everything, tmp_path_factory.mktemp("two"), seconds=300)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return on_two_ranks(on_four, tmp_path_factory.mktemp("four"), seconds=300, world_size=4)
+
+
+def in_one_process(model, batches):
+    with observe(model, metrics=moments) as geometry, torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    return geometry.compute()
+
+
+def assert_as_in_one_process(ranks, form, sources):
+    model = plain(form)
+    expected = {}
+    for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
+        window = range(first, min(first + 2, STEPS))
+        expected[start] = in_one_process(model, [batch_at(form, rank, step) for step in window for rank in sources])
+    held = in_one_process(model, probe_batches())
+    for number, rank in enumerate(ranks):
+        outcome = rank[form]
+        assert outcome["warned"] == []
+        assert outcome["logged"] == ([0, 2, 4, STEPS] if number else [])
+        train = by_step(outcome["train"])
+        assert list(train) == [0, 2, 4, STEPS]
+        for start, table in expected.items():
+            assert_same(train[start], table)
+        for table in by_step(outcome["held"]).values():
+            assert_same(table, held)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_numbers_are_those_of_one_process(two, form):
+    assert_as_in_one_process(two, form, range(1 if form in REPEATED else WORLD_SIZE))
+
+
+@pytest.mark.parametrize("form", FORMS_ON_FOUR)
+def test_the_numbers_on_four_ranks_are_those_of_one_process(four, form):
+    assert_as_in_one_process(four, form, (0, 2) if "tensor" in form else range(4))
+
+
+def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
+    for rank, cause in zip(two, ("it failed on another rank before step 0", "OutOfMemoryError"), strict=True):
+        (warning,) = rank["fault"]["warned"]
+        assert cause in warning
+        assert rank["fault"]["train"] == []
+        assert list(by_step(rank["fault"]["held"])) == [0, 3, STEPS]
+
+
+def test_hidden_states_in_parts_are_refused(two):
+    for rank in two:
+        outcome = rank[IN_PARTS]
+        assert outcome["train"] == outcome["held"] == []
+        assert len(outcome["warned"]) == 2
+        for warning in outcome["warned"]:
+            assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
+
+
+def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
+    for rank in two:
+        refused = rank["refused"]
+        assert "got pp. Under pipeline or context parallelism sweep" in refused["pipeline"]
+        assert "got cp." in refused["context"]
+        assert "got unnamed ones." in refused["unnamed"]
+        assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
+        assert "same modules on every rank; they differ, as those of pipeline stages do" in refused["stage"]
