@@ -99,6 +99,14 @@ def test_what_is_not_there_is_named_in_a_line(web, address, rule):
     assert "\n" not in str(raised.value)
 
 
+def test_a_folder_of_the_name_of_a_dataset_is_not_read_in_its_place(web, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab/web").mkdir(parents=True)
+    (tmp_path / "lab/web/train.jsonl").write_bytes(lines(ROWS[:1]))
+    with pytest.raises(ValueError, match=r"lab/web would be read in its place\. Start the sweep in another folder"):
+        list(Documents(["hf://datasets/lab/web"]))
+
+
 def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'embedgeo\[datasets\]'"):

@@ -1,6 +1,7 @@
 """Text read from a dataset on the Hub, as far as it is needed."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -86,6 +87,11 @@ def stream_dataset(address: Address) -> Iterator[str]:
 
 
 def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
+    if Path(address.name).exists():  # the library would read it
+        raise ValueError(
+            f"text: {address.given} is a dataset on the Hub; {Path(address.name).absolute()} would be read in its "
+            "place. Start the sweep in another folder."
+        )
     try:
         return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
     except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
