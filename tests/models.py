@@ -97,6 +97,7 @@ FAMILIES = {
         use_mamba_kernels=False,
     ),
     "t5": Family(t5, {"encoder.": "encoder.final_layer_norm", "decoder.": "decoder.final_layer_norm"}),
+    "t5 encoder": _family("T5EncoderModel", "encoder.final_layer_norm", d_model=16, d_kv=8, d_ff=32, num_layers=3),
     "bert to gpt2": Family(bert_to_gpt2, {"encoder.": None, "decoder.": "decoder.transformer.ln_f"}),
 }
 

@@ -151,11 +151,12 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
 def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it is.
 
-    In a Hugging Face model, and wherever else there is a ``get_input_embeddings``, it is what that returns. Otherwise,
-    of the `nn.Embedding` modules outside the blocks, without those of positions, segments and time steps (by names such
-    as ``wpe``, ``pos_emb``, ``segment``; unless they share the weight of an output head), it is those named after
-    tokens (``wte``, ``tok_emb``, ``word_embeddings``); if there are none, those that share the weight of an output
-    head; if there are none, those with as many rows as an output head; if there are none, all.
+    In a Hugging Face model, and wherever else there is a ``get_input_embeddings``, it is what that returns, and what
+    shares its weight (the encoder of T5 calls another table than it names). Otherwise, of the `nn.Embedding` modules
+    outside the blocks, without those of positions, segments and time steps (by names such as ``wpe``, ``pos_emb``,
+    ``segment``; unless they share the weight of an output head), it is those named after tokens (``wte``, ``tok_emb``,
+    ``word_embeddings``); if there are none, those that share the weight of an output head; if there are none, those
+    with as many rows as an output head; if there are none, all.
     """
     get_table = getattr(submodel, "get_input_embeddings", None)
     if callable(get_table):
@@ -164,7 +165,10 @@ def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
         except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
             table = None
         if isinstance(table, nn.Module) or isinstance(submodel, PreTrainedModel):
-            return [table] if isinstance(table, nn.Module) else []
+            tied = [
+                m for m in submodel.modules() if isinstance(m, nn.Embedding) and m.weight is getattr(table, "weight", 0)
+            ]
+            return tied or ([table] if isinstance(table, nn.Module) else [])
     stack = find_stack(submodel)
     in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
     outside = {module: name for name, module in submodel.named_modules() if module not in in_blocks}

@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForTextEncoding,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -77,8 +78,10 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
 def _auto_class(config: PreTrainedConfig) -> Any:
     if is_encoder(config):
         return AutoModelForMaskedLM
-    is_known = type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForCausalLM if is_known or "AutoModelForCausalLM" in getattr(config, "auto_map", {}) else AutoModel
+    if type(config) in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
+        return AutoModelForCausalLM
+    is_part = type(config) in AutoModelForTextEncoding._model_mapping  # as T5's encoder, saved by itself
+    return AutoModelForTextEncoding if is_part else AutoModel
 
 
 def load_model(
@@ -137,7 +140,7 @@ def load_model(
     if lacking or info["mismatched_keys"]:
         first = lacking or sorted(map(str, info["mismatched_keys"]))
         raise ValueError(f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}.")
-    has_head = auto_class is not AutoModel and not missing
+    has_head = auto_class not in (AutoModel, AutoModelForTextEncoding) and not missing
     model.config.use_cache = False  # nothing is generated
     return LoadedModel(model.eval(), is_encoder(config), has_head)
 
