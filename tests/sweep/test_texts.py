@@ -10,6 +10,7 @@ import pytest
 import sentencex
 import torch
 import torch.nn.functional as F
+from transformers import RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
 
 import embedgeo
 from embedgeo.checkpoints import hub as hub_source
@@ -246,6 +247,40 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
         assert row.n == len(rows[word])
         assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
         assert pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
+
+
+def test_texts_are_padded_with_a_token_that_the_model_embeds(small, tmp_path):
+    write_files(tmp_path / "run/step1", checkpoint_of("gpt2"))
+    sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
+    tokenizer = load_tokenizer(tmp_path / "run/step1")
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id >= model(1, "gpt2").config.vocab_size
+    tokenizer.save_pretrained(tmp_path / "run/step1")
+    assert sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "padded")) == 0
+    before, padded = (pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("out", "padded"))
+    pd.testing.assert_frame_equal(before, padded)
+
+
+@pytest.mark.parametrize("unit", ["sequence", "document"])
+def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path, unit):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(vocab_size=300, max_position_embeddings=40, pad_token_id=1, **sizes)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
+    write_files(tmp_path / "roberta", tokenizer_files("bert"))
+    options = {**small, "unit": unit}
+    with pytest.raises(ValueError, match="seq_len must be at most the model's 38 positions; got 39"):
+        sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 39}, out=str(tmp_path / "out"))
+    assert sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 38}, out=str(tmp_path / "out")) == 0
+
+
+def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):
+    config = T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "encoder")
+    write_files(tmp_path / "encoder", tokenizer_files("gpt"))
+    assert sweep(str(tmp_path / "encoder"), **small, out=str(tmp_path / "out")) == 0
+    records = pd.read_parquet(tmp_path / "out/checkpoints/encoder.parquet")
+    assert {"V_W", "M"} <= set(records[records["layer"] == "final_norm"]["metric"])
+    assert "loss" not in set(records["metric"])
 
 
 def test_a_model_that_takes_no_mask_is_measured_on_sequences_only():

@@ -96,14 +96,16 @@ class ProbeText:
         order = torch.arange(len(groups))
         if not self.is_even:
             order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
-        return [self._batch(groups[i]) for i in order[rank::world_size]]
+        starts = self.lengths.cumsum(0) - self.lengths
+        return [
+            self._batch(self.lengths[texts], starts[texts]) for texts in (groups[i] for i in order[rank::world_size])
+        ]
 
-    def _batch(self, texts: Tensor) -> Batch:
-        """A batch of the texts with these numbers."""
-        lengths, starts = self.lengths[texts, None], (self.lengths.cumsum(0) - self.lengths)[texts, None]
+    def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
+        """A batch of the texts of these lengths, which start at these places."""
         positions = torch.arange(int(lengths.max()))
-        real = positions < lengths
-        places = torch.where(real, starts + positions, 0)
+        real = positions < lengths[:, None]
+        places = torch.where(real, starts[:, None] + positions, 0)
 
         def padded(values: Tensor | None, fill: int) -> Tensor | None:
             return None if values is None else values[places].masked_fill(~real, fill)
@@ -147,7 +149,9 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
         )
     longest_text = int(text.lengths.max())
     longest = getattr(getattr(measured, "config", None), "max_position_embeddings", None)
-    if not isinstance(longest, int):
+    if isinstance(longest, int):
+        longest -= _num_unused_positions(measured)
+    else:
         longest = _longest(measured, text.token_ids[:longest_text].view(1, -1))
     if longest_text > longest > 0:
         raise ValueError(f"seq_len must be at most the model's {longest} positions; got {settings.seq_len}.")
@@ -155,6 +159,14 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
 
 def _takes_mask(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) and "attention_mask" in signature(model.forward).parameters
+
+
+def _num_unused_positions(model: nn.Module) -> int:
+    """Positions up to that of padding, which RoBERTa and its kind have in the same table: tokens get later ones."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    return max(
+        (1 + table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), default=0
+    )
 
 
 def _longest(model: nn.Module, token_ids: Tensor) -> int:

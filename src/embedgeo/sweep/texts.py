@@ -78,12 +78,13 @@ def _prepare(
         spelled = {i: str(tokenizer.decode([i])) for i in types}
     is_masked = for_encoder and tokenizer.mask_token_id is not None
     padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    known = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
         token_ids,
         tokenized.lengths,
         choose_masked(token_ids, tokenizer.all_special_ids) if is_masked else None,
         tokenizer.mask_token_id if is_masked else None,
-        next(token_id for token_id in padding if token_id is not None),
+        next(token_id for token_id in padding if token_id is not None and token_id <= known),
         words,
         spelled,
         _type_sizes(tokenized, settings),
