@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from embedgeo.cli import main
 from embedgeo.report import comparison, figures, write_report
@@ -40,9 +42,17 @@ def tables(page: Path) -> list[pd.DataFrame]:
     return found
 
 
+def write_texts(figure: Figure, path: Path, **_: object) -> None:
+    path.write_text("\n".join(text.get_text() for text in figure.findobj(Text)))
+
+
 @pytest.fixture(scope="module", autouse=True)
-def small_pictures() -> Iterator[None]:
-    with mock.patch("embedgeo.report.drawing.DPI", 30):
+def no_pictures() -> Iterator[None]:
+    """Figures are made, but not painted, which takes most of the time; in place of an SVG there are its texts."""
+    with (
+        mock.patch("embedgeo.report.drawing.png", return_value=(b"a picture", 1, 1)),
+        mock.patch.object(Figure, "savefig", write_texts),
+    ):
         yield
 
 
@@ -80,7 +90,8 @@ def test_a_table_names_layers_width_parameters_token_types_rows_and_group(six: P
 def test_what_is_not_known_of_a_run_is_a_dash(tmp_path: Path) -> None:
     page = write_report([make_sweep(tmp_path / "a", (0, 1), 1, metrics=("M", "V"))])
     row = tables(page)[0].loc["a"]
-    assert row[["group", "parameters", "token types", "rows each"]].tolist() == ["–"] * 4
+    assert row[["parameters", "token types", "rows each"]].tolist() == ["–"] * 3
+    assert "group" not in row  # there are none
     assert row["steps"] == "0 to 1"
 
 
@@ -228,10 +239,6 @@ def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) ->
         data = figures.profile(known, metric)
         assert data.text.endswith("Bands: one standard error to each side.")
         np.testing.assert_allclose(band_sizes(data.figure), 0.2)
-        assert (
-            np.nan_to_num(band_sizes(comparison.compare_profiles([run, known], metric).figure)).tolist() == [0.2]
-            or True
-        )
     said = words(write_report([folder]).read_text())
     assert "One standard deviation over batches of rows" in said
     assert "standard error" not in said
@@ -262,7 +269,7 @@ def test_standard_errors_and_spreads_are_not_mixed_in_one_picture(tmp_path: Path
 
 
 def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
-    folder = make_models(tmp_path / "a", {"lab/bert": 2}, metrics=("n", "M", "V"), tokens=True)
+    folder = make_models(tmp_path / "a", {"lab/bert": 2}, metrics=("n",), tokens=True)
     (path,) = (folder / "tokens").iterdir()
     table = pd.read_parquet(path)
     table.drop(columns="num_tokens", errors="ignore").to_parquet(path)  # as an older sweep wrote it

@@ -1,5 +1,5 @@
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfFileSystem, constants
 
 from embedgeo.checkpoints import hub as hub_source
 from tests.sweep.hub_server import Hub
@@ -21,6 +21,20 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(hub_source, "_WAITS", (0.05,) * 4)
     yield server
     server.close()
+
+
+@pytest.fixture
+def datasets_hub(hub, monkeypatch, tmp_path):
+    """The Hub, which the library ``datasets`` talks to, too."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", tmp_path / "modules")
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0.05)
+    HfFileSystem.clear_instance_cache()
+    yield hub
+    HfFileSystem.clear_instance_cache()
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
-from huggingface_hub import HfFileSystem, constants
+from huggingface_hub import HfFileSystem
 
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
@@ -22,20 +21,14 @@ def lines(rows):
 
 
 @pytest.fixture
-def web(hub, monkeypatch, tmp_path):
+def web(datasets_hub):
     """Two datasets on the Hub: ``lab/web``, with two splits, and ``lab/several``, with two configurations."""
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", tmp_path / "modules")
-    monkeypatch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0.05)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    HfFileSystem.clear_instance_cache()
+    hub = datasets_hub
     hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS), "test.jsonl": lines(ROWS[:2])})
     card = "configs:\n- {config_name: en, data_files: a.jsonl}\n- {config_name: de, data_files: b.jsonl}"
     files = {"README.md": f"---\n{card}\n---\n".encode(), "a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS[1:2])}
     hub.add("datasets/lab/several", "main", files)
-    yield hub
-    HfFileSystem.clear_instance_cache()
+    return hub
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ class Overview(NamedTuple):
 
 
 def about(runs: Sequence[Run]) -> pd.DataFrame:
-    """What was measured: a row of cells for each run; where there are only final models, without steps."""
+    """What was measured: a row of cells for each run; without steps or groups where no run has any."""
     table = pd.DataFrame([_about(run) for run in runs], [run.label for run in runs])
-    return table if any(run.has_steps for run in runs) else table.drop(columns=["measurements", "steps"])
+    without = [] if any(run.has_steps for run in runs) else ["measurements", "steps"]
+    return table.drop(columns=without if any(run.group for run in runs) else [*without, "group"])
 
 
 def _about(run: Run) -> dict[str, str]:

@@ -24,10 +24,10 @@ def short(number: float, digits: int = 3) -> str:
 def number(value: float) -> str:
     """A number in a sentence or a table.
 
-    >>> number(323_812.4), number(0.0123456), number(7.0)
-    ('323,812', '0.01235', '7')
+    >>> number(323_812.4), number(0.0123456), number(7.0), number(-0.0)
+    ('323,812', '0.01235', '7', '0')
     """
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value + 0.0:.4g}"  # without a sign of zero
 
 
 def measured(value: float, error: float) -> str:

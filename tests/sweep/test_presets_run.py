@@ -1,0 +1,118 @@
+"""The presets of papers as they are written, on small models and texts behind the names that they ask for."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from embedgeo.cli import main
+from embedgeo.results.folder import SweepFolder
+from embedgeo.text import builtin_corpus
+from embedgeo.text.streaming import parse_address
+from tests.sweep.tiny import checkpoint_files
+
+ROOT = Path(__file__).parents[2]
+FEWER = {
+    "yamagiwa2025": {"sample": 1.0, "num_tokens": 3000, "seq_len": 32},
+    "razzhigaev2024": {"num_tokens": 8192, "seq_len": 32, "batch_size": 64, "anisotropy_batch": 1024, "id_batches": 2},
+    "li2025": {"num_tokens": 2048, "seq_len": 32},
+}
+"""Options for the size of the models and texts here."""
+
+
+def model_files(model, step):
+    """Of an encoder, of a GPT-2, whose tokenizer has a token for the start, or of a GPT-NeoX."""
+    kind = "bert" if "bert" in model else "gpt2" if "gpt2" in model else "gpt_neox"
+    files = dict(checkpoint_files(step, kind))
+    if kind == "gpt2":
+        config = json.loads(files["tokenizer_config.json"])
+        files["tokenizer_config.json"] = json.dumps({**config, "bos_token": config["eos_token"]}).encode()
+    return files
+
+
+def dataset_files(given):
+    """Of a dataset that has the configuration and the split of an address."""
+    address = parse_address(given)
+    split = {"split": address.split, "path": f"{address.split}.jsonl"}
+    card = yaml.safe_dump({"configs": [{"config_name": address.config or "default", "data_files": [split]}]})
+    rows = [{address.column: document} for document in "\n".join(builtin_corpus()).split("\n\n")[:120]]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    return f"datasets/{address.name}", {"README.md": f"---\n{card}---\n".encode(), split["path"]: lines}
+
+
+@pytest.fixture
+def ran(datasets_hub, tmp_path, capsys, request):
+    """A preset that was run after a dry run: its options, and the folder."""
+    preset = ROOT / "configs" / f"{request.param}.yaml"
+    asked = yaml.safe_load(preset.read_text())
+    for i, model in enumerate(asked["model"]):
+        for revision in ["main"] if asked["steps"] == "final" else ["main", "step1-tokens1B", "step2-tokens2B"]:
+            datasets_hub.add(model, revision, model_files(model, i + len(revision)))
+    given = ["sweep", "--config", str(preset), "--out", str(tmp_path / "out")]
+    assert main([*given, "--dry-run"]) == 0  # there is no dataset yet
+    assert f"{len(asked['model']) * (1 if asked['steps'] == 'final' else 2)} checkpoints" in capsys.readouterr().out
+    name, files = dataset_files(asked["text"])
+    datasets_hub.add(name, "main", files)
+    given += [f"--{name.replace('_', '-')}={value}" for name, value in FEWER[request.param].items()]
+    assert main(given) == 0
+    return asked, SweepFolder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("ran", ["yamagiwa2025"], indirect=True)
+def test_the_six_models_of_yamagiwa(ran):
+    asked, folder = ran
+    assert folder.done() == {f"{model.replace('/', '--')}--main" for model in asked["model"]}
+    groups = {
+        model.replace("/", "--"): folder.about(f"{model.replace('/', '--')}--main")["group"] for model in asked["model"]
+    }
+    assert {name for name, group in groups.items() if group == "decoder"} == {
+        "openai-community--gpt2",
+        "openai-community--gpt2-medium",
+    }
+    for name in folder.done():
+        assert folder.about(name)["has_step"] == "false"
+        records = folder.read(name).set_index(["layer", "metric"])["value"]
+        table = pd.read_parquet(folder.path / "tokens" / f"{name}.parquet")
+        first = table[(table["layer"] == "hidden.00") & table["n"].between(10, 100_000)]
+        assert records["hidden.00", "n"] == first["n"].sum()
+        assert records["hidden.02", "V_on_M_r2"] >= 0
+
+
+@pytest.mark.parametrize("ran", ["razzhigaev2024"], indirect=True)
+def test_the_batches_of_razzhigaev(ran):
+    asked, folder = ran
+    assert len(folder.done()) == len(asked["model"])
+    for name in folder.done():
+        records = folder.read(name).set_index(["layer", "metric"])["value"]
+        assert records["hidden.01", "anisotropy_batch_std"] > 0
+        assert records["hidden.01", "intrinsic_dimension_std"] >= 0
+
+
+@pytest.mark.parametrize("ran", ["li2025"], indirect=True)
+def test_the_last_rows_of_li(ran):
+    asked, folder = ran
+    assert {len(run) for run in folder.read_runs().values()} == {2}
+    assert len(folder.read_runs()) == len(asked["model"])
+    for name in folder.done():
+        records = folder.read(name)
+        assert set(records["layer"]) == {"final_norm", "model"}
+        values = records.set_index(["layer", "metric"])["value"]
+        assert values["final_norm", "n"] < 2048 / 16
+        assert 1 < values["final_norm", "effective_rank"] <= 16
+
+
+def test_the_same_weights_with_another_tokenizer_are_measured_themselves(hub, options):
+    files = checkpoint_files(1)
+    other = json.loads(files["tokenizer.json"])
+    other["model"]["merges"] = other["model"]["merges"][:5]
+    for name, changed in (("a", {}), ("b", {}), ("c", {"tokenizer.json": json.dumps(other).encode()})):
+        hub.add(f"lab/{name}", "main", {**files, **changed})
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert main(["sweep", "--model", "lab/a", "lab/b", "lab/c", *given]) == 0
+    folder = SweepFolder(options["out"])
+    first, copy, third = (folder.read(f"lab--{name}--main") for name in "abc")
+    assert {copy["duplicate_of"].iloc[0], third["duplicate_of"].iloc[0]} == {"lab--a--main"}
+    assert copy["value"].equals(first["value"])
+    assert not third["value"].equals(first["value"])
