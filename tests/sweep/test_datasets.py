@@ -4,13 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from weakref import ref
 
 import pytest
 from huggingface_hub import HfFileSystem
 
-from embedgeo.text import Documents
+from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.plan import make_plan
+from embedgeo.sweep.texts import prepare_texts
+from embedgeo.text import Documents, cut_texts, hash_documents
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 
 NUM_ROWS = 4000
 ROWS = [{"text": f"{text} {i}", "n": i, "title": None if i == 1 else f"T{i}"} for i, text in enumerate(TEXT * NUM_ROWS)]
@@ -51,6 +55,32 @@ def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(web, options, t
     monkeypatch.setattr(Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self)))
     sweep(str(tmp_path / "run"), **{**options, "text": "hf://datasets/lab/web"}, unit="document")
     assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
+
+
+class Document(str):
+    """A string that can be seen to be kept."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(web, options, tmp_path, monkeypatch):
+    models = [str(write_files(tmp_path / kind, checkpoint_files(1, kind))) for kind in ("bert", "gpt_neox")]
+    read, documents = [], Documents.__iter__
+
+    def watched(self):
+        for text in map(Document, documents(self)):
+            read.append(ref(text))
+            yield text
+
+    monkeypatch.setattr(Documents, "__iter__", watched)
+    asked = {"text": "hf://datasets/lab/web", "num_tokens": 10**6, "sample": 0.01, "unit": "document"}
+    settings = SweepSettings(models, **{**options, **asked})
+    texts, _ = prepare_texts(Documents(settings.texts), make_plan(models, "*", "all"), settings)
+    assert len(read) == len(ROWS)
+    assert sum(document() is not None for document in read) <= 1
+    taken = list(cut_texts([row["text"] for row in ROWS], "document", share=0.01))
+    assert [len(texts[model].lengths) for model in models] == [len(taken)] * 2
+    assert {texts[model].text_sha256 for model in models} == {hash_documents(taken)}
 
 
 def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options, tmp_path, monkeypatch):

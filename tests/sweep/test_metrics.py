@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,6 +8,7 @@ from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo import observe
+from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.metrics import metric_factory
@@ -92,22 +91,15 @@ def test_streaming_metrics_have_the_options_but_no_range_of_counts():
         embedgeo.streaming_metrics(4, count_range=(1, 2))
 
 
-def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options):
+def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monkeypatch, request):
     local_run(tmp_path / "run", steps=(1,))
     (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    request.addfinalizer(lambda: sys.modules.pop("mine", None))
     asked = {**options, "metrics": "mine.moments", "spectrum": "true"}
     command = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    source = Path(embedgeo.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", "./run", *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(source)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    assert main(["sweep", "--model", "./run", *command]) == 0
 
     def make(dim):
         return [embedgeo.EmbeddingMoments(dim), embedgeo.Anisotropy(dim, spectrum=True)]

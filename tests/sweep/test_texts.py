@@ -10,7 +10,7 @@ import pytest
 import sentencex
 import torch
 import torch.nn.functional as F
-from transformers import RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
+from transformers import GPT2Config, RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
 
 import embedgeo
 from embedgeo.checkpoints import hub as hub_source
@@ -20,6 +20,7 @@ from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.plan import make_plan
 from embedgeo.sweep.probe_text import ProbeText, require_fit
 from embedgeo.sweep.texts import prepare_texts
+from embedgeo.sweep.tokenizers import find_tokenizers
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
@@ -158,6 +159,18 @@ def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub,
     assert not lines
 
 
+def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "ab", *"abcdefghij"]
+    words = {"vocab.json": json.dumps({word: i for i, word in enumerate(vocabulary)}).encode(), "merges.txt": b"#version: 0.2\na b\n"}
+    for name, config in (("gpt", GPT2Config()), ("roberta", RobertaConfig())):
+        config.save_pretrained(write_files(tmp_path / name, {**words, "model.safetensors": name.encode()}))
+    models = [str(tmp_path / name) for name in ("gpt", "roberta")]
+    plan = {model: make_plan(model, "*", "all") for model in models}
+    found, lines = find_tokenizers(plan, SweepSettings(models, **small), tmp_path / "files")
+    assert not lines
+    assert [len(found[model].tokenizer("abc")["input_ids"]) for model in models] == [2, 4]
+
+
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
     local_run(tmp_path / "run", (1,))
     sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
@@ -188,7 +201,8 @@ def test_text_options_that_cannot_be_are_refused(options, rule):
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"min_words": 1000}, "text must have at least one text"),
+        ({"min_words": 1000}, "text must have at least one text that unit, min_words, max_words and sample leave"),
+        ({"sample": 1e-9}, "text must have at least one text that unit, min_words, max_words and sample leave"),
         ({"num_tokens": 2}, "num_tokens must be enough for the first text; got 2"),
         ({"special_tokens": "bos"}, "needs a tokenizer with a bos or cls token"),
         ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),

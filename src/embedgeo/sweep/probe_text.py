@@ -52,7 +52,7 @@ class ProbeText:
         token_texts: each token type as text, if tables of token types are asked for; or each type of words.
         type_sizes: mean number of tokens of the words of each type.
         num_cut: how many texts were longer and have been cut.
-        text_sha256: hash of the documents that it was made from.
+        text_sha256: hash of the documents that it was made from; of a dataset, of the texts taken from it.
     """
 
     token_ids: Tensor

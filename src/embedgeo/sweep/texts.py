@@ -3,6 +3,9 @@
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,8 @@ def prepare_texts(
     for planned in plan:
         models.setdefault(planned.checkpoint.model, []).append(planned)
     _require_class(plan, settings)
+    limits: dict[str, Any] = {"min_words": settings.min_words, "max_words": settings.max_words}
+    (cut,) = tee(cut_texts(documents, settings.unit, share=settings.sample, **limits), 1)  # read once, copied for each
     texts: dict[str, ProbeText] = {}
     made: dict[tuple[bool, Identity], ProbeText] = {}
     fitting: dict[tuple[str, Identity], ProbeText] = {}  # by the configuration of a model
@@ -50,7 +55,10 @@ def prepare_texts(
                 continue
             model, for_encoder = _first_model(its_plan, settings, folder)
             if (for_encoder, identity) not in made:
-                made[for_encoder, identity] = _prepare(documents, tokenizer, settings, for_encoder=for_encoder)
+                prepared = _prepare(copy(cut), tokenizer, settings, for_encoder=for_encoder)
+                if not documents.is_streamed:
+                    prepared = replace(prepared, text_sha256=documents.sha256)
+                made[for_encoder, identity] = prepared
             text = texts[each] = made[for_encoder, identity]
             if model is not None:
                 require_fit(model, text, settings)
@@ -59,17 +67,10 @@ def prepare_texts(
 
 
 def _prepare(
-    documents: Documents, tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, *, for_encoder: bool
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, *, for_encoder: bool
 ) -> ProbeText:
     digest = hashlib.sha256()
-    texts = cut_texts(
-        hashing(documents, digest),
-        settings.unit,
-        min_words=settings.min_words,
-        max_words=settings.max_words,
-        share=settings.sample,
-    )
-    tokenized = _tokenized(texts, tokenizer, settings, for_encoder=for_encoder)
+    tokenized = _tokenized(hashing(texts, digest), tokenizer, settings, for_encoder=for_encoder)
     token_ids, words = tokenized.token_ids, tokenized.words
     if words is not None:
         spelled = dict(enumerate(words.spelled))
@@ -89,7 +90,7 @@ def _prepare(
         spelled,
         _type_sizes(tokenized, settings),
         tokenized.num_cut,
-        digest.hexdigest() if documents.is_streamed else documents.sha256,
+        digest.hexdigest(),
     )
 
 

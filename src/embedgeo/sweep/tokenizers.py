@@ -87,9 +87,11 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
 
 
 def _listed_files(plan: Sequence[Planned]) -> tuple[StoredFile, ...]:
-    """The files of the first checkpoint's own tokenizer; empty where it has none, or they are not listed."""
-    contents = plan[0].contents
-    files = () if contents is None else tuple(file for file in contents.others if file.name in TOKENIZER_FILES)
+    """The files of the first checkpoint's own tokenizer and ``config.json``, which may tell its kind.
+
+    Empty where it has none, or they are not listed.
+    """
+    files = () if plan[0].contents is None else plan[0].contents.others
     return files if any(file.name in VOCABULARIES for file in files) else ()
 
 

@@ -7,11 +7,11 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 
-from embedgeo.text.streaming import PREFIX, parse_address, stream_dataset
+from embedgeo.text.streaming import PREFIX, Address, parse_address, stream_dataset
 
 _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -88,7 +88,7 @@ def _decoded(data: bytes) -> str:
 
 
 class Documents:
-    """The documents of files and datasets, in order; those of a dataset are read once they are asked for, and kept.
+    """The documents of files and datasets, in order; those of a dataset are read when they are asked for, every time.
 
     Args:
         paths: files, as `read_documents` reads them, or addresses of datasets, as `stream_dataset` does. None for the
@@ -105,26 +105,14 @@ class Documents:
     def __init__(self, paths: Sequence[str] = ()) -> None:
         addresses = {path: parse_address(path) for path in paths if path.startswith(PREFIX)}
         of_files = {path: read_documents([path]) for path in paths if path not in addresses}
-        named = [document for path in paths for document in of_files.get(path, [path])]
+        self._parts = [addresses.get(path) or of_files[path] for path in paths] if paths else [builtin_corpus()]
+        named = ([part.given] if isinstance(part, Address) else part for part in self._parts)
         self.is_streamed = bool(addresses)
-        self.sha256 = hash_documents(named if paths else builtin_corpus())
-        self._read: list[str] = []
-        self._rest = (
-            chain.from_iterable(
-                stream_dataset(addresses[path]) if path in addresses else of_files[path] for path in paths
-            )
-            if paths
-            else iter(builtin_corpus())
-        )
+        self.sha256 = hash_documents(chain.from_iterable(named))
 
     def __iter__(self) -> Iterator[str]:
-        for i in count():
-            if i == len(self._read):
-                document = next(self._rest, None)
-                if document is None:
-                    return
-                self._read.append(document)
-            yield self._read[i]
+        for part in self._parts:
+            yield from stream_dataset(part) if isinstance(part, Address) else part
 
 
 def hash_documents(documents: Iterable[str]) -> str:

@@ -144,7 +144,7 @@ def tokenize_texts(
         raise ValueError(
             f"num_tokens must be enough for the first text; got {num_tokens}."
             if left < 0
-            else "text must have at least one text of the unit, and of as many words as asked for; it has none."
+            else "text must have at least one text that unit, min_words, max_words and sample leave; it has none."
         )
     flat, ragged = torch.tensor(token_ids), torch.tensor(lengths)
     words_of = find_words(flat, torch.tensor(places), ragged, tokenizer.decode) if with_words else None
