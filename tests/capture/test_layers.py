@@ -60,7 +60,7 @@ def test_names_are_padded_to_the_number_of_blocks():
     ("layers", "error", "message"),
     [
         ("*.mpl", ValueError, r"matches no layer.*mlp"),
-        ("mean(last9)", ValueError, "the model has 3"),
+        ("mean(last9)", ValueError, "at most all; the model has 3"),
         ([], ValueError, "at least one layer"),
         (7, TypeError, "int"),
         (lambda model: {"x": 3}, TypeError, "int for 'x'"),

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from embedgeo.report import write_report
@@ -42,7 +42,7 @@ def records(draw: st.DrawFn) -> pd.DataFrame:
         for metric in metrics
         if draw(st.integers(0, 9))
     ]
-    return pd.DataFrame(rows, columns=["step", "layer", "layer_index", "width", "metric", "value", "stderr"])
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def require_page(folder: Path) -> None:
@@ -51,8 +51,19 @@ def require_page(folder: Path) -> None:
     assert page.read_text().count("<h1>") == 1
 
 
+COLUMNS = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+TWO_GAPS = pd.DataFrame(  # between sides of the model, in the order of its layers
+    [
+        (0, layer, i, 4, "Q", 1.0 + i, 0.1)
+        for i, layer in enumerate(["block.00", "encoder.block.00", "embed", "decoder.embed"])
+    ],
+    columns=COLUMNS,
+)
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(records())
+@example(TWO_GAPS)
 def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
         types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64", "stderr": "float64"}

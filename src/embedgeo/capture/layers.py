@@ -132,7 +132,9 @@ def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[
         if wanted in ("", prefix):
             blocks = _blocks(submodel)
             if not 1 <= count <= len(blocks):
-                raise ValueError(f"layers={pattern!r} must average at least one block; the model has {len(blocks)}.")
+                raise ValueError(
+                    f"layers={pattern!r} must average at least one block and at most all; the model has {len(blocks)}."
+                )
             yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
 
 

@@ -77,9 +77,9 @@ def profile(run: Run, metric: str) -> FigureData:
     value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
     legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
-    shown, beside = (each.T.rename(columns=columns) for each in (table, errors))
-    numbers = with_errors(shown, beside, is_spread=is_spread)
-    numbers = numbers.assign(random=random.iloc[-1]).drop("", errors="ignore")
+    shown, beside, expected = (each.T.drop("", errors="ignore") for each in (table, errors, random))
+    numbers = with_errors(shown.rename(columns=columns), beside.rename(columns=columns), is_spread=is_spread)
+    numbers = numbers.assign(random=expected.iloc[:, -1])
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
