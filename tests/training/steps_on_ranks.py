@@ -146,7 +146,6 @@ def refusals():
     """What is said, at set-up, of meshes of which it is unknown which ranks have the same rows."""
     said = {}
     meshes = {
-        "pipeline": {"mesh_shape": (2, 1), "mesh_dim_names": ("pp", "dp")},
         "context": {"mesh_shape": (2,), "mesh_dim_names": ("cp",)},
         "unnamed": {"mesh_shape": (1, 2)},
     }
