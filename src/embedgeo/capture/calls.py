@@ -54,6 +54,14 @@ class Call(NamedTuple):
         )
 
 
+class Lookup(NamedTuple):
+    """A call of an embedding table while no enclosing module was called."""
+
+    table: nn.Module
+    token_ids: Tensor
+    embeddings: Tensor
+
+
 @contextmanager
 def watched_calls(module: nn.Module, on_call: OnCall) -> Iterator[None]:
     """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside ``on_call``'s.

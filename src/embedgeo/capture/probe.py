@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import in_shape_inference, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import Aligned
+from embedgeo.capture.shards import gathered
 
 OnHidden = Callable[[Layer, Tensor, Aligned], None]
 """Called with a layer, its hidden state in one forward pass, and what its rows are."""
@@ -42,6 +44,7 @@ class Probe:
         token_ids: used instead of those that the model is given; see `ForwardInputs.align`.
         mask: used instead of the one that the model is given; likewise.
         word_ids: the word of each token; likewise.
+        sequence_mesh: the ranks of which each may have a part of the positions; None: no rank has a part.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -59,6 +62,7 @@ class Probe:
         self.token_ids: Given | None = None
         self.mask: Given | None = None
         self.word_ids: Given | None = None
+        self.sequence_mesh: DeviceMesh | None = None
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -178,6 +182,9 @@ class Probe:
             if mean is not None:
                 mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
                 given = self.token_ids, self.mask, self.word_ids
+                if self.sequence_mesh is not None:
+                    tensors = [*filter(torch.is_tensor, given), *self._inputs.recorded]
+                    mean = gathered(mean, self.sequence_mesh, tensors)
                 self._on_hidden(layer, mean, self._inputs.align(layer, mean, *given))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:

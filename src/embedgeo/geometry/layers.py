@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
@@ -38,6 +39,7 @@ class Geometry:
         device: the device on which ranks exchange values; default: that of the parameters.
         process_group: the ranks that have different rows; the other ranks repeat the rows of one of these (tensor
             parallelism). Default: all ranks have different rows.
+        sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
 
@@ -67,6 +69,7 @@ class Geometry:
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
+        sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -83,12 +86,12 @@ class Geometry:
         self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
+        self.probe.sequence_mesh = sequence_mesh
         self._make_metrics = metrics or default_metrics
         require_distinct_keys(self._make_metrics)
         self.settings["metrics"] = [saving.described(metric) for metric in self._make_metrics(2)]
         self._device = state_device(device or weights_device(model))
-        self._group, self._stage_group = process_group, stage_group
-        self._is_off = False
+        self._group, self._stage_group, self._is_off = process_group, stage_group, False
         require_num_groups(jackknife)
         self._jackknife = jackknife
         self._metrics: dict[str, LayerMetrics] = {}

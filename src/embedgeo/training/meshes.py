@@ -47,6 +47,12 @@ def data_parallel_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     return _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
 
 
+def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
+    """The ranks of tensor parallelism, of which each may have a part of the positions; None if there are none."""
+    names = [name for name in mesh.mesh_dim_names or () if _REPEATED.fullmatch(name) and mesh[name].size() > 1]
+    return mesh[names[0]] if len(names) == 1 else None
+
+
 def pipeline_groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
     """The ranks of the stages of one model, in order, and those that have this rank's stage; every rank must call this.
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -19,7 +18,7 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.logs import Log
-from embedgeo.training.meshes import data_parallel_group, require_same_modules
+from embedgeo.training.meshes import data_parallel_group, require_same_modules, sequence_mesh
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.optimizers import OptimizerSteps
 from embedgeo.training.pipeline import Stage, StageGeometry, require_forward
@@ -90,6 +89,8 @@ class StepMonitor(Monitor):
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
         self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
+        if device_mesh is not None:
+            self._make_geometry = partial(self._make_geometry, sequence_mesh=sequence_mesh(device_mesh))
         self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
         if self._stage is not None:
             require_forward(self.probe, self.probe_forward)
@@ -141,9 +142,7 @@ class StepMonitor(Monitor):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         (self.close if error is None else self._stop)()
 
     @contextmanager
