@@ -44,7 +44,7 @@ class StepMonitor(Monitor):
     interpreter exits.
 
     Args:
-        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP).
+        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a pipeline this rank's stage.
         every_n_steps: measure at steps 0, n, 2n …
         log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a Lightning logger, or an
             object with a method ``log(values, step=step)`` such as a run of Weights & Biases. It is called on each rank
