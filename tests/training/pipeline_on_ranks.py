@@ -136,6 +136,10 @@ def refusals():
             pipeline.monitor(**options)
         except (ValueError, RuntimeError) as error:
             said[name] = str(error)
+    try:
+        StepMonitor([pipeline.model, pipeline.model], device_mesh=pipeline.mesh)
+    except TypeError as error:
+        said["two stages"] = str(error)
     return said
 
 

@@ -99,4 +99,5 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
             assert f"layers='{name}' must be found within one stage of the pipeline" in refused[name]
         assert refused["nothing*"] == "layers='nothing*' matches no layer of any stage of the pipeline."
         assert "several have layers." in refused["layers"]
+        assert refused["two stages"] == "model must be the one stage that this rank has; got list."
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]

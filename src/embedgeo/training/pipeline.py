@@ -42,6 +42,8 @@ class Stage:
     def on(cls, mesh: DeviceMesh, model: nn.Module) -> "Stage | None":
         """The stage on this rank; None if the mesh has no pipeline. Every rank must call this."""
         groups = pipeline_groups(mesh)
+        if groups is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be the one stage that this rank has; got {type(model).__name__}.")
         return None if groups is None else cls(model, *groups)
 
     def attach(self, probe: Probe, batch: Any) -> None:

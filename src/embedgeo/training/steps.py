@@ -85,7 +85,6 @@ class StepMonitor(Monitor):
     ) -> None:
         super().__init__(every_n_steps, **options)
         self._model = model
-        self._given_log = Log(log, self.prefix)
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
         self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
@@ -97,6 +96,7 @@ class StepMonitor(Monitor):
             self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
+        self._given_log = Log(log, self.prefix)  # may fail on the one rank that has it, which no other waits for now
         self._after, self._before = inf, -inf  # steps between them are not measured
         self._now = -1
         self._is_inside = self._has_stepped = False
