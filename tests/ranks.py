@@ -1,4 +1,4 @@
-"""Run a function on two gloo ranks, or more, each a process of its own."""
+"""Run a function on two gloo ranks, or more, each a process of its own, forked from one that has the imports."""
 
 import time
 from datetime import timedelta
@@ -9,6 +9,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 WORLD_SIZE = 2
+
+mp.set_forkserver_preload(["tests.training.on_ranks", "tests.training.steps_on_ranks"])  # once, not on each rank
 
 
 def on_two_ranks(function, folder, *args, seconds=120, world_size=WORLD_SIZE):
@@ -22,7 +24,7 @@ def on_two_ranks(function, folder, *args, seconds=120, world_size=WORLD_SIZE):
         world_size: how many ranks.
     """
     given = function, folder, args, world_size
-    context = mp.start_processes(_on_rank, given, world_size, join=False, start_method="spawn")
+    context = mp.start_processes(_on_rank, given, world_size, join=False, start_method="forkserver")
     deadline = time.monotonic() + seconds
     while not context.join(timeout=1):
         if time.monotonic() > deadline:

@@ -16,10 +16,11 @@ from tests.training.on_ranks import batch_of, probe_batches
 
 STEPS = 5
 MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
-FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel")
-FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
 IN_PARTS = "sequence parallel, hidden states in parts"
-REPEATED = ("tensor parallel", "sequence parallel")
+FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel", IN_PARTS)
+FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
+REPEATED = ("tensor parallel", "sequence parallel", IN_PARTS)
+WITHOUT_MESH = f"{IN_PARTS}, without their mesh"
 
 
 def new_model():
@@ -77,7 +78,8 @@ def parallel(form):
         for block in model.h:
             mlp = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1), **local)
             parallelize_module(block, tp, {"norm": SequenceParallel(**local), "mlp": mlp})
-        return model, {"device_mesh": mesh}
+        without = {"process_group": mesh["data_parallel"].get_group()}
+        return model, without if form == WITHOUT_MESH else {"device_mesh": mesh}
     if form == "fsdp 2 and tensor parallel":
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         return sharded(split(model, mesh["tp"]), mesh["dp"]), {"device_mesh": mesh}
@@ -99,7 +101,7 @@ def split(model, mesh):
 
 def source(form, rank):
     """Which of the batches of a step this rank is given."""
-    return {**dict.fromkeys((*REPEATED, IN_PARTS), 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
+    return {**dict.fromkeys((*REPEATED, WITHOUT_MESH), 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
 
 
 def batch_at(form, rank, step):
@@ -146,7 +148,6 @@ def refusals():
     """What is said, at set-up, of meshes of which it is unknown which ranks have the same rows."""
     said = {}
     meshes = {
-        "pipeline": {"mesh_shape": (2, 1), "mesh_dim_names": ("pp", "dp")},
         "context": {"mesh_shape": (2,), "mesh_dim_names": ("cp",)},
         "unnamed": {"mesh_shape": (1, 2)},
     }
@@ -167,10 +168,26 @@ def refusals():
     return said
 
 
+def fewer_positions():
+    """What is said of hidden states that have half of the positions, but the same ones on both ranks."""
+    mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 4), Halved(), nn.Identity())
+    monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=moments)
+    with warnings.catch_warnings(record=True) as caught, monitor.step(0):
+        warnings.simplefilter("always")
+        model(token_batch()["input_ids"])
+    return [str(w.message) for w in caught]
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x[:, ::2]
+
+
 def everything(rank):
-    results = {form: run(form, rank) for form in (*FORMS, IN_PARTS)}
+    results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["fault"] = run("ddp", rank, metrics=lambda dim: [OutOfMemory(dim)])
-    return results | {"refused": refusals()}
+    return results | {"refused": refusals(), "fewer positions": fewer_positions()}
 
 
 def on_four(rank):

@@ -9,9 +9,9 @@ from tests.training.on_ranks import probe_batches
 from tests.training.steps_on_ranks import (
     FORMS,
     FORMS_ON_FOUR,
-    IN_PARTS,
     REPEATED,
     STEPS,
+    WITHOUT_MESH,
     batch_at,
     everything,
     moments,
@@ -75,20 +75,28 @@ def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
         assert list(by_step(rank["fault"]["held"])) == [0, 3, STEPS]
 
 
-def test_hidden_states_in_parts_are_refused(two):
+def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_others(two):
     for rank in two:
-        outcome = rank[IN_PARTS]
+        outcome = rank[WITHOUT_MESH]
         assert outcome["train"] == outcome["held"] == []
         assert len(outcome["warned"]) == 2
         for warning in outcome["warned"]:
             assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
 
 
+def test_fewer_positions_that_are_the_same_on_all_ranks_are_no_parts(two):
+    for rank in two:
+        (warning,) = rank["fewer positions"]
+        assert "its rows have shape (4, 6) and are the same on all ranks. Leave the layer out. at layer '01'" in warning
+
+
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
     for rank in two:
         refused = rank["refused"]
-        assert "got pp. Under pipeline or context parallelism sweep" in refused["pipeline"]
-        assert "got cp." in refused["context"]
+        assert "got cp. Under context parallelism sweep" in refused["context"]
         assert "got unnamed ones." in refused["unnamed"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
-        assert "same modules on every rank; they differ, as those of pipeline stages do" in refused["stage"]
+        assert (
+            "same modules on every rank; they differ, as those of pipeline stages do. Give device_mesh="
+            in refused["stage"]
+        )

@@ -1,6 +1,7 @@
 """A module's calls, also those of its bare ``forward``, which torch's hooks do not see."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
@@ -53,6 +54,14 @@ class Call(NamedTuple):
         )
 
 
+class Lookup(NamedTuple):
+    """A call of an embedding table while no enclosing module was called."""
+
+    table: nn.Module
+    token_ids: Tensor
+    embeddings: Tensor
+
+
 @contextmanager
 def watched_calls(module: nn.Module, on_call: OnCall) -> Iterator[None]:
     """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside ``on_call``'s.
@@ -80,6 +89,17 @@ def has_gradients() -> bool:
     """
     in_function = not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
     return torch.is_grad_enabled() or in_function
+
+
+def in_shape_inference() -> bool:
+    """Whether a stage of `torch.distributed.pipelining` runs to learn its shapes: on no microbatch, on any values."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    frame = sys._getframe() if pipelining is not None else None
+    while frame is not None:
+        if frame.f_code.co_filename == pipelining.__file__:  # type: ignore[union-attr]
+            return frame.f_code.co_name != "forward_maybe_with_nosync"
+        frame = frame.f_back
+    return False
 
 
 def _tensor(value: Any, ndim: int) -> Tensor | None:

@@ -1,7 +1,7 @@
 """What a model was given in a forward pass: token ids and masks, in the order of the rows of a hidden state."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from embedgeo.capture.calls import Call, has_gradients
+from embedgeo.capture.calls import Call, Lookup, has_gradients
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import Aligned, LayerRows, covers_cached_positions, require_exclusions, require_integers
 from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
@@ -17,14 +17,6 @@ from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 Given = Tensor | Callable[[Any], Tensor]
 """A tensor, or a function that returns it, given the batch."""
-
-
-class _Lookup(NamedTuple):
-    """A call of an embedding table while no enclosing module was called."""
-
-    table: nn.Module
-    token_ids: Tensor
-    embeddings: Tensor
 
 
 class ForwardInputs:
@@ -63,7 +55,7 @@ class ForwardInputs:
     def reset(self) -> None:
         """Forget the current forward pass."""
         self._running: list[Call] = []  # the outermost call first
-        self._lookup: _Lookup | None = None
+        self._lookup: Lookup | None = None
         self._forget_token_ids()
         self._begin_forward()
 
@@ -82,6 +74,11 @@ class ForwardInputs:
     def has_gradients(self) -> bool:
         """Whether the running calls began with gradients on; whether they are on, if none is running."""
         return all(call.has_gradients for call in self._running) if self._running else has_gradients()
+
+    @property
+    def recorded(self) -> list[Tensor]:
+        """The token ids and the mask that the model is given."""
+        return [*self._token_ids.values(), *([] if self._mask is None else [self._mask])]
 
     def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Record the arguments of a call of an enclosing module; returns whether a forward pass begins with it.
@@ -116,9 +113,9 @@ class ForwardInputs:
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self._token_ids[table, ids.shape], self._aligned = ids, {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookup = _Lookup(table, ids, output.detach())
+                self._lookup = Lookup(table, ids, output.detach())
 
-    def _take_lookup(self, lookup: _Lookup, embeddings: Tensor) -> None:
+    def _take_lookup(self, lookup: Lookup, embeddings: Tensor) -> None:
         """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
         num_virtual = embeddings.shape[1] - lookup.embeddings.shape[1]
         if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(lookup.embeddings), lookup.embeddings):

@@ -10,11 +10,13 @@ from typing import Any
 from torch import nn
 
 from embedgeo.capture.structure import (
+    Part,
     contains_any,
     final_norm,
     find_stack,
     is_callable,
     last_hidden_state,
+    measured_model,
     module_names,
     starts_after_first_block,
     submodels,
@@ -55,7 +57,7 @@ class Layer:
     positions_first: bool = False
 
 
-def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer]:
+def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None) -> list[Layer]:
     """Find the layers of a model.
 
     ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each block) and
@@ -68,23 +70,26 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks") -> list[Layer
     ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
     and the model's last hidden state, ``final_norm`` where there is one, else the last block's output.
 
+    Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the model; ``embed`` is in
+    the first part and ``final_norm`` in the last. A pattern may then match nothing.
+
     Raises:
         TypeError: ``layers`` is not a `LayerSpec`.
-        ValueError: a pattern matches nothing, or the model has no list of blocks.
+        ValueError: a pattern matches nothing, the model has no list of blocks, or layers of a ``part`` need the others.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)})
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
-    found = {layer.name: layer for layer in _resolve(model, layers)}
-    if not found:
+    found = {layer.name: layer for layer in _resolve(model, layers, part)}
+    if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
     return [replace(layer, positions_first=_is_positions_first(model, layer)) for layer in found.values()]
 
 
-def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
+def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
     if isinstance(layers, str):
-        yield from _match(model, layers)
+        yield from _match(model, layers, part)
     elif isinstance(layers, Mapping):
         for name, module in layers.items():
             if not isinstance(module, nn.Module):
@@ -94,9 +99,9 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
         raise TypeError(f"layers must map names to modules, {{name: module}}; got a bare {type(layers).__name__}.")
     elif isinstance(layers, Sequence):
         for each in layers:
-            yield from _resolve(model, each)
+            yield from _resolve(model, each, part)
     elif callable(layers):
-        yield from _resolve(model, layers(model))
+        yield from _resolve(model, layers(model), part)
     else:
         raise TypeError(
             'layers must be "blocks", "hidden_states", a pattern of names, a list of these or a callable; '
@@ -104,8 +109,14 @@ def _resolve(model: nn.Module, layers: object) -> Iterator[Layer]:
         )
 
 
-def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
-    standard = [layer for prefix, submodel in submodels(model).items() for layer in _standard_layers(prefix, submodel)]
+def _match(model: nn.Module, pattern: str, part: Part | None) -> Iterator[Layer]:
+    if part is not None and (pattern == "hidden_states" or _MEAN.fullmatch(pattern) or len(submodels(model)) > 1):
+        raise ValueError(
+            f"layers={pattern!r} must be found within one stage of the pipeline, of a model that is no encoder and "
+            'decoder; it needs several. Use layers="blocks" or a pattern of names.'
+        )
+    parts = submodels(model).items()
+    standard = [layer for prefix, submodel in parts for layer in _standard_layers(prefix, submodel, part)]
     numbered = [layer for prefix, submodel in submodels(model).items() for layer in _hidden_states(prefix, submodel)]
     mean = _MEAN.fullmatch(pattern)
     if pattern in ("blocks", "hidden_states"):
@@ -120,7 +131,7 @@ def _match(model: nn.Module, pattern: str) -> Iterator[Layer]:
     elif mean:
         yield from _means(model, pattern, mean[1], int(mean[2]))
     else:
-        yield from _glob(model, pattern, standard, numbered)
+        yield from _glob(model, pattern, standard, numbered, part)
 
 
 def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[Layer]:
@@ -138,12 +149,16 @@ def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[
             yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
 
 
-def _glob(model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer]) -> list[Layer]:
+def _glob(
+    model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer], part: Part | None
+) -> list[Layer]:
     """The layers and modules whose names match; only where none does, numbered hidden states."""
-    taken = {layer.name for layer in standard}
-    others = [Layer(name, (ModuleCall(module),)) for name, module in module_names(model).items() if name not in taken]
+    taken, names = {layer.name for layer in standard}, module_names(model)
+    if part is not None:
+        names, numbered = _numbered_in_model(names, model, part), []
+    others = [Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken]
     matching = _matching(pattern, standard + others) or _matching(pattern, numbered)
-    if not matching:
+    if not matching and part is None:
         everything = [layer.name for layer in standard + others + numbered]
         parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
@@ -161,17 +176,28 @@ def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
     ]
 
 
-def _standard_layers(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
-    """``embed``, the blocks and ``final_norm``; nothing if there are no blocks."""
+def _numbered_in_model(names: Mapping[str, nn.Module], model: nn.Module, part: Part) -> dict[str, nn.Module]:
+    """The modules of a part by name, its blocks with the numbers that they have in the model."""
+    own = [next(name for name, m in names.items() if m is call.module) for call in _blocks(measured_model(model))]
+    width = max(2, len(str(part.num_blocks - 1)))
+    stem = {name: f"{name.rpartition('.')[0]}.{i:0{width}}".lstrip(".") for i, name in enumerate(own, part.first_block)}
+    inside = {name: next((block for block in own if f"{name}.".startswith(f"{block}.")), "") for name in names}
+    return {stem.get(inside[name], "") + name.removeprefix(inside[name]): module for name, module in names.items()}
+
+
+def _standard_layers(prefix: str, submodel: nn.Module, part: Part | None) -> Iterator[Layer]:
+    """``embed``, the blocks and ``final_norm``, of a part those that it has; nothing if there are no blocks."""
     stack, blocks = find_stack(submodel), _blocks(submodel)
     if stack is None or not blocks:
         return
-    width = max(2, len(str(len(blocks) - 1)))
-    yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
-    for i, block in enumerate(blocks):
+    first, total = part or (0, len(blocks))
+    width = max(2, len(str(total - 1)))
+    if first == 0:
+        yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
+    for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{i:0{width}}", (block,))
     norm = final_norm(stack)
-    if norm is not None:
+    if norm is not None and first + len(blocks) == total:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
 
 

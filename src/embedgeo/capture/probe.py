@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import watched_calls
+from embedgeo.capture.calls import in_shape_inference, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import Aligned
+from embedgeo.capture.shards import gathered
 
 OnHidden = Callable[[Layer, Tensor, Aligned], None]
 """Called with a layer, its hidden state in one forward pass, and what its rows are."""
@@ -22,9 +24,9 @@ class Probe:
     """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
 
     Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
-    activation checkpointing repeats during the backward pass. While the probe is attached, a compiled model runs
-    eagerly, because a compiled graph would not call the hooks; so do torch's own transformer layers, which otherwise
-    have fused kernels for inference.
+    activation checkpointing repeats during the backward pass, nor one in which a pipeline stage learns its shapes.
+    While the probe is attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do
+    torch's own transformer layers, which otherwise have fused kernels for inference.
 
     Args:
         layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
@@ -42,6 +44,7 @@ class Probe:
         token_ids: used instead of those that the model is given; see `ForwardInputs.align`.
         mask: used instead of the one that the model is given; likewise.
         word_ids: the word of each token; likewise.
+        sequence_mesh: the ranks of which each may have a part of the positions; None: no rank has a part.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -59,6 +62,7 @@ class Probe:
         self.token_ids: Given | None = None
         self.mask: Given | None = None
         self.word_ids: Given | None = None
+        self.sequence_mesh: DeviceMesh | None = None
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -113,10 +117,11 @@ class Probe:
     def __exit__(self, *error: object) -> None:
         self.detach()
 
-    def _should_skip(self) -> bool:
-        """Whether a call must not be read: only another probe may, or activation checkpointing repeats it."""
+    def should_skip(self) -> bool:
+        """Whether a call must not be read: only another probe may, it is a repetition, or it is on no real values."""
         in_backward = torch._C._current_graph_task_id() != -1
-        return self._attached is None or Probe._exclusive not in (None, self) or in_backward
+        is_other = self._attached is None or Probe._exclusive not in (None, self)
+        return is_other or in_backward or in_shape_inference()
 
     def _begin_forward(self) -> None:
         self._num_calls: Counter[tuple[str, int]] = Counter()
@@ -136,7 +141,7 @@ class Probe:
     @contextmanager
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """Context in which an enclosing module is called."""
-        if self._should_skip():
+        if self.should_skip():
             yield
             return
         with self._guarded("at the model's call"):
@@ -149,7 +154,7 @@ class Probe:
 
     def _hook(self, module: nn.Module, hook: Callable[..., None], where: str) -> "_Hook":
         def guarded(*call: Any) -> None:
-            if not self._should_skip():
+            if not self.should_skip():
                 with self._guarded(where):
                     hook(*call)
 
@@ -177,6 +182,9 @@ class Probe:
             if mean is not None:
                 mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
                 given = self.token_ids, self.mask, self.word_ids
+                if self.sequence_mesh is not None:
+                    tensors = [*filter(torch.is_tensor, given), *self._inputs.recorded]
+                    mean = gathered(mean, self.sequence_mesh, tensors)
                 self._on_hidden(layer, mean, self._inputs.align(layer, mean, *given))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:

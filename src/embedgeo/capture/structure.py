@@ -27,6 +27,18 @@ class Stack(NamedTuple):
     blocks: list[nn.Module]
 
 
+class Part(NamedTuple):
+    """The blocks of a model that a module has, a stage of a pipeline.
+
+    Attributes:
+        first_block: the number, in the model, of the module's first block.
+        num_blocks: how many the model has.
+    """
+
+    first_block: int
+    num_blocks: int
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
     names = {*_WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else _WRAPPERS

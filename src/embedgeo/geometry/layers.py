@@ -8,13 +8,14 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.rows import Aligned
-from embedgeo.capture.structure import weights_device
+from embedgeo.capture.structure import Part, weights_device
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
@@ -38,6 +39,9 @@ class Geometry:
         device: the device on which ranks exchange values; default: that of the parameters.
         process_group: the ranks that have different rows; the other ranks repeat the rows of one of these (tensor
             parallelism). Default: all ranks have different rows.
+        sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
+        part: the blocks that the model has, if it is a stage of a pipeline.
+        stage_group: the ranks that have this stage. Default: all ranks have the same layers.
 
     Attributes:
         layers: of the model, in forward order.
@@ -65,6 +69,9 @@ class Geometry:
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
+        sequence_mesh: DeviceMesh | None = None,
+        part: Part | None = None,
+        stage_group: dist.ProcessGroup | None = None,
     ) -> None:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
@@ -74,17 +81,17 @@ class Geometry:
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model, layers = inner, "blocks"
         self.model = model
-        self.layers = resolve_layers(model, layers)
+        self.layers = resolve_layers(model, layers, part)
         self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
+        self.probe.sequence_mesh = sequence_mesh
         self._make_metrics = metrics or default_metrics
         require_distinct_keys(self._make_metrics)
         self.settings["metrics"] = [saving.described(metric) for metric in self._make_metrics(2)]
         self._device = state_device(device or weights_device(model))
-        self._group = process_group
-        self._is_off = False
+        self._group, self._stage_group, self._is_off = process_group, stage_group, False
         require_num_groups(jackknife)
         self._jackknife = jackknife
         self._metrics: dict[str, LayerMetrics] = {}
@@ -106,8 +113,10 @@ class Geometry:
                     failures.append(error)
         numbers = torch.stack([*pairs.values()]).double() if pairs else torch.zeros(0, 2)
         names = [layer.name for layer in self.layers]
-        if self._group is not None and not all_reduce_max(torch.tensor(len(failures), device=self._device)):
-            require_same_values([f"{key} at layer {names[i]!r}" for i, key in pairs], numbers[:, 0])
+        failed = torch.tensor(len(failures), device=self._device)
+        if self._group is not None and not all_reduce_max(failed, self._stage_group):
+            keys = [f"{key} at layer {names[i]!r}" for i, key in pairs]
+            require_same_values(keys, numbers[:, 0], self._stage_group)
         if failures:
             raise failures[0]
         widths = {i: self._metrics[names[i]].dim for i, _ in pairs}
@@ -182,15 +191,8 @@ class Geometry:
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
-        saving.save(
-            self,
-            folder,
-            model=model,
-            step=step,
-            save_samples=save_samples,
-            token_tables=token_tables,
-            device=self._device,
-        )
+        options = {"save_samples": save_samples, "token_tables": token_tables}
+        saving.save(self, folder, model=model, step=step, device=self._device, **options)
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -37,11 +38,11 @@ def require_samples(make_metrics: Callable[[int], list[Metric]]) -> None:
         raise ValueError("save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is.")
 
 
-def require_same_values(names: Sequence[str], values: Tensor) -> None:
-    """Raise ValueError, naming the first, if values differ between ranks; every rank must call this."""
+def require_same_values(names: Sequence[str], values: Tensor, process_group: dist.ProcessGroup | None = None) -> None:
+    """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
     if not names:
         return
-    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num())
+    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num(), process_group)
     differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
     if bool(differs.any()):
         raise ValueError(

@@ -88,7 +88,7 @@ class Monitor:
         require_num_groups(jackknife)
         options: dict[str, Any] = {"layers": layers, "metrics": self._make_metrics, "rows": rows, **self._exclusions}
         options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife}
-        self._make_geometry: Callable[..., Geometry] = partial(Geometry, **options)
+        self._make_geometry: partial[Any] = partial(Geometry, **options)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None

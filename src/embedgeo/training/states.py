@@ -1,7 +1,7 @@
 """What a measurement leaves as it was: random states, modes and buffers."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,15 +21,25 @@ def kept_random_states() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+def present_modes(model: nn.Module) -> Callable[[], None]:
+    """What puts each module back into the mode, train or eval, that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def put_back() -> None:
+        for module, was_training in modes:
+            module.training = was_training
+
+    return put_back
+
+
 @contextmanager
 def kept_modes(model: nn.Module) -> Iterator[None]:
     """Puts each module back into train or eval mode on exit."""
-    modes = [(module, module.training) for module in model.modules()]
+    put_back = present_modes(model)
     try:
         yield
     finally:
-        for module, was_training in modes:
-            module.training = was_training
+        put_back()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -19,9 +18,11 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.logs import Log
-from embedgeo.training.meshes import data_parallel_group, require_same_modules
+from embedgeo.training.meshes import data_parallel_group, require_same_modules, sequence_mesh
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.optimizers import OptimizerSteps
+from embedgeo.training.pipeline import Stage, StageGeometry, require_forward
+from embedgeo.training.states import present_modes
 
 _NOT_MEASURED = nullcontext()
 
@@ -43,7 +44,7 @@ class StepMonitor(Monitor):
     interpreter exits.
 
     Args:
-        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP).
+        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a pipeline this rank's stage.
         every_n_steps: measure at steps 0, n, 2n …
         log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a Lightning logger, or an
             object with a method ``log(values, step=step)`` such as a run of Weights & Biases. It is called on each rank
@@ -84,11 +85,18 @@ class StepMonitor(Monitor):
     ) -> None:
         super().__init__(every_n_steps, **options)
         self._model = model
-        self._given_log = Log(log, self.prefix)
-        self._make_geometry(model)  # refused now, not at the first step
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
         self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
+        if device_mesh is not None:
+            self._make_geometry = partial(self._make_geometry, sequence_mesh=sequence_mesh(device_mesh))
+        self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
+        if self._stage is not None:
+            require_forward(self.probe, self.probe_forward)
+            self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
+            self._keeps_batches = False  # a stage alone cannot be run on them
+        self._make_geometry(model)  # refused now, not at the first step
+        self._given_log = Log(log, self.prefix)  # may fail on the one rank that has it, which no other waits for now
         self._after, self._before = inf, -inf  # steps between them are not measured
         self._now = -1
         self._is_inside = self._has_stepped = False
@@ -134,9 +142,7 @@ class StepMonitor(Monitor):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         (self.close if error is None else self._stop)()
 
     @contextmanager
@@ -160,7 +166,7 @@ class StepMonitor(Monitor):
         self._has_stepped = False
         if self._adapter is None:
             adapter = self._adapt()
-            require_same_modules(self._model, adapter.device)
+            require_same_modules(self._model, adapter.device, None if self._stage is None else self._stage.ranks)
             self._start(adapter, step)
         if self._place.last_step is not None and step < self._place.last_step:
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
@@ -168,6 +174,16 @@ class StepMonitor(Monitor):
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._look_ahead()
+
+    def _attach(self, batch: Any) -> None:
+        super()._attach(batch)
+        if self._stage is not None and self._geometry is not None:
+            self._stage.attach(self._geometry.probe, batch)
+
+    def _detach(self) -> None:
+        super()._detach()
+        if self._stage is not None:
+            self._stage.detach()
 
     def _look_ahead(self) -> None:
         """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
@@ -200,12 +216,6 @@ class StepMonitor(Monitor):
 
     def _adapt(self) -> TrainerAdapter:
         device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        modes = [(module, module.training) for module in self._model.modules()]
-
-        def set_train_mode() -> None:
-            for module, was_training in modes:
-                module.training = was_training
-
         return TrainerAdapter(
             model=self._model,
             device=device,
@@ -215,7 +225,7 @@ class StepMonitor(Monitor):
             process_group=self._process_group,
             writes=current_rank() == 0,
             folder=self._given_log.folder,
-            set_train_mode=set_train_mode,
+            set_train_mode=present_modes(self._model),
         )
 
     def _forward(self, batch: Any) -> None:

@@ -1,0 +1,181 @@
+"""A model whose blocks are on several ranks, as stages of a pipeline: their numbers, their rows and their records."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from embedgeo.capture.calls import watched_calls
+from embedgeo.capture.layers import LayerSpec
+from embedgeo.capture.probe import Probe
+from embedgeo.capture.structure import Part, find_stack, measured_model, unwrapped
+from embedgeo.geometry import Geometry
+from embedgeo.results.schema import Record
+from embedgeo.results.wording import listed, reason
+from embedgeo.training.meshes import pipeline_groups
+
+T = TypeVar("T")
+
+
+class Stage:
+    """One stage of a pipeline: on which ranks the others are, and which rows of a batch it is given when.
+
+    A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
+    sequences of the batch as its tensors have, the next one those after them.
+
+    Args:
+        model: the stage.
+        stages: the ranks of the stages of one model, in forward order.
+        ranks: those that have this stage.
+    """
+
+    def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
+        self.stages, self.ranks = stages, ranks
+        self._model = unwrapped(model)
+        self._attached = ExitStack()
+
+    @classmethod
+    def on(cls, mesh: DeviceMesh, model: nn.Module) -> "Stage | None":
+        """The stage on this rank; None if the mesh has no pipeline. Every rank must call this."""
+        groups = pipeline_groups(mesh)
+        if groups is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be the one stage that this rank has; got {type(model).__name__}.")
+        return None if groups is None else cls(model, *groups)
+
+    def attach(self, probe: Probe, batch: Any) -> None:
+        """Give the probe, in each forward pass, what it is given now of the batch, for the rows of the microbatch.
+
+        Stages after the first are given hidden states alone: of a batch as Hugging Face models take it they get the
+        token ids, if the probe is given none.
+        """
+        if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self.stages):
+            probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        given = {name: getattr(probe, name) for name in ("token_ids", "mask", "word_ids")}
+        whole = {name: tensor for name, tensor in given.items() if tensor is not None}
+        num_seen = 0
+
+        @contextmanager
+        def cut(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+            nonlocal num_seen
+            sizes = (len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim)
+            if not probe.should_skip():
+                first, num_seen = num_seen, num_seen + next(sizes, 0)
+                for name, tensor in whole.items():
+                    setattr(probe, name, tensor[first:num_seen])
+            yield
+
+        self.detach()
+        self._attached.enter_context(watched_calls(self._model, cut))
+
+    def detach(self) -> None:
+        """Undo `attach`; does nothing when not attached."""
+        self._attached.close()
+
+
+class StageGeometry(Geometry):
+    """The metrics of a stage's layers, under the names that they have in the whole model.
+
+    Every rank must make it, and call `records`, at the same time.
+
+    Args:
+        model: the stage, with at least one block.
+        layers: as for `embedgeo.observe`; what none of the stages has is refused, and so is what needs several.
+        stage: where the others are.
+        options: as for `embedgeo.geometry.Geometry`.
+
+    Raises:
+        TypeError, ValueError: as `embedgeo.geometry.Geometry` does; no stage has a layer, or several have the same.
+        RuntimeError: there was an error on another stage.
+    """
+
+    def __init__(self, model: nn.Module, layers: LayerSpec = "blocks", *, stage: Stage, **options: Any) -> None:
+        self._stages = stage.stages
+        before = [0, *accumulate(_on_all(self._stages, lambda: _num_blocks(model)))]
+        part = Part(before[dist.get_rank(self._stages)], before[-1])
+
+        def found() -> list[str]:
+            super(StageGeometry, self).__init__(model, layers, part=part, stage_group=stage.ranks, **options)
+            return [layer.name for layer in self.layers]
+
+        self._names = _on_all(self._stages, found)
+        names = [name for each in self._names for name in each]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"layers must have other names on each stage of a pipeline; several have {listed(twice)}.")
+        if not names:
+            raise ValueError(f"layers={layers!r} matches no layer of any stage of the pipeline.")
+
+    def records(self) -> list[Record]:
+        """The records of all stages, as those of the whole model; every rank must call this.
+
+        Raises:
+            ValueError: a stage has counted other rows than the one before it.
+            RuntimeError: there was an error on another stage.
+        """
+        every = _on_all(self._stages, super().records)
+        for before, after in pairwise(every):
+            _require_same_rows(before, after)
+        firsts = [0, *accumulate(map(len, self._names))]
+        return [
+            Record(**{**record, "layer_index": record["layer_index"] + first})
+            for first, records in zip(firsts, every, strict=False)
+            for record in records
+        ]
+
+
+def require_forward(probe: object, probe_forward: object) -> None:
+    """Raise ValueError if there is a probe but nothing that runs all stages on its batches."""
+    if probe is not None and probe_forward is None:
+        raise ValueError(
+            "probe needs probe_forward= under pipeline parallelism, a function of the stage and a batch that runs all "
+            "stages, such as one that calls schedule.eval; got None."
+        )
+
+
+def _num_blocks(model: nn.Module) -> int:
+    stack = find_stack(measured_model(model))
+    if stack is None:
+        raise ValueError(
+            f"each stage of a pipeline must have transformer blocks; found none in {type(model).__name__}."
+        )
+    return len(stack.blocks)
+
+
+def _on_all(stages: dist.ProcessGroup, make: Callable[[], T]) -> list[T]:
+    """What ``make`` returns on each stage; raises on all of them what it raises on one."""
+    error: Exception | None = None
+    made: tuple[Any, str]
+    try:
+        made = make(), ""
+    except Exception as caught:
+        error, made = caught, (None, reason(caught))
+    every: list[Any] = [None] * dist.get_world_size(stages)
+    dist.all_gather_object(every, made, group=stages)
+    if error is not None:
+        raise error
+    for number, (_, why) in enumerate(every):
+        if why:
+            raise RuntimeError(f"it failed on stage {number} of the pipeline: {why}")
+    return [value for value, _ in every]
+
+
+def _require_same_rows(before: list[Record], after: list[Record]) -> None:
+    """Raise ValueError unless the first block of a stage has as many rows as the last block of the stage before."""
+    numbers = [
+        [(record["layer"], record["value"]) for record in records if record["metric"] == "n" and _is_block(record)]
+        for records in (before, after)
+    ]
+    if all(numbers):
+        (last, one), (first, other) = numbers[0][-1], numbers[1][0]
+        if one != other:
+            raise ValueError(
+                f"the stages of a pipeline must count the same rows; layer {last!r} has {one:.0f}, layer {first!r} "
+                f"{other:.0f}. Give token_ids= and mask=, functions of the batch, and the batch on every rank."
+            )
+
+
+def _is_block(record: Record) -> bool:
+    return record["layer"].startswith("block.")

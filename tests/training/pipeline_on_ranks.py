@@ -1,0 +1,161 @@
+"""What the processes of the tests of pipeline parallelism run: the stages of a small model, under two schedules."""
+
+import warnings
+from contextlib import ExitStack
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
+from tests.models import VOCABULARY, token_batch
+
+STEPS = 4
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MLPS = ["block.*", "*.mlp"]
+REFUSED = ("mean(last2)", "hidden_states", "nothing*", "layers")
+
+
+class Transformer(nn.Module):
+    """Blocks in which a token knows the mean of those before; without parts that other stages have."""
+
+    def __init__(self, blocks=(0, 1, 2), *, numbered=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tok_embeddings = nn.Embedding(VOCABULARY, 16)
+        layers = {str(i): block for i, block in enumerate([Block() for _ in range(3)]) if i in blocks}
+        self.layers = nn.ModuleDict(layers) if numbered else nn.ModuleList(layers.values())
+        self.norm = nn.LayerNorm(16)
+        self.double()
+        if 0 not in blocks:
+            self.tok_embeddings = None
+        if 2 not in blocks:
+            self.norm = None
+
+    def forward(self, input_ids, attention_mask=None):
+        x = input_ids if self.tok_embeddings is None else self.tok_embeddings(input_ids)
+        for block in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = block(x)
+        return x if self.norm is None else self.norm(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Linear(16, 16)
+
+    def forward(self, x):
+        before = x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        return x + self.mlp(before).tanh()
+
+
+def batch_at(source, step):
+    return token_batch(4, seed=10 * step + source, padding="left" if step % 2 else None)
+
+
+def probe_batches():
+    return [token_batch(4, seed=100 + i, padding="right" if i == 1 else None) for i in range(3)]
+
+
+def moments(dim):
+    return [TokenMoments(dim)]
+
+
+class Pipeline:
+    """The stage on this rank, with its schedule: one block, then two. On four ranks there are two such pipelines."""
+
+    def __init__(self, kind="gpipe", *, masked=("first", "last")):
+        self.mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+        self.number, self.source = self.mesh.get_coordinate()
+        self.is_masked = ("first", "last")[self.number] in masked
+        self.model = Transformer((1, 2) if self.number else (0,), numbered=kind == "gpipe")
+        if self.mesh.size() > 2:
+            fully_shard(self.model, mesh=self.mesh["dp"])
+        stage = PipelineStage(self.model, self.number, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
+        self.schedule = SCHEDULES[kind](stage, 2, loss_fn=lambda output, target: output.square().mean())
+
+    def forward(self, run, batch):
+        ids, mask = batch["input_ids"], {"attention_mask": batch["attention_mask"]} if self.is_masked else {}
+        run(*([] if self.number else [ids]), target=ids if self.number else None, **mask)
+
+    def run(self, *monitors, gives_batch=True, learning_rate=0.0):
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(STEPS):
+                batch = batch_at(self.source, step)
+                with ExitStack() as measured:
+                    for monitor in monitors:
+                        measured.enter_context(monitor.step(step, batch if gives_batch else None))
+                    self.forward(self.schedule.step, batch)
+                optimizer.step()
+                optimizer.zero_grad()
+            for monitor in monitors:
+                monitor.close()
+        warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
+        return {"histories": [monitor.history for monitor in monitors], "warned": warned}
+
+    def monitor(self, **options):
+        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": moments, **options})
+
+
+def measured(kind, masked=("first", "last"), **options):
+    """Histories of a monitor of the training batches and of one of a probe, and what the chosen rank has logged."""
+    pipeline, logged = Pipeline(kind, masked=masked), []
+    log = (lambda step, values: logged.append(step)) if dist.get_rank() == 1 else None
+    probe = {
+        "probe": probe_batches(),
+        "probe_forward": lambda model, batch: pipeline.forward(pipeline.schedule.eval, batch),
+    }
+    train = pipeline.monitor(window=2, log=log, **options)
+    held = pipeline.monitor(prefix="held", **probe, **{**options, "token_ids": None, "mask": None})
+    return pipeline.run(train, *([held] if masked else [])) | {"logged": logged}
+
+
+def weights(*, is_measured):
+    """After training, and the random state."""
+    pipeline = Pipeline("1f1b")
+    pipeline.run(*([pipeline.monitor()] if is_measured else []), learning_rate=0.5)
+    return {**pipeline.model.state_dict(), "random": torch.get_rng_state()}
+
+
+class OutOfMemory(EmbeddingMoments):
+    def compute(self):
+        if self.n and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        return super().compute()
+
+
+def refusals():
+    """What is said at set-up."""
+    pipeline, said = Pipeline(), {}
+    for name, options in {**{name: {"layers": name} for name in REFUSED}, "probe": {"probe": probe_batches()}}.items():
+        try:
+            pipeline.monitor(**options)
+        except (ValueError, RuntimeError) as error:
+            said[name] = str(error)
+    try:
+        StepMonitor([pipeline.model, pipeline.model], device_mesh=pipeline.mesh)
+    except TypeError as error:
+        said["two stages"] = str(error)
+    return said
+
+
+def on_two(rank):
+    ids, mask = (lambda batch: batch["input_ids"]), (lambda batch: batch["attention_mask"])
+    pipelines = Pipeline(), Pipeline(masked=("first",)), Pipeline()
+    return {
+        "gpipe": measured("gpipe"),
+        "1f1b": measured("1f1b", masked=(), token_ids=ids, mask=mask, layers=MLPS),
+        "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
+        "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
+        "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),
+        "weights": [weights(is_measured=False), weights(is_measured=True)],
+        "refused": refusals(),
+    }
+
+
+def on_four(rank):
+    return {"gpipe": measured("gpipe")}
