@@ -161,7 +161,10 @@ def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub,
 
 def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "ab", *"abcdefghij"]
-    words = {"vocab.json": json.dumps({word: i for i, word in enumerate(vocabulary)}).encode(), "merges.txt": b"#version: 0.2\na b\n"}
+    words = {
+        "vocab.json": json.dumps({word: i for i, word in enumerate(vocabulary)}).encode(),
+        "merges.txt": b"#version: 0.2\na b\n",
+    }
     for name, config in (("gpt", GPT2Config()), ("roberta", RobertaConfig())):
         config.save_pretrained(write_files(tmp_path / name, {**words, "model.safetensors": name.encode()}))
     models = [str(tmp_path / name) for name in ("gpt", "roberta")]
