@@ -53,7 +53,7 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
     assert folder.about("lab--tiny--step8") == {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters}
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
-    pd.testing.assert_frame_equal(table, geometry.token_tables())
+    pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     assert (tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8").exists()
     assert len(pd.read_csv(tmp_path / "metrics.csv")) == len(records)
     asked = json.loads((tmp_path / "manifest.json").read_text())["asked"]
@@ -233,4 +233,4 @@ def test_the_example_of_the_readme_runs_as_written(tmp_path, monkeypatch):
     values = names["table"].set_index(["layer", "metric"])["value"]
     assert values["block.02", "anisotropy"] == pytest.approx(float(names["share"]), rel=1e-9)
     assert float(names["again"].compute()["n_points"]) == values["block.02", "n_points"]
-    assert write_report([tmp_path / "runs" / "mine"]).exists()
+    assert write_report([tmp_path / "runs" / "by-hand"]).exists()
