@@ -92,9 +92,41 @@ def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_pat
     assert [(run.label.rpartition(" ")[2], run.steps) for run in read_runs([tmp_path])] == [("a", [0, 10]), ("b", [0])]
 
 
+def test_the_longest_name_is_written_and_read(tmp_path):
+    measured().save(tmp_path, model="m" * 192, step=8, save_samples=True, token_tables=True)
+    assert set(embedgeo.load_results(tmp_path)["model"]) == {embedgeo.load_sample(tmp_path).model} == {"m" * 192}
+
+
+@pytest.mark.parametrize(("first", "second"), [(("a/b", 1), ("a--b", 1)), (("a--step5", None), ("a", 5))])
+def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, second):
+    geometry = measured()
+    geometry.save(tmp_path, model=first[0], step=first[1])
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=f"one checkpoint of a name; .* of {first[0]}"):
+        geometry.save(tmp_path, model=second[0], step=second[1])
+    assert contents(tmp_path) == before
+
+
+def test_where_replacing_ends_in_the_middle_new_samples_are_not_left_beside_old_records(tmp_path, monkeypatch):
+    measured().save(tmp_path, model="a", save_samples=True)
+    again = measured(seed=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("embedgeo.results.folder.write_parquet", full)
+        with pytest.raises(OSError, match="full"):
+            again.save(tmp_path, model="a", save_samples=True)
+    assert SweepFolder(tmp_path).done() == set()
+    again.save(tmp_path, model="a", save_samples=True)
+    assert SweepFolder(tmp_path).done() == {"a"}
+
+
+def full(*args):
+    raise OSError("the disk is full")
+
+
 def test_the_report_draws_a_saved_folder(tmp_path):
     for step in (0, 10):
-        measured(seed=step).save(tmp_path, model="lab/tiny", step=step, token_tables=True)
+        few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}  # each figure takes a second
+        measured(seed=step, **few).save(tmp_path, model="lab/tiny", step=step, token_tables=True)
     page = write_report([tmp_path]).read_text()
     assert "lab--tiny" in page or tmp_path.name in page
     assert len(pd.read_csv(tmp_path / "report" / "metrics.csv")) > 0
@@ -119,6 +151,8 @@ def test_saving_changes_nothing(tmp_path):
         ({"step": -1}, "step must be .*; got -1"),
         ({"step": 1.5}, "step must be .*; got 1.5"),
         ({"step": True}, "step must be .*; got True"),
+        ({"model": "m" * 190, "step": 100_000}, "model must be a name that fits .* got 202: m{20}…"),
+        ({"model": "名" * 23}, "model must be a name that fits .* got 207: 名{20}…"),
     ],
 )
 def test_a_bad_name_or_step_is_refused_before_anything_is_written(tmp_path, asked, message):

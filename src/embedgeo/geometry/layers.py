@@ -186,8 +186,8 @@ class Geometry:
             token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables true`` does.
 
         Raises:
-            ValueError: no name or a negative step, nothing was measured, or the folder holds something else: a sweep,
-                or results of other settings.
+            ValueError: no name, one too long or a negative step, nothing was measured, or the folder holds something
+                else: a sweep, results of other settings, or another model's under a name that looks the same.
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """

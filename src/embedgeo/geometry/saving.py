@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
+_LONGEST_NAME = 200
+"""Of a checkpoint, in bytes: its files are named after it, and file systems allow 255, with what is around it."""
 
 
 def save(
@@ -39,7 +41,7 @@ def save(
     device: torch.device,
 ) -> None:
     """See `Geometry.save`; ranks tell each other on ``device`` whether rank 0 has failed."""
-    _require_names(model, step)
+    name = _named(model, step)
     records = geometry.records()
     if not records:
         raise ValueError(f"there must be something to save; {geometry.why_silent() or 'there are no layers.'}")
@@ -67,12 +69,12 @@ def save(
         "weights_sha256": "",
         "duplicate_of": None,
     }
-    name = _file_name(model if step is None else f"{model}--step{step}")
     asked = {"by": _WRITER, **geometry.settings, "save_samples": save_samples, "token_tables": token_tables}
     failure: Exception | None = None
     if current_rank() == 0:
         try:
             out = _open(Path(folder), asked)
+            _require_own(out, name, columns)
             out.write(name, to_frame(records, **columns), tables, about, samples)
             out.rebuild()
         except Exception as error:
@@ -113,16 +115,32 @@ def described_layers(layers: Any) -> Any:
     return layers if isinstance(layers, str) else getattr(layers, "__qualname__", repr(layers))
 
 
-def _require_names(model: Any, step: Any) -> None:
+def _named(model: Any, step: Any) -> str:
+    """The name of a checkpoint and of its files, as a sweep makes it: ``author--model`` of a repository."""
     if not isinstance(model, str) or not model:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}.")
+    name = (model if step is None else f"{model}--step{step}").replace("/", "--")
+    name = re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with the step and with "
+            f"others than English ones as %XX; got {len(name)}: {model[:20]}…"
+        )
+    return name
 
 
-def _file_name(name: str) -> str:
-    """The name of a checkpoint's files, as a sweep makes it: ``author--model`` of a repository."""
-    return re.sub(r"^\.", "%2E", quote(name.replace("/", "--"), safe=" =+,@~"))
+def _require_own(out: SweepFolder, name: str, columns: Mapping[str, Any]) -> None:
+    """Check that what the folder has under a name is of the same model and step: ``a/b`` and ``a--b`` share one."""
+    if name not in out.done():
+        return
+    before = out.read(name).iloc[0]
+    if (before["model"], before["revision"]) != (columns["model"], columns["revision"]):
+        raise ValueError(
+            f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
+            f"{before['model']}. Give another model, or another folder."
+        )
 
 
 def _open(folder: Path, asked: Mapping[str, Any]) -> SweepFolder:

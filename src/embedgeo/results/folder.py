@@ -191,6 +191,8 @@ class SweepFolder:
                 ``group``, that of its model.
             sample: what is kept of the rows, by layer.
         """
+        if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
+            (self.checkpoints / f"{name}.parquet").unlink(missing_ok=True)
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
         for kind, table in tables.items():
