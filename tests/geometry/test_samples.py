@@ -119,6 +119,18 @@ def test_eigenvalues_are_those_of_the_covariance():
     assert Anisotropy(4).eigenvalues().shape == (4,)
 
 
+def test_of_no_finite_rows_mean_and_eigenvalues_are_unknown(tmp_path):
+    model = Branches()
+    model.faulty.bias.data.fill_(torch.nan)
+    batches = [{"input_ids": token_batch()["input_ids"]}]
+    measured(model, batches, layers=["faulty", "whole"]).save(tmp_path, model="a", save_samples=True)
+    faulty, whole = embedgeo.load_sample(tmp_path).layers.values()
+    assert (faulty.n, len(faulty.rows), len(faulty.row_numbers)) == (0, 0, 0)
+    assert faulty.mean.isnan().all()
+    assert faulty.eigenvalues.isnan().all()
+    assert whole.mean.isfinite().all()
+
+
 def test_batches_of_the_estimate_follow_each_other_in_the_sample():
     metric = IntrinsicDimension(3, batch_size=10, num_batches=2)
     metric.update(torch.rand(100, 3, generator=torch.Generator().manual_seed(0)))

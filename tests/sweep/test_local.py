@@ -93,7 +93,7 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     assert all(error > 0 for (_, layer, metric), (_, error) in online.items() if (layer, metric) == ("block.01", "V"))
 
 
-def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys):
+def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     assert sweep(str(tmp_path / "run"), **options, layers="hidden_states") == 0
     assert "means over blocks" in capsys.readouterr().out
@@ -273,7 +273,7 @@ def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, option
         sweep(str(tmp_path / "run"), **options)
 
 
-def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options):
+def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     asked = {**options, "num_tokens": 256, "text": str(tmp_path / "text")}
     (tmp_path / "text").write_text("\n".join(TEXT * 8))

@@ -203,11 +203,51 @@ def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeyp
         worker = on_ray._Worker(None, "node", first, second)
         sweep._workers.append(worker)
         sweep._bury(worker, ray.exceptions.RayError("out of memory"))
-    assert sweep.failures == {"step1": "its worker died, 3 times: RayError: out of memory"}
+    assert sweep.failures == {"step1": "its worker died, 3 times: out of memory"}
     assert folder.reasons() == sweep.failures
     assert sweep._left == plan[1:]
     said = capsys.readouterr().out
     assert said.count("the worker on node died over step1: it is measured again") == 2
+
+
+def test_workers_that_die_before_they_are_ready_end_the_sweep_only_where_none_starts(tmp_path, monkeypatch):
+    sweep = on_ray.RaySweep(make_fabric({}), SweepSettings("model", on="ray"), [], [], {}, SweepFolder(tmp_path))
+    sweep._num_workers = 1
+    monkeypatch.setattr(on_ray.ray, "kill", lambda actor: None)
+
+    def die():
+        sweep._workers.append(on_ray._Worker(None))
+        sweep._bury(sweep._workers[0], ray.exceptions.RayError("no room"))
+
+    for _ in range(2):  # nodes come and go, over days
+        die()
+        die()
+        sweep._take(on_ray._Worker(None), actor.Started("node", on_ray.versions()))
+    die()
+    die()
+    with pytest.raises(OSError, match="workers must start on the cluster; 3 died: no room"):
+        die()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead because its worker process "
+            "has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits. Some common "
+            "causes include: (1) memory. If the process was killed by the kernel OOM killer, consider more.",
+            "Worker unexpectedly exits. Some common causes include: (1) memory.",
+        ),
+        ("The actor died.\n\tip: 1\nIts node has died.\n\tthe raylet is gone", "Its node has died."),
+        ("", "ActorDiedError"),
+    ],
+)
+def test_of_what_ray_says_about_a_death_one_line_is_told(said, told):
+    error = ray.exceptions.ActorDiedError()
+    error.error_msg = said
+    assert on_ray._why_died(error) == told
+    memory = ray.exceptions.OutOfMemoryError("1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n")
+    assert on_ray._why_died(memory) == "1 worker was killed: low on memory."
 
 
 def test_a_worker_with_other_packages_or_without_a_local_checkpoint_says_where(tmp_path):

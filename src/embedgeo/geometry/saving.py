@@ -97,7 +97,7 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
         numbers = metrics.row_numbers(sample.positions)
         held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
     for metric in metrics.synced(Anisotropy):
-        mean, eigenvalues = metric.mean.cpu().clone(), metric.eigenvalues().cpu()
+        mean, eigenvalues = metric.mean.where(metric.num_rows > 0, torch.nan).cpu(), metric.eigenvalues().cpu()
         held |= {"n": int(metric.num_rows), "mean": mean, "eigenvalues": eigenvalues}
     return LayerSample(**held) if held else None
 

@@ -22,7 +22,7 @@ from embedgeo.sweep.worker import versions
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """Resources that Ray takes as options of their own."""
 _MOST_DEATHS = 3
-"""Of workers over one checkpoint, and for each worker before it is ready."""
+"""Of workers over one checkpoint; and, for each worker, of those that died before they were ready, in a row."""
 _PATIENCE_SECONDS = 60.0
 """Until it is said that workers have found no place."""
 _CLOSING_SECONDS = 5.0
@@ -146,7 +146,7 @@ class RaySweep(Sweep):
     def _take(self, worker: _Worker, answered: Started | Answer) -> None:
         if isinstance(answered, Started):
             _require_same(answered)
-            worker.node = answered.node
+            worker.node, self._deaths_at_start = answered.node, 0
             return
         for message in answered.warnings:
             warnings.warn(message, stacklevel=2)
@@ -162,7 +162,7 @@ class RaySweep(Sweep):
             self._deaths_at_start += 1
             if self._deaths_at_start >= _MOST_DEATHS * self._num_workers:
                 raise ConnectionError(
-                    f"workers must start on the cluster; {self._deaths_at_start} died: {reason(error)}"
+                    f"workers must start on the cluster; {self._deaths_at_start} died: {_why_died(error)}"
                 )
             return
         if worker.upcoming is not None:
@@ -170,7 +170,7 @@ class RaySweep(Sweep):
         planned = worker.planned
         self._deaths[planned.name] += 1
         if self._deaths[planned.name] == _MOST_DEATHS:
-            self._end_one(planned, f"its worker died, {_MOST_DEATHS} times: {reason(error)}", worker.begun_at)
+            self._end_one(planned, f"its worker died, {_MOST_DEATHS} times: {_why_died(error)}", worker.begun_at)
         else:
             self._say(f"the worker on {worker.node} died over {planned.name}: it is measured again")
             self._put_back(planned)
@@ -204,6 +204,13 @@ def _require_same(started: Started) -> None:
                 f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {theirs}, "
                 f"this machine {ours}."
             )
+
+
+def _why_died(error: Exception) -> str:
+    """Why a worker died: of all that Ray says the line that tells it, without what identifies the worker."""
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
+    told = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
+    return told.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
 
 
 def _environment() -> dict[str, str]:
