@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -163,6 +164,13 @@ def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
         sweep(str(local_run(tmp_path / "run")), **options, on="ray", ray_address="127.0.0.1:1")
     assert time.monotonic() - begun < 30
     assert not Path(options["out"]).exists()
+
+
+def test_a_cluster_that_ray_finds_and_cannot_reach_is_not_said_to_be_asked_for(options, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", Mock(side_effect=ConnectionError("no answer from 10.0.0.1:6379")))
+    with pytest.raises(OSError, match=r"or local for a new one; got none, and Ray has found one .*10\.0\.0\.1"):
+        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,11 @@ def connected(settings: SweepSettings) -> Iterator[None]:
 
 
 def _connect(address: str | None) -> None:
-    given = address or os.environ.get("RAY_ADDRESS") or "auto"
+    given = address or os.environ.get("RAY_ADDRESS")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        host, _, port = given.rpartition(":")
-        if given not in ("auto", "local"):  # Ray itself tries for minutes
+        if given not in (None, "auto", "local"):  # Ray itself tries for minutes
+            host, _, port = given.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=5):
                 pass
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
@@ -53,8 +53,8 @@ def _connect(address: str | None) -> None:
         raise KeyboardInterrupt from stopped
     except Exception as error:
         raise ConnectionError(
-            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node; "
-            f"got {given} ({reason(error)})."
+            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node, or "
+            f"local for a new one; got {given or 'none, and Ray has found one'} ({reason(error)})."
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():

@@ -80,8 +80,8 @@ class SweepSettings:
         out: the folder; default: ``runs/sweep-<name>``.
         shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
         on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies duplicates and writes.
-        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; default: the cluster that Ray
-            finds, else one that is started on this machine.
+        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``: one that is started
+            on this machine; default: the cluster that Ray finds, else a local one.
         workers: number of checkpoints that are measured at once on Ray, at most those there are, duplicates apart.
         resources: of each worker, as ``{"GPU": 1}``, beside one CPU unless ``CPU`` says otherwise.
         evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
