@@ -148,6 +148,7 @@ def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(out: Path, r
     assert "custom_scalars__config__" in events.Tags()["tensors"]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_second_run_replaces_the_first_with_the_same_numbers(
     out: Path, records: pd.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:

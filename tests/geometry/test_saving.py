@@ -123,7 +123,7 @@ def full(*args):
     raise OSError("the disk is full")
 
 
-def test_the_report_draws_a_saved_folder(tmp_path):
+def test_the_report_draws_a_saved_folder(tmp_path, unpainted):
     for step in (0, 10):
         few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}  # each figure takes a second
         measured(seed=step, **few).save(tmp_path, model="lab/tiny", step=step, token_tables=True)
@@ -257,7 +257,7 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
         assert sample.row_numbers.equal(kept.layers["embed"].row_numbers)
 
 
-def test_the_example_of_the_readme_runs_as_written(tmp_path, monkeypatch):
+def test_the_example_of_the_readme_runs_as_written(tmp_path, monkeypatch, unpainted):
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "geometry.save(" in block)
     monkeypatch.chdir(tmp_path)
