@@ -90,9 +90,13 @@ def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
+    made = tokenizer(tmp_path, "gpt")
+    one = tokenize_texts(TEXT[:1], made, max_length=9, num_tokens=99, special_tokens="bos+eos").token_ids
+    assert one[0] == one[-1] == made.eos_token_id  # where there is no BOS
+    made.eos_token = None
     for special in ("bos", "bos+eos"):
-        with pytest.raises(ValueError, match="a bos or cls token; it has none"):
-            tokenize_texts(TEXT, tokenizer(tmp_path, "gpt"), max_length=9, num_tokens=99, special_tokens=special)
+        with pytest.raises(ValueError, match="a bos or cls or eos token; it has none"):
+            tokenize_texts(TEXT, made, max_length=9, num_tokens=99, special_tokens=special)
     with pytest.raises(ValueError, match="room beside 2 special tokens; got 2"):
         tokenize_texts(TEXT, tokenizer(tmp_path / "b", "bert"), max_length=2, num_tokens=99)
 

@@ -207,7 +207,6 @@ def test_text_options_that_cannot_be_are_refused(options, rule):
         ({"min_words": 1000}, "text must have at least one text that unit, min_words, max_words and sample leave"),
         ({"sample": 1e-9}, "text must have at least one text that unit, min_words, max_words and sample leave"),
         ({"num_tokens": 2}, "num_tokens must be enough for the first text; got 2"),
-        ({"special_tokens": "bos"}, "needs a tokenizer with a bos or cls token"),
         ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),
     ],
 )

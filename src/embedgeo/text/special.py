@@ -10,7 +10,10 @@ SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 
 
 def choose_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
-    """Ids of the special tokens to put before and after a text; an encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS.
+    """Ids of the special tokens to put before and after a text.
+
+    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS. Where there is neither BOS nor ``[CLS]``, EOS stands for it:
+    in GPT-2 one token is both.
 
     Raises:
         ValueError: the tokenizer has none.
@@ -19,14 +22,14 @@ def choose_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -
         return special_tokens_around(tokenizer)
     wanted = () if special_tokens == "none" else special_tokens.split("+")
     found: list[list[int]] = [[], []]
-    for i, (kind, other) in enumerate((("bos", "cls"), ("eos", "sep"))):
-        if kind in wanted:
-            given = [getattr(tokenizer, f"{name}_token_id", None) for name in (kind, other)]
+    for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
+        if kinds[0] in wanted:
+            given = [getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds]
             found[i] = [token_id for token_id in given if token_id is not None][:1]
             if not found[i]:
                 raise ValueError(
-                    f"special_tokens={special_tokens!r} needs a tokenizer with a {kind} or {other} token; it has none. "
-                    "Take 'none' or 'default'."
+                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    "none. Take 'none' or 'default'."
                 )
     return found[0], found[1]
 
