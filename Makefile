@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint bench constraints clean
+.PHONY: help setup demo test integrations soak lint docs package bench constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -8,6 +8,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 PIP_INSTALL := -m pip -qq --disable-pip-version-check --no-input install --progress-bar off
 INSTALLED := .venv/.installed
+INTEGRATIONS := .venv/.integrations
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -21,12 +22,20 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(INTEGRATIONS): $(INSTALLED)
+	@echo "adding what the integrations and the documentation need"
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@touch $@
+
 demo: $(INSTALLED) ## train a small model on real text and watch its geometry
 	$(BIN)/embedgeo demo
 
 # One torch thread a worker: two workers fill two cores.
 test: $(INSTALLED) ## run the tests and the doctests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/integrations
+
+integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: loggers, trainers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/integrations
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments
 	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed
@@ -37,6 +46,12 @@ lint: $(INSTALLED) ## check style, format, types and layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: $(INTEGRATIONS) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+package: $(INSTALLED) ## build the wheel and the sdist, and try both in environments of their own
+	$(BIN)/python tests/package/smoke.py
+
 bench: $(INSTALLED) ## time what the design promises
 	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/sweep.py
@@ -46,7 +61,7 @@ bench: $(INSTALLED) ## time what the design promises
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
 constraints: ## pin again what a fresh install under constraints.txt gives
 	@$(PYTHON) -m venv --clear .venv-constraints
-	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
 	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
 		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt
