@@ -3,10 +3,13 @@
 from importlib.util import find_spec
 
 _MODULES = {
+    "accelerate": ("accelerate", "transformers"),
+    "datasets": ("datasets",),
+    "ray": ("ray",),
     "report": ("jinja2", "matplotlib", "pandas", "PIL", "pyarrow", "rich", "safetensors", "scipy"),
     "sweep": ("huggingface_hub", "pandas", "pyarrow", "rich", "safetensors", "sentencex", "tokenizers", "transformers"),
 }
-"""What the commands of an extra import, beside what every command does."""
+"""What is imported of an extra, beside what every command imports."""
 
 
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
@@ -15,7 +18,7 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
     Args:
         extra: the extra of this package, as ``report``, or several, as ``report,sweep``.
         purpose: what needs it, as the user has called it.
-        modules: the names that are imported; default: all that its commands import.
+        modules: the names that are imported; default: all those of the extra.
 
     Raises:
         ImportError: some are missing; the message has the command that installs them.

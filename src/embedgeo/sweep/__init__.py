@@ -72,7 +72,7 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
 
 def _require_ray() -> None:
     """Check that Ray is installed; it reads its options when it is imported."""
-    require_extra("ray", "embedgeo sweep --on ray", "ray")
+    require_extra("ray", "embedgeo sweep --on ray")
     for name, value in _RAY_OPTIONS.items():
         os.environ.setdefault(name, value)
 

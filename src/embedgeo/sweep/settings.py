@@ -209,7 +209,7 @@ class SweepSettings:
             raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
         if precision.endswith("-true"):
             raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
-        require_extra("accelerate", "device_map", "accelerate")
+        require_extra("accelerate", "device_map")
 
     @property
     def models(self) -> Sequence[str]:

@@ -59,7 +59,7 @@ def stream_dataset(address: Address) -> Iterator[str]:
         ValueError: there is no such dataset, split or column, or no text in it.
         OSError: it cannot be read.
     """
-    require_extra("datasets", f"text: {address.given}", "datasets")
+    require_extra("datasets", f"text: {address.given}")
     import datasets
 
     rows = iter(_opened(datasets, address))
