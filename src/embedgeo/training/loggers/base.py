@@ -1,0 +1,48 @@
+"""What a logger is given beside scalars: the interface of its adapter."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from embedgeo.report.live import Picture
+from embedgeo.results.schema import StepRecord
+
+__all__ = ["Adapter", "Charts", "Picture"]
+
+
+class Charts(NamedTuple):
+    """The charts of a monitor: one for each metric, with a line for each layer.
+
+    Attributes:
+        prefix: the monitor's.
+        titles: the title of each metric's chart, by the key of the metric, in the order in which they are read.
+        tag_start: what the trainer puts in front of the tags of scalars: ``"train/"`` in the Hugging Face Trainer.
+        is_due: whether this measurement is one at which all pictures are drawn, as the first, second, fourth, eighth …
+            and the end are: the time to write again what holds the whole history.
+    """
+
+    prefix: str
+    titles: Mapping[str, str]
+    tag_start: str = ""
+    is_due: bool = True
+
+
+class Adapter:
+    """How one logger is given what it shows beside scalars; a method that is not overridden does nothing.
+
+    Each is called on rank zero alone, for all monitors that write to the logger. Pictures are drawn if some adapter
+    overrides `write_image`.
+    """
+
+    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+        """Called after each measurement, before text and images, and once more at the end.
+
+        Args:
+            charts: what to draw.
+            history: all records of this run, of this monitor; at the end there may be none that are new.
+        """
+
+    def write_text(self, tag: str, markdown: str, step: int) -> None:
+        """Called once, at the first measurement: the explanation of the metrics."""
+
+    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+        """Called with each picture when it is drawn: a PNG, its width and height."""

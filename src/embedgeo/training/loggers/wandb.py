@@ -1,0 +1,8 @@
+"""Weights & Biases."""
+
+from embedgeo.training.loggers.base import Adapter
+
+
+def adapter(logger: object) -> Adapter | None:
+    """The adapter of a logger of Weights & Biases."""
+    return None
