@@ -72,9 +72,8 @@ def main(folder):
             run(folder / "venv" / "bin" / "embedgeo", "--help")
         shutil.copy(HERE / script, folder / script)
         run(python, "-W", "error::DeprecationWarning:embedgeo", folder / script, folder / "results", cwd=folder)
-    print(
-        f"make package: the wheel from the sdist works, alone and with [report,sweep] ({time.monotonic() - started:.0f} s)"
-    )
+    seconds = round(time.monotonic() - started)
+    print(f"make package: the wheel from the sdist works, alone and with [report,sweep] ({seconds} s)")
 
 
 if __name__ == "__main__":

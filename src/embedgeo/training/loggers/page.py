@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from embedgeo.extras import require_extra
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import reason
@@ -78,13 +79,14 @@ class Page:
         """The pictures to write now; none, said once, where what draws them is not installed."""
         try:
             if self._pictures is None:
+                require_extra("report", "drawing them")
                 from embedgeo.report.live import LivePictures
 
                 self._pictures = LivePictures(self._prefix)
             yield from self._pictures.draw(history, is_due=is_due)
         except ImportError as error:
             self._can_draw = False
-            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}. pip install 'embedgeo[report]'")
+            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
 
     def _give(self, write: Callable[[Adapter], None]) -> None:
         """Call each adapter, and leave out from now on those that fail."""
