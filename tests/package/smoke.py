@@ -21,7 +21,7 @@ IN_WHEEL = ("embedgeo/__init__.py", "embedgeo/py.typed", "embedgeo/report/page.h
 IN_SDIST = (
     *(f"src/{name}" for name in IN_WHEEL),
     *("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Makefile"),
-    *("constraints.txt", "mkdocs.yml", "docs/definitions.md", "examples", "configs", "tests/test_package.py"),
+    *("constraints.txt", "docs/definitions.md", "examples", "configs", "tests/test_package.py"),
 )
 
 
