@@ -41,9 +41,12 @@ def test_the_mathematics_and_the_metrics_load_no_estimators():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def link_core(folder):
-    """Link the packages that ``pip install embedgeo`` installs, and no others, into a folder."""
-    wanted = [Requirement(each) for each in PROJECT["dependencies"]]
+def python_with(folder, extra, *arguments):
+    """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra, installs."""
+    folder.mkdir()
+    wanted = [
+        Requirement(each) for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
+    ]
     taken = set()
     for requirement in wanted:
         if requirement in taken:
@@ -58,18 +61,32 @@ def link_core(folder):
             marker, wanted_extras = needed.marker, ("", *requirement.extras)
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted_extras):
                 wanted.append(needed)
+    command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
+    path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False)
 
 
 def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
     """``make package`` shows it with an installed wheel."""
-    packages, results = tmp_path / "packages", tmp_path / "results"
-    packages.mkdir()
-    link_core(packages)
-    assert not (packages / "pandas").exists()
-    command = [sys.executable, "-S", "tests/package/core.py", results]  # -S: without the packages of this environment
-    path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{packages}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False)
+    done = python_with(tmp_path / "packages", None, "tests/package/core.py", tmp_path / "results")
     assert done.stdout.endswith("the core alone works\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages", "others"),
+    [
+        ("report", ["report", "results"], {"transformers", "huggingface_hub", "tokenizers", "sentencex"}),
+        ("sweep", ["checkpoints", "text", "sweep"], {"matplotlib", "scipy"}),
+    ],
+)
+def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path):
+    """``make package`` runs them, but with both extras."""
+    sources = [path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")]
+    modules = [f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources]
+    wanted = [name for name in modules if name not in ("embedgeo.sweep.cluster", "embedgeo.sweep.on_ray")]
+    done = python_with(tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}")
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in others if (tmp_path / "packages" / name).exists()]
 
 
 def test_the_modules_of_an_extra_are_in_its_list():
