@@ -1,8 +1,18 @@
+import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from embedgeo import extras
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def run(code):
@@ -31,13 +41,78 @@ def test_the_mathematics_and_the_metrics_load_no_estimators():
     assert done.stdout.strip() == "set()", done.stderr
 
 
+def python_with(folder, extra, *arguments):
+    """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra, installs."""
+    folder.mkdir()
+    wanted = [
+        Requirement(each) for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
+    ]
+    taken = set()
+    for requirement in wanted:
+        if requirement in taken:
+            continue
+        taken.add(requirement)
+        package = distribution(requirement.name)
+        for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            link = folder / name
+            if not link.exists():
+                link.symlink_to(package.locate_file(name))
+        for needed in map(Requirement, package.requires or ()):
+            marker, wanted_extras = needed.marker, ("", *requirement.extras)
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted_extras):
+                wanted.append(needed)
+    command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
+    path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False)
+
+
+def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
+    """``make package`` shows it with an installed wheel."""
+    done = python_with(tmp_path / "packages", None, "tests/package/core.py", tmp_path / "results")
+    assert done.stdout.endswith("the core alone works\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages", "others"),
+    [
+        ("report", ["report", "results"], {"transformers", "huggingface_hub", "tokenizers", "sentencex"}),
+        ("sweep", ["checkpoints", "text", "sweep"], {"matplotlib", "scipy"}),
+    ],
+)
+def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path):
+    """``make package`` runs them, but with both extras."""
+    sources = [path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")]
+    modules = [f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources]
+    wanted = [name for name in modules if name not in ("embedgeo.sweep.cluster", "embedgeo.sweep.on_ray")]
+    done = python_with(tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}")
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in others if (tmp_path / "packages" / name).exists()]
+
+
+def test_the_modules_of_an_extra_are_in_its_list():
+    """What the error says is missing is what the command that it names installs."""
+    lists = PROJECT["optional-dependencies"]
+    distributions = packages_distributions()
+    for extra, modules in extras._MODULES.items():
+        listed = {re.match(r"[\w-]+", each)[0].lower() for each in lists[extra]}
+        listed |= {re.match(r"[\w-]+", each)[0].lower() for each in lists["sweep"] if "embedgeo" in listed}
+        assert {name.lower() for module in modules for name in distributions[module]} <= listed, extra
+
+
+def test_what_several_packages_miss_is_one_line():
+    with pytest.raises(
+        ImportError, match=r"^it needs no_a, no_b, which are not installed: pip install 'embedgeo\[x\]'$"
+    ):
+        extras.require_extra("x", "it", "no_a", "torch", "no_b")
+
+
 def test_an_unknown_name_is_an_attribute_error():
     done = run("import embedgeo; embedgeo.nothing")
     assert "AttributeError: module 'embedgeo' has no attribute 'nothing'" in done.stderr
 
 
 def test_make_clean_leaves_what_runs_have_written():
-    lines = (Path(__file__).parents[1] / "Makefile").read_text().splitlines()
+    lines = (ROOT / "Makefile").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("clean:"))
     recipe = " ".join(line for line in lines[start + 1 :] if line.startswith("\t"))
     assert recipe.split()[:3] == ["rm", "-rf", ".venv"]

@@ -132,7 +132,9 @@ def test_a_folder_of_the_name_of_a_dataset_is_not_read_in_its_place(web, tmp_pat
 
 def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'embedgeo\[datasets\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs datasets, which is not installed: pip install 'embedgeo\[datasets\]'"
+    ):
         list(Documents(["hf://datasets/lab/web"]))
 
 

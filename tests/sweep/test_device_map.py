@@ -91,6 +91,8 @@ def test_a_mapping_in_yaml(tmp_path, options):
 
 
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
-    monkeypatch.setattr("embedgeo.sweep.settings.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"device_map needs accelerate: pip install 'embedgeo\[accelerate\]'\."):
+    monkeypatch.setattr("embedgeo.extras.find_spec", lambda name: name != "accelerate" or None)
+    with pytest.raises(
+        ImportError, match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'"
+    ):
         sweep("run", **options, device_map="auto")

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
+from embedgeo.capture import structure
 from embedgeo.capture.calls import Call, Lookup, has_gradients
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import Aligned, LayerRows, covers_cached_positions, require_exclusions, require_integers
-from embedgeo.capture.structure import contains_any, enclosing_modules, measured_model, submodels, token_tables
 from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 Given = Tensor | Callable[[Any], Tensor]
@@ -44,12 +43,13 @@ class ForwardInputs:
         require_exclusions(skip_first_positions, ignore_token_ids)
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
-        self._is_hugging_face = isinstance(measured_model(model), PreTrainedModel)
-        self._inner_modules = set(measured_model(model).modules())
-        parts = submodels(model).values()
-        self.tables = list(dict.fromkeys(table for part in parts for table in token_tables(part)))
-        self.enclosing_modules = list(dict.fromkeys(module for part in parts for module in enclosing_modules(part)))
-        self._embedding_modules = {module for module in self.enclosing_modules if contains_any(module, self.tables)}
+        measured, parts = structure.measured_model(model), structure.submodels(model).values()
+        self._is_hugging_face = structure.is_hugging_face(measured)
+        self._inner_modules = set(measured.modules())
+        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_tables(part)))
+        enclosing = (module for part in parts for module in structure.enclosing_modules(part))
+        self.enclosing_modules = list(dict.fromkeys(enclosing))
+        self._embedding_modules = {m for m in self.enclosing_modules if structure.contains_any(m, self.tables)}
         self.reset()
 
     def reset(self) -> None:

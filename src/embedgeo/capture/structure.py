@@ -1,13 +1,13 @@
 """The structure of a model: its blocks, encoder and decoder, embedding tables, and the wrappers around modules."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import PreTrainedModel
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _LATE = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
@@ -46,9 +46,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module if inner is None else unwrapped(inner)
 
 
+def is_hugging_face(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers, which has been imported then, and need not be installed."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+
+
 def measured_model(model: nn.Module) -> nn.Module:
     """The outermost Hugging Face model inside ``model``, or ``model`` itself without its wrappers."""
-    return next((m for m in model.modules() if isinstance(m, PreTrainedModel)), unwrapped(model))
+    return next((m for m in model.modules() if is_hugging_face(m)), unwrapped(model))
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
@@ -77,7 +83,7 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
     """
     measured = measured_model(model)
     both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
-    if isinstance(measured, PreTrainedModel) and getattr(measured.config, "is_encoder_decoder", False):
+    if is_hugging_face(measured) and getattr(measured.config, "is_encoder_decoder", False):
         both = measured.get_encoder(), measured.get_decoder()
     if len({measured, *both}) < 3:
         return {"": measured}
@@ -176,7 +182,7 @@ def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
             table = get_table()
         except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
             table = None
-        if isinstance(table, nn.Module) or isinstance(submodel, PreTrainedModel):
+        if isinstance(table, nn.Module) or is_hugging_face(submodel):
             tied = [
                 m for m in submodel.modules() if isinstance(m, nn.Embedding) and m.weight is getattr(table, "weight", 0)
             ]

@@ -20,7 +20,13 @@ The command line imports this; what the demo needs is imported when it runs.
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from embedgeo.extras import require_extra
+
+try:
+    from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+except ImportError:  # then there is no command line, which checks them
+    NonNegativeInt = PositiveInt = int  # type: ignore[misc]
+    PositiveFloat = float  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,11 @@ def demo(settings: DemoSettings) -> None:
 
     Raises:
         FileExistsError: ``out`` holds something else than an earlier demo.
+        ImportError: a package is missing: see `embedgeo.extras`.
         OSError: ``out`` cannot be written to.
         ValueError: a model that cannot be built.
     """
+    require_extra("report,sweep", "embedgeo demo")
     from embedgeo.demo.command import run_demo
 
     run_demo(settings)

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,13 +18,16 @@ from embedgeo.capture.structure import Part, weights_device
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
-from embedgeo.geometry import saving
+from embedgeo.geometry import saving, tables
 from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Geometry:
@@ -132,25 +134,17 @@ class Geometry:
             values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         return values
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
-        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
+        return tables.of_records(self.records())
 
-    def token_tables(self) -> pd.DataFrame:
+    def token_tables(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
-        return self._of_token_types(TokenMoments.table, ("Q", "M", "V"))
+        return tables.of_token_types("token_tables", self._reached(), TokenMoments.table, ("Q", "M", "V"))
 
-    def token_planes(self) -> pd.DataFrame:
+    def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return self._of_token_types(TokenMoments.plane, ("pc1", "pc2"))
-
-    def _of_token_types(self, of: Callable[[TokenMoments], dict[str, Tensor]], columns: Sequence[str]) -> pd.DataFrame:
-        tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
-        for i, layer, metrics in self._reached():
-            for metric in metrics.synced(TokenMoments):
-                table = {name: column.cpu().numpy() for name, column in of(metric).items()}
-                tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
-        return pd.concat(tables[1:] or tables, ignore_index=True)
+        return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.

@@ -5,6 +5,7 @@ import platform
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,16 @@ from urllib.parse import quote
 import torch
 
 from embedgeo.capture.structure import measured_model
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.metrics import Anisotropy, IntrinsicDimension
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import to_frame
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
     from embedgeo.geometry.layers import Geometry
+    from embedgeo.results.folder import SweepFolder
 
 _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
@@ -41,6 +42,8 @@ def save(
     device: torch.device,
 ) -> None:
     """See `Geometry.save`; ranks tell each other on ``device`` whether rank 0 has failed."""
+    packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
+    require_extra("report", "Geometry.save", *packages)
     name = _named(model, step)
     records = geometry.records()
     if not records:
@@ -73,6 +76,8 @@ def save(
     failure: Exception | None = None
     if current_rank() == 0:
         try:
+            from embedgeo.results.parquet import to_frame
+
             out = _open(Path(folder), asked)
             _require_own(out, name, columns)
             out.write(name, to_frame(records, **columns), tables, about, samples)
@@ -131,7 +136,7 @@ def _named(model: Any, step: Any) -> str:
     return name
 
 
-def _require_own(out: SweepFolder, name: str, columns: Mapping[str, Any]) -> None:
+def _require_own(out: "SweepFolder", name: str, columns: Mapping[str, Any]) -> None:
     """Check that what the folder has under a name is of the same model and step: ``a/b`` and ``a--b`` share one."""
     if name not in out.done():
         return
@@ -143,13 +148,16 @@ def _require_own(out: SweepFolder, name: str, columns: Mapping[str, Any]) -> Non
         )
 
 
-def _open(folder: Path, asked: Mapping[str, Any]) -> SweepFolder:
+def _open(folder: Path, asked: Mapping[str, Any]) -> "SweepFolder":
+    from embedgeo.results.folder import SweepFolder
+
     out = SweepFolder(folder)
     before = out.manifest().get("asked")
     if before is not None and before.get("by") != _WRITER:
         raise ValueError(
             f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give another folder."
         )
-    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    installed = [name for name in _PACKAGES if find_spec(name)]
+    versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
     out.open(asked, {"versions": versions})
     return out

@@ -3,22 +3,19 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
+from embedgeo.extras import require_extra
 from embedgeo.results.events import EVENTS, read_events
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.history import read_histories
-from embedgeo.results.parquet import SCHEMA
 
-COLUMNS = ("run", *SCHEMA.names)
-"""Columns of `load_results`."""
+if TYPE_CHECKING:
+    import pandas as pd
 
 _UNKNOWN = {"string": "", "int64": 0, "double": float("nan")}
 _ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
 
 
-def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
+def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     """Read what was measured, one value a row, whatever has written it.
 
     The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more monitored runs
@@ -35,8 +32,14 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such folder.
+        ImportError: pandas or pyarrow is not installed.
         ValueError: it holds no results, or a file that cannot be read.
     """
+    require_extra("report", "load_results", "pandas", "pyarrow")
+    import pandas as pd
+
+    from embedgeo.results.parquet import SCHEMA
+
     path = Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
@@ -46,19 +49,23 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
             "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
             f"of TensorBoard event files; {path} holds no measurements of these kinds."
         )
-    table = pd.concat(tables, ignore_index=True).reindex(columns=list(COLUMNS))
+    table = pd.concat(tables, ignore_index=True).reindex(columns=["run", *SCHEMA.names])
     for name, unknown in (("run", ""), *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA)):
         known = table[name].astype(object).where(table[name].notna(), unknown)
         table[name] = known.astype(type(unknown))
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
-def monitored_runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+def monitored_runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
     """The runs of monitors in a folder, from their histories or, where there is none, from event files.
 
     Yields:
         The folder of the run and the prefix of its monitor, as a name, and its records.
     """
+    import pandas as pd
+
+    from embedgeo.results.history import read_histories
+
     histories = list(read_histories(folder))
     for path, prefix, records in histories:
         yield _name(path, folder, prefix), records
@@ -67,7 +74,11 @@ def monitored_runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
             yield _name(events, folder, prefix), pd.DataFrame(written)
 
 
-def _runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+def _runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
+    import pandas as pd
+
+    from embedgeo.results.folder import SweepFolder
+
     sweep = SweepFolder(folder)
     if not sweep.done():
         yield from monitored_runs(folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedgeo.extras import require_extra
 from embedgeo.results.files import replacing
 
 if TYPE_CHECKING:
@@ -124,8 +125,10 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
 
     Raises:
         FileNotFoundError: there is no such sample.
+        ImportError: safetensors is not installed.
         ValueError: ``name`` is needed, or the file is damaged, or of another version of the schema.
     """
+    require_extra("report", "load_sample", "safetensors")
     file = Path(path)
     if file.is_dir():
         names = sorted(each.stem for each in _file(file, "").parent.glob("[!.]*.safetensors"))

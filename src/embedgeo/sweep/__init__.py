@@ -5,9 +5,9 @@ The command line imports this module; the commands import what they need when th
 
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from embedgeo.extras import require_extra
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
 
 _RAY_OPTIONS = {
@@ -30,9 +30,11 @@ def sweep(settings: SweepSettings) -> int:
         Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries again.
 
     Raises:
+        ImportError: a package is missing: see `embedgeo.extras`.
         ValueError: settings that do not fit each other, the model or the folder.
         OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
+    require_extra("sweep", "embedgeo sweep")
     _require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
     for path in settings.texts:
         if not path.startswith("hf://datasets/") and not Path(path).expanduser().exists():
@@ -60,6 +62,7 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     Returns:
         Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if some cannot be read.
     """
+    require_extra("sweep", "embedgeo check")
     _require_sources(model=[model] if isinstance(model, str) else model)
 
     from embedgeo.sweep.command import run_check
@@ -69,8 +72,7 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
 
 def _require_ray() -> None:
     """Check that Ray is installed; it reads its options when it is imported."""
-    if find_spec("ray") is None:
-        raise ValueError("on=ray needs Ray, which is not installed: pip install 'embedgeo[ray]'")
+    require_extra("ray", "embedgeo sweep --on ray")
     for name, value in _RAY_OPTIONS.items():
         os.environ.setdefault(name, value)
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from embedgeo.extras import require_extra
 from embedgeo.results.groups import parse_groups
 
 _RUN_OPTIONS = (
@@ -209,8 +209,7 @@ class SweepSettings:
             raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
         if precision.endswith("-true"):
             raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
-        if find_spec("accelerate") is None:
-            raise ValueError("device_map needs accelerate: pip install 'embedgeo[accelerate]'.")
+        require_extra("accelerate", "device_map")
 
     @property
     def models(self) -> Sequence[str]:

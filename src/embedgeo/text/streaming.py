@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from embedgeo.extras import require_extra
 from embedgeo.results.wording import listed, reason
 
 PREFIX = "hf://datasets/"
@@ -54,15 +55,13 @@ def stream_dataset(address: Address) -> Iterator[str]:
     Rows without text are left out.
 
     Raises:
-        ValueError: the library is not installed, or there is no such dataset, split or column, or no text in it.
+        ImportError: the library is not installed.
+        ValueError: there is no such dataset, split or column, or no text in it.
         OSError: it cannot be read.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"text: {address.given} needs the library datasets, which is missing: pip install 'embedgeo[datasets]'."
-        ) from error
+    require_extra("datasets", f"text: {address.given}")
+    import datasets
+
     rows = iter(_opened(datasets, address))
     while True:
         try:

@@ -5,15 +5,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.results.schema import Record
 from embedgeo.training.states import kept_buffers, kept_modes
+
+if TYPE_CHECKING:
+    from embedgeo.results.history import HistoryFile
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,24 @@ class TrainerAdapter:
     writes: bool = True
     folder: Path | None = None
     set_train_mode: Callable[[], object] = lambda: None
+
+    def history_file(self, folder: str | Path | None, prefix: str) -> "HistoryFile | None":
+        """The file of a monitor's records, in ``folder`` or else the trainer's; None if this process writes none."""
+        folder = folder or self.folder
+        if not self.writes or folder is None or history_lacks():
+            return None
+        from embedgeo.results.history import HistoryFile
+
+        return HistoryFile(Path(folder), prefix)
+
+
+def history_lacks() -> str:
+    """What the history file needs that is not installed, with the command that installs it; empty if nothing."""
+    try:
+        require_extra("report", "history.parquet", "pandas", "pyarrow")
+    except ImportError as missing:
+        return str(missing)
+    return ""
 
 
 def run_model(

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from lightning.pytorch.cli import instantiate_class
-
 
 def instantiated(value: Any) -> Any:
     """The value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
@@ -19,4 +17,8 @@ def instantiated(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     items = {key: instantiated(item) for key, item in value.items()}
-    return instantiate_class((), items) if "class_path" in items else items
+    if "class_path" not in items:
+        return items
+    from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
+
+    return instantiate_class((), items)

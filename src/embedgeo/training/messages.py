@@ -2,26 +2,31 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torchmetrics import Metric
 
 from embedgeo.capture.layers import Layer
-from embedgeo.results.history import HistoryFile
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, shell_command
+from embedgeo.training.adapter import history_lacks
 from embedgeo.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from embedgeo.results.history import HistoryFile
 
 
 def opening(
-    monitor: object, layers: Sequence[Layer], metrics: Sequence[Metric], schedule: Schedule, file: HistoryFile | None
+    monitor: object, layers: Sequence[Layer], metrics: Sequence[Metric], schedule: Schedule, file: "HistoryFile | None"
 ) -> str:
     """Layers, metrics, steps and file in a line, for the start of training."""
     names, kinds = [layer.name for layer in layers], [type(metric).__name__ for metric in metrics]
-    where = f"written to {file.path}" if file else "kept in its history alone (folder= has it written)"
+    why_not = history_lacks() or "folder= has it written"
+    where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
     return f"{type(monitor).__name__}: {len(names)} layers ({listed(names, 4)}), {listed(kinds)}, {schedule}; {where}."
 
 
-def closing(monitor: object, file: HistoryFile) -> str:
+def closing(monitor: object, file: "HistoryFile") -> str:
     """Where the history is, and the command that draws it, which can be pasted."""
     command = shell_command("embedgeo", "report", file.path.parent)
     return f"{type(monitor).__name__}: its history is in {file.path}; to look at it: {command}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,7 +18,6 @@ from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import require_num_groups
-from embedgeo.results.history import HistoryFile
 from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
@@ -26,6 +25,9 @@ from embedgeo.training.adapter import TrainerAdapter, run_model
 from embedgeo.training.configuration import instantiated
 from embedgeo.training.schedule import Place, Schedule
 from embedgeo.training.states import kept_random_states
+
+if TYPE_CHECKING:
+    from embedgeo.results.history import HistoryFile
 
 
 class Monitor:
@@ -78,8 +80,7 @@ class Monitor:
             raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
         if window > 1 and probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-        self.probe_forward = probe_forward
-        self.token_ids, self.mask, self.word_ids = token_ids, mask, word_ids
+        self.probe_forward, self.token_ids, self.mask, self.word_ids = probe_forward, token_ids, mask, word_ids
         self.prefix, self.folder, self.on_error, self.measure_last = prefix, folder, on_error, measure_last
         self._keeps_batches = measure_last and probe is None
         self.history: list[StepRecord] = []
@@ -106,8 +107,7 @@ class Monitor:
         self._geometry = self._make_geometry(adapter.model, **options)
         self._first_step = step
         self._place.start(step)
-        if adapter.writes and (folder := self.folder or adapter.folder):
-            self._file = HistoryFile(Path(folder), self.prefix)
+        self._file = adapter.history_file(self.folder, self.prefix)
         rank_zero_info(messages.opening(self, self._geometry.layers, self._make_metrics(2), self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:

@@ -1,0 +1,93 @@
+"""The options of the commands: the arguments of what they set, whose docstrings are their help."""
+
+import re
+import sys
+from argparse import Action, ArgumentError
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any, NoReturn
+
+import yaml
+from docstring_parser import parse
+from jsonargparse import ActionYesNo, ArgumentParser
+
+from embedgeo import __version__
+
+
+class _Values(list[Any]):
+    """Values given on the command line, not in a configuration or by default."""
+
+
+class _Extend(Action):
+    """Takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        given = _Values(before if isinstance(before, _Values) else ())
+        for value in values:
+            given += self.read(value)
+        setattr(namespace, self.dest, given)
+
+    def read(self, value: str) -> list[Any]:
+        """The values in one argument."""
+        return yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
+
+
+class _ExtendNumbers(_Extend):
+    """Takes several numbers: also ``0,1``."""
+
+    def read(self, value: str) -> list[Any]:
+        """The numbers in one argument."""
+        try:
+            return [int(part) for part in value.strip("[]").split(",")]
+        except ValueError:
+            raise ArgumentError(self, f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
+
+
+class _Parser(ArgumentParser):
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Options that an abbreviation stands for: each once, though it has two spellings."""
+        return list({id(found[0]): found for found in super()._get_option_tuples(option_string)}.values())  # type: ignore[no-untyped-call]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """One line that names the rule, without the list of all options."""
+        message = message.replace("invalid _boolean_type value:", "must be true or false; got")
+        message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
+        print(f"embedgeo: error: {' '.join(message.split())} (embedgeo --help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def make_parser(about: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]) -> ArgumentParser:
+    """The parser of ``embedgeo`` and its commands.
+
+    Args:
+        about: what the program does.
+        commands: what each command runs, whose docstring says what it does, and whose arguments are its options.
+    """
+    parser = _Parser(prog="embedgeo", description=about, allow_abbrev=True, version=__version__)
+    subcommands = parser.add_subcommands(required=True)
+    for name, (run, settings) in commands.items():
+        command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
+        command.add_argument("--config", action="config", help="a YAML file of these options")
+        _add_options(command, settings)
+        subcommands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
+    return parser
+
+
+def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
+    """An option for each argument, with its type, default and description; ``dirs`` by position."""
+    described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
+    for name, parameter in signature(settings, eval_str=True).parameters.items():
+        many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
+        kind: dict[str, Any] = {"nargs": "+", "action": _Extend} if many else {"type": parameter.annotation}
+        if parameter.annotation is bool:
+            kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
+        elif parameter.annotation == Sequence[int]:
+            kind = {"nargs": "+", "action": _ExtendNumbers}
+        if name == "dirs":
+            parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
+            continue
+        hyphened = f"--{name.replace('_', '-')}"
+        presence = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
+        option = parser.add_argument(*dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind)
+        option.option_strings = [hyphened]  # the only one that the help shows

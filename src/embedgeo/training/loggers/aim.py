@@ -1,0 +1,8 @@
+"""Aim."""
+
+from embedgeo.training.loggers.base import Adapter
+
+
+def adapter(logger: object) -> Adapter | None:
+    """The adapter of a logger of Aim."""
+    return None

@@ -1,0 +1,8 @@
+"""Neptune."""
+
+from embedgeo.training.loggers.base import Adapter
+
+
+def adapter(logger: object) -> Adapter | None:
+    """The adapter of a logger of Neptune."""
+    return None
