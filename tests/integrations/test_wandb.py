@@ -1,18 +1,22 @@
 import gc
 import io
 import json
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
+import torch
 import wandb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embedgeo import GeometryMonitor
+from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from embedgeo.results.glossary import HEADLINES
 from tests.integrations.wandb_runs import axes, charts, folder, media, rows
-from tests.training.runs import fit
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import fit, moments
+from tests.training.test_transformers import hf_trainer
 
 # the temporary folders of wandb's tables, which it leaves to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
@@ -69,9 +73,7 @@ def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp
     images = pictures(run, found, axis)
     assert images == tensorboard_images(tmp_path / "tb")
     assert images.keys() > {f"geometry.heatmap/{metric}" for metric in HEADLINES}
-    assert {png for each in images.values() for _, png in each} and all(
-        Image.open(io.BytesIO(png)).width == 700 for each in images.values() for _, png in each
-    )
+    assert {Image.open(io.BytesIO(png)).width for each in images.values() for _, png in each} == {700}
     metrics = {r["metric"] for r in monitor.history if np.isfinite(r["value"])}
     assert charts(run).keys() == {f"geometry.charts/{metric}" for metric in metrics}
     for metric in ("V", "anisotropy"):
@@ -80,3 +82,74 @@ def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp
     ((_, html),) = media(run, found, "html-file")["geometry/what the numbers mean"]
     assert "<td>anisotropy</td>" in html.decode()
     assert (tmp_path / "csv" / "version_0" / "geometry.csv").exists()
+
+
+def train(monitor, model, num_steps, after=lambda step: None):
+    """A loop of one's own; ``after`` is called after each optimizer step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(num_steps):
+        batch = token_batch(4, seed=step)
+        with monitor.step(step, batch):
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(step)
+    monitor.close()
+
+
+@pytest.mark.parametrize("logs", ["steps", "no steps", "nothing"])
+def test_a_loop_loses_neither_its_own_values_nor_those_measured(tmp_path, logs):
+    run, model = wandb.init(), gpt_neox()
+    options = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
+    other = StepMonitor(model, log=wandb, prefix="other.one", **{**options, "every_n_steps": 3})
+
+    def after(step):
+        if logs == "steps":
+            run.log({"loss": step}, step=step)
+            run.log({"rate": step}, step=step)
+        elif logs == "no steps":
+            run.log({"loss": step})
+
+    monitor = StepMonitor(model, log=run, **options)
+    with other:
+        monitored = monitor.step
+        monitor.step = lambda step, batch: stacked(other.step(step, batch), monitored(step, batch))
+        train(monitor, model, 7, after)
+    run.finish()
+    folder_ = folder(tmp_path)
+    found = list(rows(folder_))
+    assert scalars(found, "geometry/step") == pytest.approx(measured(monitor))
+    assert list(measured(monitor)) == [0, 2, 4, 6, 7]
+    others = {row["other_one/step"]: row["other.one.V/embed"] for row in found if "other.one.V/embed" in row}
+    assert others == pytest.approx(measured(other, "embed"))
+    assert axes(folder_)["geometry.*"] == "geometry/step"
+    for key in {"steps": ("loss", "rate"), "no steps": ("loss",), "nothing": ()}[logs]:
+        assert [row[key] for row in found if key in row] == list(range(7)), key
+    at = [step for step, _ in pictures(folder_, found, "geometry/step")["geometry.heatmap/mean_cosine"]]
+    assert at[0] == 0
+    assert at[-1] == 7
+    assert {step for _, step in table(folder_, found, "V")} == {0, 2, 4, 6, 7}
+
+
+@contextmanager
+def stacked(*contexts):
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    callback = GeometryCallback(every_n_steps=2, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path / "out", callback, max_steps=3, report_to=["wandb", "tensorboard"]).train()
+    wandb.finish()
+    run, axis = folder(tmp_path), "train/global_step"
+    found = list(rows(run))
+    assert scalars(found, axis, tag_start="train/") == pytest.approx(measured(callback))
+    assert list(measured(callback)) == [0, 2, 3]
+    images = pictures(run, found, axis)
+    assert images
+    assert images == tensorboard_images(tmp_path / "tb")
+    assert "geometry.charts/V" in charts(run)
+    assert len(media(run, found, "html-file")["geometry/what the numbers mean"]) == 1
