@@ -30,8 +30,9 @@ class GeometryMonitor(Monitor, Callback):
     model runs eagerly.
 
     Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``;
-    those that show more than scalars also charts, pictures and a text, drawn once for all of them. The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width,
-    metric, value, stderr), in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
+    those that show more than scalars also charts, pictures and a text. The same values are in
+    ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric, value, stderr),
+    in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
 
     A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
     from it, on the steps that are left.
