@@ -15,8 +15,8 @@ class Log:
     """What `embedgeo.StepMonitor` is given as its ``log``.
 
     Args:
-        log: a function of the step and the scalars by tag; a ``SummaryWriter``; a Lightning logger; an object with a
-            method ``log(scalars, step=step)``, such as a run of Weights & Biases; or None.
+        log: a function of the step and the scalars by tag; a ``SummaryWriter``; a Lightning logger; a run of Weights &
+            Biases; an object with a method ``log(scalars, step=step)``; or None.
         prefix: the monitor's.
         on_error: the monitor's.
 
