@@ -1,12 +1,13 @@
 """What a logger is given beside scalars: the interface of its adapter."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from embedgeo.report.live import Picture
 from embedgeo.results.schema import StepRecord
 
-__all__ = ["Adapter", "Charts", "Picture"]
+__all__ = ["Adapter", "Charts", "Picture", "is_instance"]
 
 
 class Charts(NamedTuple):
@@ -14,14 +15,14 @@ class Charts(NamedTuple):
 
     Attributes:
         prefix: the monitor's.
-        titles: the title of each metric's chart, by the key of the metric, in the order in which they are read.
+        metrics: their keys.
         tag_start: what the trainer puts in front of the tags of scalars: ``"train/"`` in the Hugging Face Trainer.
         is_due: whether this measurement is one at which all pictures are drawn, as the first, second, fourth, eighth …
             and the end are: the time to write again what holds the whole history.
     """
 
     prefix: str
-    titles: Mapping[str, str]
+    metrics: Sequence[str]
     tag_start: str = ""
     is_due: bool = True
 
@@ -29,8 +30,8 @@ class Charts(NamedTuple):
 class Adapter:
     """How one logger is given what it shows beside scalars; a method that is not overridden does nothing.
 
-    Each is called on rank zero alone, for all monitors that write to the logger. Pictures are drawn if some adapter
-    overrides `write_image`.
+    It belongs to one monitor in one run, and is called on the rank that writes. Pictures are drawn if some adapter
+    overrides `write_image`. An error of a method ends the adapter's work, not the monitor's.
     """
 
     def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
@@ -46,3 +47,13 @@ class Adapter:
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
         """Called with each picture when it is drawn: a PNG, its width and height."""
+
+
+def is_instance(logger: object, module: str, name: str) -> bool:
+    """Whether the logger is an instance of a class, of a module that is not imported for this.
+
+    >>> is_instance(1.5, "builtins", "float"), is_instance(1.5, "not.imported", "Run")
+    (True, False)
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(logger, kind)
