@@ -4,14 +4,14 @@ import sys
 from io import BytesIO
 from typing import Any
 
-from embedgeo.training.loggers.base import Adapter, Picture
+from embedgeo.training.loggers.base import Adapter, Picture, is_instance
 
 
 def adapter(logger: object) -> Adapter | None:
     """The adapter of Aim's own logger for Lightning and of its callback for the Hugging Face Trainer."""
-    lightning = getattr(sys.modules.get("aim.sdk.adapters.pytorch_lightning"), "AimLogger", ())
-    hugging_face = getattr(sys.modules.get("aim.sdk.adapters.hugging_face"), "AimCallback", ())
-    return _Aim(logger) if isinstance(logger, (lightning, hugging_face)) else None
+    ours = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
+    is_ours = any(is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in ours)
+    return _Aim(logger) if is_ours else None
 
 
 class _Aim(Adapter):

@@ -6,17 +6,20 @@ from typing import Any
 
 from lightning.pytorch.loggers import CometLogger
 
-from embedgeo.training.loggers.base import Adapter, Picture
+from embedgeo.training.loggers.base import Adapter, Picture, is_instance
 
 
 def adapter(logger: object) -> Adapter | None:
     """The adapter of Lightning's logger, of an experiment and of the Hugging Face Trainer's callback."""
-    callback = getattr(sys.modules.get("transformers.integrations.integration_utils"), "CometCallback", ())
-    experiment = getattr(sys.modules.get("comet_ml"), "CometExperiment", ())
-    return _Comet(logger) if isinstance(logger, (CometLogger, experiment, callback)) else None
+    if isinstance(logger, CometLogger) or is_instance(logger, "comet_ml", "CometExperiment"):
+        return _Comet(logger)
+    is_running = is_instance(logger, "transformers.integrations.integration_utils", "CometCallback")
+    return _Comet(None) if is_running else None
 
 
 class _Comet(Adapter):
+    """A Comet experiment: the one that was given, or Lightning's logger's, otherwise the running one."""
+
     def __init__(self, logger: object) -> None:
         self._logger = logger
 
@@ -31,9 +34,6 @@ class _Comet(Adapter):
     @property
     def _experiment(self) -> Any:
         """The experiment; None if the Hugging Face Trainer has not started one."""
-        comet_ml: Any = sys.modules["comet_ml"]
         if isinstance(self._logger, CometLogger):
             return self._logger.experiment
-        if isinstance(self._logger, comet_ml.CometExperiment):
-            return self._logger
-        return comet_ml.get_running_experiment()
+        return self._logger or sys.modules["comet_ml"].get_running_experiment()

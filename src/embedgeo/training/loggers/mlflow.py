@@ -7,17 +7,15 @@ from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger
 
-from embedgeo.training.loggers.base import Adapter, Picture
+from embedgeo.training.loggers.base import Adapter, Picture, is_instance
 
 
 def adapter(logger: object) -> Adapter | None:
     """The adapter of Lightning's logger, of the module ``mlflow`` and of the Hugging Face Trainer's callback."""
-    callback = getattr(sys.modules.get("transformers.integrations.integration_utils"), "MLflowCallback", ())
     if isinstance(logger, MLFlowLogger):
         return _MLflow(logger)
-    if isinstance(logger, callback) or (logger is not None and logger is sys.modules.get("mlflow")):
-        return _MLflow(None)
-    return None
+    is_active_run = is_instance(logger, "transformers.integrations.integration_utils", "MLflowCallback")
+    return _MLflow(None) if is_active_run or logger is sys.modules.get("mlflow", ...) else None
 
 
 class _MLflow(Adapter):
@@ -34,7 +32,8 @@ class _MLflow(Adapter):
         from PIL import Image
 
         for client, run_id in self._runs():
-            client.log_image(run_id, Image.open(BytesIO(picture[0])), key=_key(tag), step=step)
+            image = Image.open(BytesIO(picture[0])).convert("RGB")  # MLflow's thumbnails of a palette skip pixels
+            client.log_image(run_id, image, key=_key(tag), step=step)
 
     def _runs(self) -> list[tuple[Any, str]]:
         """The run and a client for it; none if no run is active, since MLflow would start one."""

@@ -5,28 +5,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from embedgeo.training.loggers.base import Adapter, Picture
+from embedgeo.training.loggers.base import Adapter, Picture, is_instance
 
 
 def adapter(logger: object) -> Adapter | None:
     """The adapter of a run, of the module ``trackio`` and of the Hugging Face Trainer's callback."""
-    callback = getattr(sys.modules.get("transformers.integrations.integration_utils"), "TrackioCallback", ())
-    trackio = sys.modules.get("trackio")
-    is_ours = isinstance(logger, (getattr(trackio, "Run", ()), callback)) or (trackio and logger is trackio)
-    return _Trackio(logger, counts_logs=isinstance(logger, callback)) if is_ours else None
+    if is_instance(logger, "trackio", "Run"):
+        return _Trackio(logger)
+    counts_logs = is_instance(logger, "transformers.integrations.integration_utils", "TrackioCallback")
+    return _Trackio(None, counts_logs) if counts_logs or logger is sys.modules.get("trackio", ...) else None
 
 
 class _Trackio(Adapter):
     """A run of Trackio: the one that was given, otherwise the current one.
 
     Args:
-        logger: a run or something else.
+        run: the run, if it was given.
         counts_logs: whether the run's steps are the number of times that something was logged, as with the Hugging Face
             Trainer. The step of training is then in the caption alone.
     """
 
-    def __init__(self, logger: object, *, counts_logs: bool) -> None:
-        self._logger = logger
+    def __init__(self, run: Any, counts_logs: bool = False) -> None:
+        self._run = run
         self._counts_logs = counts_logs
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
@@ -39,7 +39,6 @@ class _Trackio(Adapter):
             self._log(tag, sys.modules["trackio"].Image(path, caption=f"step {step}"), step)
 
     def _log(self, tag: str, value: object, step: int) -> None:
-        trackio: Any = sys.modules["trackio"]
-        run = self._logger if isinstance(self._logger, trackio.Run) else trackio.context_vars.current_run.get()
+        run = self._run or sys.modules["trackio"].context_vars.current_run.get()
         if run is not None:
             run.log({tag: value}, step=getattr(run, "_next_step", step + 1) - 1 if self._counts_logs else step)
