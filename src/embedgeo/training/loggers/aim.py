@@ -7,22 +7,27 @@ from typing import Any
 from embedgeo.training.loggers.base import Adapter, Picture, is_instance
 
 
-def adapter(logger: object) -> Adapter | None:
-    """The adapter of Aim's own logger for Lightning and of its callback for the Hugging Face Trainer."""
-    ours = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
-    is_ours = any(is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in ours)
-    return _Aim(logger) if is_ours else None
+class Aim(Adapter):
+    """Writes to the run of one of Aim's own loggers."""
 
-
-class _Aim(Adapter):
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._logger.experiment.track(sys.modules["aim"].Text(markdown), name=tag, step=step)
+        """Write it as a text."""
+        self._run.track(sys.modules["aim"].Text(markdown), name=tag, step=step)
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
+        """Write it as an image, which Aim encodes again."""
         from PIL import Image
 
         image = sys.modules["aim"].Image(Image.open(BytesIO(picture[0])))
-        self._logger.experiment.track(image, name=tag, step=step)
+        self._run.track(image, name=tag, step=step)
+
+
+def adapter(logger: Any) -> Adapter | None:
+    """Of Aim's logger for Lightning and its callback for the Hugging Face Trainer."""
+    ours = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
+    if any(is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in ours):
+        return Aim(logger.experiment)
+    return None
