@@ -78,11 +78,19 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
     """
     layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
     for metric in in_order(metrics):
-        name = term(metric).name
-        title = name if name.replace(" ", "_") == metric else f"{name} ({metric})"
         chart = ["Multiline", [rf"^{re.escape(_chart(prefix, metric))}\/"]]
-        layout[f"{prefix}: {term(metric).group}"][title] = chart
+        layout[f"{prefix}: {term(metric).group}"][chart_title(metric)] = chart
     return {group: charts for group, charts in layout.items() if charts}
+
+
+def chart_title(metric: str) -> str:
+    """The name of a metric and, unless it is the same, its key.
+
+    >>> chart_title("M_over_Q"), chart_title("top_dim_share")
+    ('M / Q (M_over_Q)', 'top dimension share (top_dim_share)')
+    """
+    name = term(metric).name
+    return name if name.replace(" ", "_") == metric else f"{name} ({metric})"
 
 
 def write_events(path: Path, step: int, records: Sequence[Record]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -16,9 +15,9 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.loggers.page import Page
 from embedgeo.training.logs import logger_folder
 from embedgeo.training.monitor import Monitor
-from embedgeo.training.tensorboard import TensorBoardPage
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -115,7 +114,7 @@ class GeometryMonitor(Monitor, Callback):
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._page = TensorBoardPage(self.prefix, len(self.history))
+        self._page = Page(self.prefix, len(self.history), on_error=self.on_error)
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -201,12 +200,9 @@ class GeometryMonitor(Monitor, Callback):
         self._write_page(trainer)
 
     def _write_page(self, trainer: Trainer, *, last: bool = False) -> None:
-        """Write charts, images and text to TensorBoard, on rank zero."""
+        """Write charts, images and text to the loggers that take them, on rank zero."""
         if trainer.is_global_zero and not self._failed:
-            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-            pages = [callback._page for callback in callbacks if isinstance(callback, GeometryMonitor)]
-            writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-            self._page.write(writers, self.history, pages, last=last)
+            self._page.write(trainer.loggers, self.history, last=last)
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

@@ -1,17 +1,14 @@
-"""Where a monitor's scalars go in a loop without a trainer, and what TensorBoard is given beside them."""
+"""Where a monitor's scalars go in a loop without a trainer, and what is written beside them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Literal
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 
 from embedgeo.results.schema import StepRecord
-from embedgeo.training.tensorboard import TensorBoardPage
-
-_pages: WeakKeyDictionary[Any, list[TensorBoardPage]] = WeakKeyDictionary()
-"""The pages in each log: those of all monitors that write there."""
+from embedgeo.training.loggers import wandb
+from embedgeo.training.loggers.page import Page
 
 
 class Log:
@@ -21,6 +18,7 @@ class Log:
         log: a function of the step and the scalars by tag; a ``SummaryWriter``; a Lightning logger; an object with a
             method ``log(scalars, step=step)``, such as a run of Weights & Biases; or None.
         prefix: the monitor's.
+        on_error: the monitor's.
 
     Attributes:
         write_scalars: called with a step and the scalars measured at it.
@@ -30,23 +28,16 @@ class Log:
         TypeError: ``log`` is something else.
     """
 
-    def __init__(self, log: Any, prefix: str) -> None:
-        self.write_scalars = _scalar_writer(log)
+    def __init__(self, log: Any, prefix: str, on_error: Literal["warn", "raise"]) -> None:
+        self.write_scalars = wandb.scalar_writer(log, prefix) or _scalar_writer(log)
         getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
         self.folder = logger_folder([] if log is None else [log])
         self._log = log
-        self._page = TensorBoardPage(prefix, 0)
+        self._page = Page(prefix, on_error=on_error)
 
     def write_page(self, history: Sequence[StepRecord], *, last: bool = False) -> None:
-        """Write charts, images and text to TensorBoard, if that is what the log is: see `TensorBoardPage.write`."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = self._log.experiment if isinstance(self._log, TensorBoardLogger) else self._log
-        if isinstance(writer, SummaryWriter):
-            pages = _pages.setdefault(writer, [])
-            if self._page not in pages:
-                pages.append(self._page)
-            self._page.write([writer], history, pages, last=last)
+        """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.page.Page.write`."""
+        self._page.write([self._log], history, last=last)
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:

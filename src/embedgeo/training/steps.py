@@ -96,7 +96,7 @@ class StepMonitor(Monitor):
             self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
-        self._given_log = Log(log, self.prefix)  # may fail on the one rank that has it, which no other waits for now
+        self._given_log = Log(log, self.prefix, self.on_error)  # may fail on one rank, which no other waits for now
         self._after, self._before = inf, -inf  # steps between them are not measured
         self._now = -1
         self._is_inside = self._has_stepped = False

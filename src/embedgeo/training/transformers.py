@@ -10,14 +10,13 @@ from typing import Any
 from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.loggers.page import Page
 from embedgeo.training.monitor import Monitor
-from embedgeo.training.tensorboard import TensorBoardPage
 
 
 class GeometryCallback(Monitor, TrainerCallback):
@@ -63,7 +62,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         )
         self._start(adapter, state.global_step)
         self._trainer = trainer
-        self._page = TensorBoardPage(self.prefix, len(self.history), tag_start="train/")
+        self._page = Page(self.prefix, len(self.history), "train/", self.on_error)
         self._wrap_training_step(trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -133,13 +132,10 @@ class GeometryCallback(Monitor, TrainerCallback):
         self._write_page()
 
     def _write_page(self, *, last: bool = False) -> None:
-        """Write charts, images and text to TensorBoard, on the rank that has a writer, if there is one."""
+        """Write charts, images and text to the integrations that take them, on rank zero."""
         assert self._trainer is not None
-        callbacks = self._trainer.callback_handler.callbacks
-        pages = [each._page for each in callbacks if isinstance(each, GeometryCallback)]
-        boards = [each for each in callbacks if isinstance(each, TensorBoardCallback) and each.tb_writer is not None]
-        if boards and not self._failed:
-            self._page.write([board.tb_writer for board in boards], self.history, pages, last=last)
+        if self._trainer.is_world_process_zero() and not self._failed:
+            self._page.write(self._trainer.callback_handler.callbacks, self.history, last=last)
 
 
 @contextmanager

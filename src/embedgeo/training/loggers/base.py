@@ -4,10 +4,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from embedgeo.report.live import Picture
 from embedgeo.results.schema import StepRecord
 
-__all__ = ["Adapter", "Charts", "Picture", "is_instance"]
+Picture = tuple[bytes, int, int]
+"""A PNG, its width and height."""
 
 
 class Charts(NamedTuple):

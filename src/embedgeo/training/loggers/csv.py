@@ -1,8 +1,90 @@
-"""CSV."""
+"""CSV: a tidy file of records beside the wide ``metrics.csv`` of Lightning's logger."""
 
-from embedgeo.training.loggers.base import Adapter
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from lightning.pytorch.loggers import CSVLogger
+
+from embedgeo.results.schema import StepRecord
+from embedgeo.training.loggers.base import Adapter, Charts
+
+COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
+"""Columns of the file: the keys of a `StepRecord`."""
+
+
+class Csv(Adapter):
+    """The records of a monitor, a line each, in ``geometry.csv``; of another prefix, ``geometry.{prefix}.csv``.
+
+    The file is complete after each measurement, of which all lines are appended at once. What it holds already of
+    earlier steps than the first one that is added stays in it: a resumed run goes on with the file of the run before,
+    and a run that starts anew replaces it. An undefined value, or standard error, is an empty cell.
+
+    Args:
+        folder: it is made when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_written = 0
+
+    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+        """Append the records that are new.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: there is a file of that name which is none of these.
+        """
+        new = history[self._num_written :]
+        if not new:
+            return
+        middle = "" if charts.prefix == "geometry" else f".{quote(charts.prefix, safe='')}"
+        path = self._folder / f"geometry{middle}.csv"
+        if not self._num_written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_earlier(path, new[0]["step"])
+        lines = _lines([_cell(value) for value in map(record.get, COLUMNS)] for record in new)
+        with path.open("ab") as file:
+            file.write(lines if file.tell() else _HEADER + lines)
+        self._num_written = len(history)
 
 
 def adapter(logger: object) -> Adapter | None:
-    """The adapter of a logger of CSV."""
+    """Of Lightning's logger, if it writes on this machine."""
+    if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
+        return Csv(Path(logger.log_dir))
     return None
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+_HEADER = _lines([COLUMNS])
+
+
+def _keep_earlier(path: Path, step: int) -> None:
+    """Cut a file off where a line is not whole, or of this step or a later one."""
+    data = path.read_bytes() if path.exists() else b""
+    if _HEADER.startswith(data):
+        size = 0
+    elif data.startswith(_HEADER):
+        lines = data.removeprefix(_HEADER).splitlines(keepends=True)
+        earlier = takewhile(lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines)
+        size = len(_HEADER) + sum(map(len, earlier))
+    else:
+        raise ValueError(f"{path} must begin with the columns {','.join(COLUMNS)}; it does not. Move it away.")
+    if size < len(data):
+        with path.open("r+b") as file:
+            file.truncate(size)

@@ -1,8 +1,151 @@
-"""Weights & Biases."""
+"""Weights & Biases: a chart of all layers for each metric, pictures, and the explanation as HTML."""
 
-from embedgeo.training.loggers.base import Adapter
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import ceil, isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lightning.pytorch.loggers import WandbLogger
+
+from embedgeo.results.events import chart_title
+from embedgeo.results.schema import StepRecord
+from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
+
+_MOST_ROWS = 10_000
+"""How many rows of a table are drawn."""
+
+_LIGHTNING, _TRAINER = "trainer/global_step", "train/global_step"
+"""The keys of the step with which Lightning's logger and the callback of the Hugging Face Trainer log."""
+
+_LOOK = "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
 
 
-def adapter(logger: object) -> Adapter | None:
-    """The adapter of a logger of Weights & Biases."""
-    return None
+class WeightsAndBiases(Adapter):
+    """Writes by a function that logs values in a run.
+
+    Args:
+        run: what the values are logged in.
+        log: is given a monitor's prefix, a step and values by key.
+        axis: the key of the step with which the trainer logs; None: that of `scalar_writer`.
+    """
+
+    def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
+        self._run, self._log, self._axis = run, log, axis
+        self._prefix = ""
+        self._num_drawn = 0
+
+    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+        """Draw the charts again whenever all pictures are drawn: each takes a table of the whole history."""
+        if not self._prefix and self._axis:
+            self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
+        self._prefix = charts.prefix
+        if charts.is_due and self._num_drawn < len(history):
+            self._num_drawn = len(history)
+            self._log(self._prefix, history[-1]["step"], dict(_charts(charts, history)))
+
+    def write_text(self, tag: str, markdown: str, step: int) -> None:
+        """Write it as HTML: a workspace shows no Markdown."""
+        from tensorboard.plugin_util import markdown_to_safe_html
+
+        html = _LOOK + markdown_to_safe_html(markdown)
+        self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
+
+    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+        """Write the PNG as it is, from a file: an image in memory would be encoded again."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "picture.png"
+            path.write_bytes(picture[0])
+            self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
+
+
+def adapter(logger: Any) -> Adapter | None:
+    """Of Lightning's logger, the Hugging Face Trainer's callback, a run, or ``wandb`` itself; where there is a run."""
+    if isinstance(logger, WandbLogger):
+        return WeightsAndBiases(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING)
+    if is_instance(logger, "transformers.integrations.integration_utils", "WandbCallback"):
+        run = sys.modules["wandb"].run
+        return run and WeightsAndBiases(run, lambda _, step, values: run.log({**values, _TRAINER: step}), _TRAINER)
+    run = _run(logger)
+    return run and WeightsAndBiases(run, partial(_log_beside, run))
+
+
+def scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]], object] | None:
+    """A function that writes scalars, at a step, to a run or to ``wandb`` itself; None for another log.
+
+    The counter of steps of a run only goes forward, and what is logged at one that is over is lost. So the step is a
+    value, ``{prefix}/step``, and the axis; and lest what the loop logs at steps of its own is lost, a measurement goes
+    into the row that is open, which is closed before only if the last measurement is in it.
+    """
+    if log is not _package() and _run(log) is None:
+        return None
+    last_row: int | None = None
+
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        nonlocal last_row
+        run = _run(log)
+        if run is None:
+            return
+        row = None if _is_shared(run) else run.step
+        if last_row is None:
+            run.define_metric(_axis(prefix), hidden=True)
+            run.define_metric(f"{prefix}.*", step_metric=_axis(prefix))
+        elif row == last_row:
+            run.log({}, commit=True)
+            row += 1
+        _log_beside(run, prefix, step, scalars)
+        last_row = row
+
+    return write
+
+
+def _package() -> Any:
+    """The package ``wandb``, where it is imported; otherwise something that is no log."""
+    return sys.modules.get("wandb", _run)
+
+
+def _run(log: Any) -> Any:
+    """The run that a log is, or that ``wandb`` has now, if any."""
+    if log is _package():
+        return log.run
+    return log if is_instance(log, "wandb.sdk.wandb_run", "Run") else None
+
+
+def _axis(prefix: str) -> str:
+    return prefix.replace(".", "_") + "/step"  # a dot would be read as a path
+
+
+def _is_shared(run: Any) -> bool:
+    """Whether several processes write to the run: it has no counter then, and each row is its own."""
+    return run.settings.mode == "shared"
+
+
+def _log_beside(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
+    """Log values in the row that is open."""
+    run.log({**values, _axis(prefix): step}, commit=_is_shared(run))
+
+
+def _charts(charts: Charts, history: Sequence[StepRecord]) -> Iterator[tuple[str, Any]]:
+    """The charts by key: lines of defined values, of steps so many that all rows are drawn, the last one among them."""
+    lines: dict[str, dict[str, dict[int, float]]] = {}
+    for record in history:
+        if isfinite(record["value"]):
+            line = lines.setdefault(record["metric"], {}).setdefault(record["layer"], {})
+            line[record["step"]] = record["value"]
+    for metric in (metric for metric in charts.metrics if metric in lines):
+        layers = lines[metric]
+        steps = sorted({step for line in layers.values() for step in line}, reverse=True)
+        drawn = sorted(steps[:: ceil(len(steps) * len(layers) / _MOST_ROWS)])
+        yield (
+            f"{charts.prefix}.charts/{metric}",
+            sys.modules["wandb"].plot.line_series(
+                [[step for step in drawn if step in line] for line in layers.values()],
+                [[line[step] for step in drawn if step in line] for line in layers.values()],
+                keys=list(layers),
+                title=chart_title(metric),
+                xname="step",
+                split_table=True,
+            ),
+        )

@@ -1,0 +1,117 @@
+"""What a monitor writes to loggers beside scalars: charts, an explanation, and pictures that are drawn once for all."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import methodcaller
+from typing import TYPE_CHECKING, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from embedgeo.results.glossary import in_order, term
+from embedgeo.results.schema import StepRecord
+from embedgeo.results.wording import reason
+from embedgeo.training.loggers import Adapter, Charts, Picture, adapters
+
+if TYPE_CHECKING:
+    from embedgeo.report.live import LivePictures
+
+
+class Page:
+    """The charts, the text and the pictures of one monitor in one run.
+
+    A text that explains each metric is written at the first measurement. Pictures are drawn at the first, second,
+    fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
+    Nothing is drawn where no logger takes pictures.
+
+    A logger that fails gets nothing more beside scalars, with one warning.
+
+    Args:
+        prefix: the monitor's.
+        num_earlier: how many records of other runs its history holds already.
+        tag_start: what the trainer puts in front of the tags of scalars.
+        on_error: the monitor's.
+    """
+
+    def __init__(
+        self, prefix: str, num_earlier: int = 0, tag_start: str = "", on_error: Literal["warn", "raise"] = "warn"
+    ) -> None:
+        self._prefix = prefix
+        self._num_earlier = num_earlier
+        self._tag_start = tag_start
+        self._on_error = on_error
+        self._metrics: list[str] = []
+        self._num_measurements = 0
+        self._adapters: list[Adapter] | None = None
+        self._pictures: LivePictures | None = None
+        self._can_draw = True
+
+    def write(self, loggers: Iterable[object], history: Sequence[StepRecord], *, last: bool = False) -> None:
+        """Write what is new; called after each measurement and once more after the last one.
+
+        Args:
+            loggers: those of the run, which stay the same: see `embedgeo.training.loggers.adapters`.
+            history: the monitor's, with the records of one more measurement than at the last call.
+            last: whether there will be no more measurements.
+        """
+        history = history[self._num_earlier :] if self._num_earlier else history
+        if not history:
+            return
+        if self._adapters is None:
+            self._adapters = adapters(loggers)
+        if not self._adapters:
+            return
+        step, is_first = history[-1]["step"], not self._metrics
+        if is_first:
+            self._metrics = in_order(record["metric"] for record in history)
+        self._num_measurements += not last
+        is_due = last or self._num_measurements & (self._num_measurements - 1) == 0
+        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
+        self._give(methodcaller("write_charts", charts, history))
+        if is_first:
+            text = "\n".join(_explanation(self._metrics))
+            self._give(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
+        if self._can_draw and any(type(adapter).write_image is not Adapter.write_image for adapter in self._adapters):
+            for tag, picture in self._drawn(history, is_due):
+                self._give(methodcaller("write_image", tag, picture, step))
+
+    def _drawn(self, history: Sequence[StepRecord], is_due: bool) -> Iterator[tuple[str, Picture]]:
+        """The pictures to write now; none, said once, where what draws them is not installed."""
+        try:
+            if self._pictures is None:
+                from embedgeo.report.live import LivePictures
+
+                self._pictures = LivePictures(self._prefix)
+            yield from self._pictures.draw(history, is_due=is_due)
+        except ImportError as error:
+            self._can_draw = False
+            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}. pip install 'embedgeo[report]'")
+
+    def _give(self, write: Callable[[Adapter], None]) -> None:
+        """Call each adapter, and leave out from now on those that fail."""
+        assert self._adapters is not None
+        for adapter in tuple(self._adapters):
+            try:
+                write(adapter)
+            except Exception as error:
+                if self._on_error == "raise":
+                    raise
+                self._adapters.remove(adapter)
+                logger = type(adapter).__module__.rpartition(".")[2]
+                rule = f"{logger} gets no more charts, text and pictures of {self._prefix}; scalars and training go on"
+                warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
+
+
+def _explanation(metrics: Iterable[str]) -> Iterator[str]:
+    """A table of the metrics in Markdown, line by line."""
+    yield "| number | is | unit or estimator | how to read it |"
+    yield "|---|---|---|---|"
+    for metric in metrics:
+        named = term(metric)
+        row = (metric, named.name, named.unit, named.meaning)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    yield ""
+    yield (
+        "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, `mean` is the mean over "
+        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined values (too few "
+        "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
+    )
