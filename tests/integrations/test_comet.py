@@ -9,23 +9,27 @@ from lightning.pytorch.loggers import CometLogger
 
 from embedgeo import GeometryMonitor
 from embedgeo.training.transformers import GeometryCallback
-from tests.integrations.drawn import assert_all_pictures, loop, values
-from tests.training.runs import fit, moments
+from tests.integrations.drawn import assert_all_pictures, few, loop, values
+from tests.training.runs import fit
 from tests.training.test_transformers import hf_trainer
-
-QUIET = {"log_code": False, "log_env_details": False, "auto_output_logging": False, "display_summary_level": 0}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    monkeypatch.setenv("COMET_START_ONLINE", "0")
-    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path))
+    settings = {"START_ONLINE": "0", "OFFLINE_DIRECTORY": str(tmp_path), "AUTO_LOG_ENV_DETAILS": "0"}
+    for name, value in {
+        **settings,
+        "AUTO_LOG_CODE": "0",
+        "AUTO_LOG_GIT_PATCH": "0",
+        "DISPLAY_SUMMARY_LEVEL": "0",
+    }.items():
+        monkeypatch.setenv(f"COMET_{name}", value)
     yield
     if comet_ml.get_running_experiment():
         comet_ml.end()
 
 
-def assert_complete(folder, monitor, tag="geometry.V/block.01"):
+def assert_complete(folder, monitor, tag="geometry.anisotropy/block.01"):
     """The archive has the values at their steps, the pictures and the explanation."""
     comet_ml.end()
     (path,) = folder.glob("*.zip")
@@ -40,7 +44,7 @@ def assert_complete(folder, monitor, tag="geometry.V/block.01"):
                     (payload["additional_params"], payload["metadata"], archive.read(payload["file_path"]))
                 )
     found = {each["step"]: each["metricValue"] for each in metrics if each["metricName"] == tag}
-    assert found == pytest.approx(values(monitor, "block.01", "V"), rel=1e-12)
+    assert found == pytest.approx(values(monitor), rel=1e-12)
     ((_, metadata, text),) = files["text-sample"]
     assert metadata == {"name": "geometry/what the numbers mean"}
     assert text.startswith(b"| number |")
@@ -49,17 +53,17 @@ def assert_complete(folder, monitor, tag="geometry.V/block.01"):
 
 
 def test_lightnings_logger_is_given_values_pictures_and_the_explanation(tmp_path):
-    monitor = GeometryMonitor(3, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, logger=CometLogger(offline_directory=str(tmp_path), **QUIET), max_steps=6)
+    monitor = GeometryMonitor(metrics=few, on_error="raise")
+    fit(tmp_path, monitor, logger=CometLogger(offline_directory=str(tmp_path)), max_steps=2)
     assert_complete(tmp_path, monitor)
 
 
 def test_the_hugging_face_trainers_experiment_is(tmp_path):
-    monitor = GeometryCallback(3, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, monitor, report_to="comet_ml").train()
-    assert_complete(tmp_path, monitor, "train/geometry.V/block.01")
+    monitor = GeometryCallback(metrics=few, on_error="raise")
+    hf_trainer(tmp_path, monitor, report_to="comet_ml", max_steps=2).train()
+    assert_complete(tmp_path, monitor, "train/geometry.anisotropy/block.01")
 
 
 def test_an_experiment_of_a_plain_loop_is(tmp_path):
-    monitor = loop(comet_ml.OfflineExperiment(offline_directory=str(tmp_path), **QUIET))
+    monitor = loop(comet_ml.OfflineExperiment(offline_directory=str(tmp_path)))
     assert_complete(tmp_path, monitor)

@@ -9,8 +9,8 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
 from embedgeo import GeometryMonitor
 from embedgeo.training.transformers import GeometryCallback
-from tests.integrations.drawn import assert_all_pictures, loop, same_pixels, values
-from tests.training.runs import fit, moments, steps
+from tests.integrations.drawn import assert_all_pictures, few, loop, same_pixels, values
+from tests.training.runs import fit, steps
 from tests.training.test_transformers import hf_trainer
 
 # of SQLAlchemy, for how MLflow's own tables are declared
@@ -33,11 +33,11 @@ def tracking(store, monkeypatch, tmp_path):
 def assert_complete(run_id, monitor, folder, tag_start=""):
     """The run has the values at their steps, the pictures and the explanation."""
     client = mlflow.MlflowClient()
-    history = client.get_metric_history(run_id, f"{tag_start}geometry.V/block.01")
-    assert {metric.step: metric.value for metric in history} == values(monitor, "block.01", "V")
+    history = client.get_metric_history(run_id, f"{tag_start}geometry.anisotropy/block.01")
+    assert {metric.step: metric.value for metric in history} == values(monitor)
     text = Path(client.download_artifacts(run_id, "geometry/what the numbers mean.md", str(folder))).read_text()
     assert text.startswith("| number |")
-    assert "\n| V | " in text
+    assert "\n| anisotropy | " in text
     pictures = {}
     for path in Path(client.download_artifacts(run_id, "images", str(folder))).glob("*.png"):
         key, step = re.fullmatch(r"(.+)\+step\+(\d+)\+timestamp.+", path.stem).groups()
@@ -46,15 +46,15 @@ def assert_complete(run_id, monitor, folder, tag_start=""):
 
 
 def test_lightnings_logger_is_given_values_pictures_and_the_explanation(store, tmp_path):
-    monitor = GeometryMonitor(3, metrics=moments, on_error="raise")
+    monitor = GeometryMonitor(metrics=few, on_error="raise")
     logger = MLFlowLogger("lightning", tracking_uri=store)
-    fit(tmp_path, monitor, logger=logger, max_steps=6)
+    fit(tmp_path, monitor, logger=logger, max_steps=2)
     assert_complete(logger.run_id, monitor, tmp_path)
 
 
 def test_the_hugging_face_trainers_run_is(tmp_path):
-    monitor = GeometryCallback(3, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, monitor, report_to="mlflow", run_name="trainer").train()
+    monitor = GeometryCallback(metrics=few, on_error="raise")
+    hf_trainer(tmp_path, monitor, report_to="mlflow", max_steps=2, run_name="trainer").train()
     (run,) = mlflow.search_runs(output_format="list")
     assert run.info.status == "FINISHED"
     assert_complete(run.info.run_id, monitor, tmp_path)
@@ -68,11 +68,11 @@ def test_the_active_run_of_a_plain_loop_is(tmp_path):
 
 def test_a_logger_that_takes_no_picture_costs_one_warning_and_nothing_else(store, tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow.MlflowClient, "log_image", lambda *args, **kwargs: 1 / 0)
-    monitor = GeometryMonitor(3, metrics=moments)
+    monitor = GeometryMonitor(metrics=few)
     logger = MLFlowLogger("fails", tracking_uri=store)
     with pytest.warns(UserWarning, match="mlflow") as warned:
-        fit(tmp_path, monitor, logger=[logger, CSVLogger(tmp_path)], max_steps=6)
-    assert len(warned) == 1
-    assert steps(monitor) == [0, 3, 6]
-    history = logger.experiment.get_metric_history(logger.run_id, "geometry.V/block.01")
-    assert [metric.step for metric in history] == [0, 3, 6]
+        fit(tmp_path, monitor, logger=[logger, CSVLogger(tmp_path)], max_steps=2)
+    assert sum("gets no more" in str(warning.message) for warning in warned) == 1
+    assert steps(monitor) == [0, 2]
+    history = logger.experiment.get_metric_history(logger.run_id, "geometry.anisotropy/block.01")
+    assert [metric.step for metric in history] == [0, 2]

@@ -8,18 +8,17 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from embedgeo.training.transformers import GeometryCallback
-from tests.integrations.drawn import assert_all_pictures, loop, values
-from tests.training.runs import moments
+from tests.integrations.drawn import assert_all_pictures, few, loop, values
 from tests.training.test_transformers import hf_trainer
 
 
-def assert_complete(project, monitor, step_of, tag="geometry.V/block.01"):
+def assert_complete(project, monitor, step_of, tag="geometry.anisotropy/block.01"):
     """The run "tiny" has the values at their steps, the pictures and the explanation.
 
     ``step_of`` gives the step of training of each row.
     """
     rows = SQLiteStorage.get_logs(project, "tiny")
-    assert {step_of(row): row[tag] for row in rows if tag in row} == pytest.approx(values(monitor, "block.01", "V"))
+    assert {step_of(row): row[tag] for row in rows if tag in row} == pytest.approx(values(monitor))
     media = [(row, key, value) for row in rows for key, value in row.items() if isinstance(value, dict)]
     ((_, key, text),) = [each for each in media if each[2]["_type"] == "trackio.markdown"]
     assert key == "geometry/what the numbers mean"
@@ -41,9 +40,9 @@ def test_a_run_of_a_plain_loop_is_given_values_pictures_and_the_explanation(give
 
 
 def test_the_hugging_face_trainers_run_is(tmp_path):
-    monitor = GeometryCallback(3, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, monitor, report_to="trackio", project="trainer", run_name="tiny").train()
+    monitor = GeometryCallback(metrics=few, on_error="raise")
+    hf_trainer(tmp_path, monitor, report_to="trackio", max_steps=2, project="trainer", run_name="tiny").train()
     rows = SQLiteStorage.get_logs("trainer", "tiny")
     steps = {row["step"]: row["train/global_step"] for row in rows if "train/global_step" in row}
     assert sorted(steps) == list(range(len(steps)))  # pictures are not counted
-    assert_complete("trainer", monitor, lambda row: steps[row["step"]], "train/geometry.V/block.01")
+    assert_complete("trainer", monitor, lambda row: steps[row["step"]], "train/geometry.anisotropy/block.01")
