@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch.loggers import Logger
-
 from embedgeo.results.schema import StepRecord
 from embedgeo.training.loggers import wandb
 from embedgeo.training.loggers.page import Page
@@ -15,8 +13,10 @@ class Log:
     """What `embedgeo.StepMonitor` is given as its ``log``.
 
     Args:
-        log: a function of the step and the scalars by tag; a ``SummaryWriter``; a Lightning logger; a run of Weights &
-            Biases; an object with a method ``log(scalars, step=step)``; or None.
+        log: a function of the step and the scalars by tag; a ``SummaryWriter``; an object with a method
+            ``log_metrics(scalars, step=step)``, such as a Lightning logger, a Comet experiment or the module
+            ``mlflow``, or with a method ``log(scalars, step=step)``, such as a run of Weights & Biases or Trackio; or
+            None.
         prefix: the monitor's.
         on_error: the monitor's.
 
@@ -53,7 +53,7 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
 def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
     if log is None:
         return lambda step, scalars: None
-    if isinstance(log, Logger):
+    if callable(getattr(log, "log_metrics", None)):
         return lambda step, scalars: log.log_metrics(dict(scalars), step=step)
     if callable(getattr(log, "add_scalar", None)):
         return lambda step, scalars: [log.add_scalar(tag, value, step) for tag, value in scalars.items()]
@@ -63,5 +63,6 @@ def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
         return log
     raise TypeError(
         "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an object with a method "
-        f"log(values, step=step), as a wandb run; got {type(log).__name__}."
+        "log(values, step=step) or log_metrics(values, step=step), as a wandb run or the module mlflow; "
+        f"got {type(log).__name__}."
     )

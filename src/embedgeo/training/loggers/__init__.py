@@ -6,12 +6,12 @@ for any other one, which it recognizes without importing the logger's package.
 
 from collections.abc import Iterable
 
-from embedgeo.training.loggers import aim, comet, csv, mlflow, neptune, tensorboard, trackio, wandb
+from embedgeo.training.loggers import aim, comet, csv, mlflow, tensorboard, trackio, wandb
 from embedgeo.training.loggers.base import Adapter, Charts, Picture
 
 __all__ = ["Adapter", "Charts", "Picture", "adapters"]
 
-_LOGGERS = (tensorboard, wandb, csv, mlflow, comet, trackio, aim, neptune)
+_LOGGERS = (tensorboard, wandb, csv, mlflow, comet, trackio, aim)
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:

@@ -1,8 +1,0 @@
-"""Neptune."""
-
-from embedgeo.training.loggers.base import Adapter
-
-
-def adapter(logger: object) -> Adapter | None:
-    """The adapter of a logger of Neptune."""
-    return None
