@@ -1,7 +1,7 @@
 """A small GPT, written and trained in plain PyTorch, whose geometry is measured while it trains.
 
 python examples/plain_loop.py                            # a minute or less on a CPU
-python examples/plain_loop.py --max-steps 600 --resume   # goes on from the checkpoint
+python examples/plain_loop.py --max-steps 400 --resume   # goes on from the checkpoint
 python examples/plain_loop.py --bf16 --out runs/bf16
 """
 
@@ -18,7 +18,7 @@ from embedgeo.text import builtin_corpus, train_tokenizer
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--out", type=Path, default=Path("runs/plain_loop"))
-parser.add_argument("--max-steps", type=int, default=300)
+parser.add_argument("--max-steps", type=int, default=200)
 parser.add_argument("--every-n-steps", type=int, default=20)
 parser.add_argument("--resume", action="store_true")
 parser.add_argument("--bf16", action="store_true")
