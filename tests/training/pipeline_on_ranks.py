@@ -1,7 +1,10 @@
 """What the processes of the tests of pipeline parallelism run: the stages of a small model, under two schedules."""
 
+import re
+import textwrap
 import warnings
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -163,6 +166,21 @@ def interleaved():
     return pipeline.run(pipeline.monitor())
 
 
+def documented():
+    """What the loop in the documentation, as it is written there, measures and logs."""
+    page = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "schedule.step(" in block)
+    pipeline, logged = Pipeline(), []
+    names = {"device": "cpu", "num_stages": 2, "num_replicas": 1, "rank": dist.get_rank(), "schedule": pipeline.schedule}
+    names |= {"stage_module": pipeline.model, "writer": lambda step, values: logged.append(step)}
+    names |= {"is_first": not pipeline.number, "is_last": bool(pipeline.number)}
+    names |= {"loader": [{"input_ids": ids, "labels": ids} for ids in (batch_at(0, i)["input_ids"] for i in range(2))]}
+    names |= {"optimizer": torch.optim.SGD(pipeline.model.parameters(), lr=0.1)}
+    exec(textwrap.dedent(code), names)
+    grads = [p.grad for p in pipeline.model.parameters() if p.grad is not None]
+    return {"history": names["monitor"].history, "logged": logged, "grads": len(grads)}
+
+
 def on_two(rank):
     ids, mask = (lambda batch: batch["input_ids"]), (lambda batch: batch["attention_mask"])
     pipelines = Pipeline(), Pipeline(masked=("first",)), Pipeline()
@@ -175,6 +193,7 @@ def on_two(rank):
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
         "interleaved": interleaved(),
+        "documented": documented(),
     }
 
 

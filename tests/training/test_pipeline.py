@@ -63,6 +63,16 @@ def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_pa
     assert_as_in_one_process(four, "tensor parallel")
 
 
+def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
+    for number, rank in enumerate(two):
+        documented = rank["documented"]
+        table = by_step(documented["history"])[0]
+        expected = in_one_process([{"input_ids": batch_at(0, 0)["input_ids"]}])
+        assert_same({layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected)
+        assert documented["logged"] == ([0] if number == 0 else [])
+        assert documented["grads"] == 0
+
+
 def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_ids(two):
     for rank in two:
         (history,) = rank["without ids"]["histories"]
