@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -13,6 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from embedgeo import StepMonitor, observe
 from embedgeo.text import builtin_corpus
+from tests.ranks import on_two_ranks
+from tests.training.runs import moments
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOPICS = builtin_corpus()[:12]
@@ -110,3 +113,43 @@ def test_a_plain_loop_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(run):
     expected, found = (pd.read_parquet(each / "history.parquet") for each in (folder, parts))
     pd.testing.assert_frame_equal(found[found["step"] != 3].reset_index(drop=True), expected)
     assert set(found["step"]) == {*expected["step"], 3}  # the last weights of the first part
+
+
+def titan():
+    """torchtitan's Llama, and token ids for it."""
+    sys.modules.setdefault("torchtitan.models.moe.kernels", mock.MagicMock())  # needs triton, as in the example
+    from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+
+    torch.manual_seed(0)
+    model = Transformer(TransformerModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=128, max_seq_len=32))
+    with torch.no_grad():
+        model.init_weights()
+    return model, torch.randint(0, 128, (4, 32))
+
+
+def titan_on_rank(rank):
+    """What a monitor measures of it under torchtitan's own tensor and sequence parallelism."""
+    model, token_ids = titan()
+    from torchtitan.distributed import parallel_dims
+    from torchtitan.models.llama3.infra.parallelize import apply_tp
+
+    parallel_dims.device_type = "cpu"
+    sizes = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "etp": 1, "world_size": 2}
+    dims = parallel_dims.ParallelDims(**sizes)
+    names = [name for name in ("pp", "dp_replicate", "fsdp", "tp") if dims.get_optional_mesh(name)]
+    apply_tp(model, dims.get_mesh("tp"), loss_parallel=False, enable_float8_tensorwise_tp=False)
+    with StepMonitor(model, device_mesh=dims.get_mesh(names), metrics=moments, on_error="raise") as monitor:
+        with monitor.step(0, token_ids):
+            model(token_ids).square().mean().backward()
+    return {"mesh": names, "history": monitor.history}
+
+
+def test_torchtitans_own_mesh_and_tensor_parallel_plan(tmp_path):
+    model, token_ids = titan()
+    with observe(model, metrics=moments) as geometry:
+        model(token_ids)
+    expected = {(layer, key): v for layer, values in geometry.compute().items() for key, v in values.items()}
+    for rank in on_two_ranks(titan_on_rank, tmp_path):
+        found = {(r["layer"], r["metric"]): r["value"] for r in rank["history"] if r["step"] == 0}
+        assert rank["mesh"] == ["tp"]
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6, nan_ok=True)

@@ -171,7 +171,13 @@ def documented():
     page = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "schedule.step(" in block)
     pipeline, logged = Pipeline(), []
-    names = {"device": "cpu", "num_stages": 2, "num_replicas": 1, "rank": dist.get_rank(), "schedule": pipeline.schedule}
+    names = {
+        "device": "cpu",
+        "num_stages": 2,
+        "num_replicas": 1,
+        "rank": dist.get_rank(),
+        "schedule": pipeline.schedule,
+    }
     names |= {"stage_module": pipeline.model, "writer": lambda step, values: logged.append(step)}
     names |= {"is_first": not pipeline.number, "is_last": bool(pipeline.number)}
     names |= {"loader": [{"input_ids": ids, "labels": ids} for ids in (batch_at(0, i)["input_ids"] for i in range(2))]}

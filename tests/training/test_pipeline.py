@@ -119,5 +119,7 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
         assert refused["nothing*"] == "layers='nothing*' matches no layer of any stage of the pipeline."
         assert "several have layers." in refused["layers"]
         for several in ("list", "ModuleList"):
-            assert f"must be the one stage that this rank has, a module that is called; got {several}." in refused[several]
+            assert (
+                f"must be the one stage that this rank has, a module that is called; got {several}." in refused[several]
+            )
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]
