@@ -138,9 +138,10 @@ def titan_on_rank(rank):
     dims = parallel_dims.ParallelDims(**sizes)
     names = [name for name in ("pp", "dp_replicate", "fsdp", "tp") if dims.get_optional_mesh(name)]
     apply_tp(model, dims.get_mesh("tp"), loss_parallel=False, enable_float8_tensorwise_tp=False)
-    with StepMonitor(model, device_mesh=dims.get_mesh(names), metrics=moments, on_error="raise") as monitor:
-        with monitor.step(0, token_ids):
-            model(token_ids).square().mean().backward()
+    monitor = StepMonitor(model, device_mesh=dims.get_mesh(names), metrics=moments, on_error="raise")
+    with monitor.step(0):
+        model(token_ids).square().mean().backward()
+    monitor.close()
     return {"mesh": names, "history": monitor.history}
 
 
