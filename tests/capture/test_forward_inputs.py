@@ -33,6 +33,24 @@ def test_position_ids_of_one_row_hold_for_all_and_padding_is_no_position():
     assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][kept])
 
 
+def test_packed_sequences_are_told_by_an_argument_positions_as_well():
+    class Titan(nn.Module):  # as torchtitan names it
+        def __init__(self):
+            super().__init__()
+            self.tok_embeddings = nn.Embedding(96, 16)
+            self.layers = nn.ModuleDict({str(i): nn.Linear(16, 16) for i in range(2)})
+
+        def forward(self, tokens, positions=None):
+            x = self.tok_embeddings(tokens)
+            for layer in self.layers.values():
+                x = layer(x)
+            return x
+
+    ids, positions = token_batch(rows=2, length=8)["input_ids"], torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
+    geometry = observed(Titan(), {"tokens": ids, "positions": positions}, skip_first_positions=2)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, [2, 3, 4, 7]].flatten())
+
+
 def test_positions_that_padding_makes_stand_still_start_no_sequence():
     model, batch = gpt_neox().eval(), token_batch(rows=4, length=8, padding="left")
     positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)  # as generation numbers them

@@ -1,13 +1,18 @@
 """What the processes of the tests of pipeline parallelism run: the stages of a small model, under two schedules."""
 
+import re
+import textwrap
 import warnings
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
 from tests.models import VOCABULARY, token_batch
@@ -64,14 +69,20 @@ def moments(dim):
 
 
 class Pipeline:
-    """The stage on this rank, with its schedule: one block, then two. On four ranks there are two such pipelines."""
+    """The stage on this rank, with its schedule: one block, then two.
 
-    def __init__(self, kind="gpipe", *, masked=("first", "last")):
-        self.mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    On four ranks there are two such pipelines, or (``other="tp"``) one whose stages are on two ranks each.
+    """
+
+    def __init__(self, kind="gpipe", *, masked=("first", "last"), other="dp"):
+        self.mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", other))
         self.number, self.source = self.mesh.get_coordinate()
         self.is_masked = ("first", "last")[self.number] in masked
         self.model = Transformer((1, 2) if self.number else (0,), numbered=kind == "gpipe")
-        if self.mesh.size() > 2:
+        if other == "tp":
+            self.source, plan = 0, {"layers.*.mlp": ColwiseParallel(output_layouts=Replicate())}
+            parallelize_module(self.model, self.mesh["tp"], plan)
+        elif self.mesh.size() > 2:
             fully_shard(self.model, mesh=self.mesh["dp"])
         stage = PipelineStage(self.model, self.number, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
         self.schedule = SCHEDULES[kind](stage, 2, loss_fn=lambda output, target: output.square().mean())
@@ -101,9 +112,9 @@ class Pipeline:
         return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": moments, **options})
 
 
-def measured(kind, masked=("first", "last"), **options):
+def measured(kind, masked=("first", "last"), other="dp", **options):
     """Histories of a monitor of the training batches and of one of a probe, and what the chosen rank has logged."""
-    pipeline, logged = Pipeline(kind, masked=masked), []
+    pipeline, logged = Pipeline(kind, masked=masked, other=other), []
     log = (lambda step, values: logged.append(step)) if dist.get_rank() == 1 else None
     probe = {
         "probe": probe_batches(),
@@ -136,11 +147,44 @@ def refusals():
             pipeline.monitor(**options)
         except (ValueError, RuntimeError) as error:
             said[name] = str(error)
-    try:
-        StepMonitor([pipeline.model, pipeline.model], device_mesh=pipeline.mesh)
-    except TypeError as error:
-        said["two stages"] = str(error)
+    for name, stages in (("list", [pipeline.model] * 2), ("ModuleList", nn.ModuleList([pipeline.model] * 2))):
+        try:
+            StepMonitor(stages, device_mesh=pipeline.mesh)
+        except TypeError as error:
+            said[name] = str(error)
     return said
+
+
+def interleaved():
+    """What a monitor of one of the two stages of a rank says, and measures."""
+    pipeline = Pipeline()
+    models = {0: Transformer((0,)), 3: Transformer((2,))}
+    numbers = pipeline.number, pipeline.number + 2
+    stages = [PipelineStage(models.get(i, Transformer((1,))), i, 4, torch.device("cpu")) for i in numbers]
+    pipeline.schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=lambda output, target: output.square().mean())
+    pipeline.model = stages[0].submod
+    return pipeline.run(pipeline.monitor())
+
+
+def documented():
+    """What the loop in the documentation, as it is written there, measures and logs."""
+    page = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "schedule.step(" in block)
+    pipeline, logged = Pipeline(), []
+    names = {
+        "device": "cpu",
+        "num_stages": 2,
+        "num_replicas": 1,
+        "rank": dist.get_rank(),
+        "schedule": pipeline.schedule,
+    }
+    names |= {"stage_module": pipeline.model, "writer": lambda step, values: logged.append(step)}
+    names |= {"is_first": not pipeline.number, "is_last": bool(pipeline.number)}
+    names |= {"loader": [{"input_ids": ids, "labels": ids} for ids in (batch_at(0, i)["input_ids"] for i in range(2))]}
+    names |= {"optimizer": torch.optim.SGD(pipeline.model.parameters(), lr=0.1)}
+    exec(textwrap.dedent(code), names)
+    grads = [p.grad for p in pipeline.model.parameters() if p.grad is not None]
+    return {"history": names["monitor"].history, "logged": logged, "grads": len(grads)}
 
 
 def on_two(rank):
@@ -154,8 +198,10 @@ def on_two(rank):
         "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
+        "interleaved": interleaved(),
+        "documented": documented(),
     }
 
 
 def on_four(rank):
-    return {"gpipe": measured("gpipe")}
+    return {"gpipe": measured("gpipe"), "tensor parallel": measured("1f1b", other="tp")}

@@ -57,8 +57,20 @@ def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_micro
     assert "layers.02.mlp" in by_step(two[0]["1f1b"]["histories"][0])[0]
 
 
-def test_a_pipeline_of_sharded_replicas(tmp_path):
-    assert_as_in_one_process(on_two_ranks(on_four, tmp_path, world_size=4), "gpipe", sources=(0, 1))
+def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
+    four = on_two_ranks(on_four, tmp_path, world_size=4)
+    assert_as_in_one_process(four, "gpipe", sources=(0, 1))
+    assert_as_in_one_process(four, "tensor parallel")
+
+
+def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
+    for number, rank in enumerate(two):
+        documented = rank["documented"]
+        table = by_step(documented["history"])[0]
+        expected = in_one_process([{"input_ids": batch_at(0, 0)["input_ids"]}])
+        assert_same({layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected)
+        assert documented["logged"] == ([0] if number == 0 else [])
+        assert documented["grads"] == 0
 
 
 def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_ids(two):
@@ -85,6 +97,13 @@ def test_a_failure_on_one_stage_turns_monitoring_off_on_all(two):
         assert rank["fault"]["histories"] == [[]]
 
 
+def test_several_stages_a_rank_are_refused(two):
+    for rank in two:
+        (warning,) = rank["interleaved"]["warned"]
+        assert "must have one stage a rank; got 4 stages on 2 ranks, as interleaved schedules have." in warning
+        assert rank["interleaved"]["histories"] == [[]]
+
+
 def test_training_is_bit_for_bit_what_it_is_without_the_monitor(two):
     for rank in two:
         without, measured = rank["weights"]
@@ -99,5 +118,8 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
             assert f"layers='{name}' must be found within one stage of the pipeline" in refused[name]
         assert refused["nothing*"] == "layers='nothing*' matches no layer of any stage of the pipeline."
         assert "several have layers." in refused["layers"]
-        assert refused["two stages"] == "model must be the one stage that this rank has; got list."
+        for several in ("list", "ModuleList"):
+            assert (
+                f"must be the one stage that this rank has, a module that is called; got {several}." in refused[several]
+            )
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]

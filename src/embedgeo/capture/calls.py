@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import wraps
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -26,7 +27,7 @@ class Call(NamedTuple):
         module: the module that is called.
         batch: its only argument, if that is given without a name, otherwise the arguments by name.
         mask: shape (batch, positions), True = count; None if there is none of this shape.
-        position_ids: shape (batch or 1, positions), likewise.
+        position_ids: shape (batch or 1, positions), likewise; of an argument ``positions`` if there is no other.
         embeddings: what the module is to take for embeddings of tokens, shape (batch, positions, d), likewise.
         has_gradients: whether gradients were on when it began; see `has_gradients`.
     """
@@ -48,7 +49,7 @@ class Call(NamedTuple):
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
             mask=None if mask is None else mask != 0,
-            position_ids=_tensor(given.get("position_ids"), 2),
+            position_ids=_tensor(given.get("position_ids", given.get("positions")), 2),  # torchtitan's name
             embeddings=_tensor(given.get("inputs_embeds"), 3),
             has_gradients=has_gradients(),
         )
@@ -93,13 +94,23 @@ def has_gradients() -> bool:
 
 def in_shape_inference() -> bool:
     """Whether a stage of `torch.distributed.pipelining` runs to learn its shapes: on no microbatch, on any values."""
+    frame = _stage_frame()
+    return frame is not None and frame.f_code.co_name != "forward_maybe_with_nosync"
+
+
+def num_pipeline_stages() -> int | None:
+    """How many stages the pipeline of `torch.distributed.pipelining` has in which this runs; None if in none."""
+    frame = _stage_frame()
+    return None if frame is None else getattr(frame.f_locals.get("self"), "num_stages", None)
+
+
+def _stage_frame() -> FrameType | None:
+    """The innermost method of a stage of `torch.distributed.pipelining` that is running."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     frame = sys._getframe() if pipelining is not None else None
-    while frame is not None:
-        if frame.f_code.co_filename == pipelining.__file__:  # type: ignore[union-attr]
-            return frame.f_code.co_name != "forward_maybe_with_nosync"
+    while frame is not None and frame.f_code.co_filename != pipelining.__file__:  # type: ignore[union-attr]
         frame = frame.f_back
-    return False
+    return frame
 
 
 def _tensor(value: Any, ndim: int) -> Tensor | None:

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import watched_calls
+from embedgeo.capture.calls import num_pipeline_stages, watched_calls
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.structure import Part, find_stack, measured_model, unwrapped
+from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, unwrapped
 from embedgeo.geometry import Geometry
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, reason
@@ -37,13 +37,17 @@ class Stage:
         self.stages, self.ranks = stages, ranks
         self._model = unwrapped(model)
         self._attached = ExitStack()
+        self._num_stages: int | None = None  # in the pipeline that has run it
 
     @classmethod
     def on(cls, mesh: DeviceMesh, model: nn.Module) -> "Stage | None":
         """The stage on this rank; None if the mesh has no pipeline. Every rank must call this."""
         groups = pipeline_groups(mesh)
-        if groups is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"model must be the one stage that this rank has; got {type(model).__name__}.")
+        if groups is not None and not (isinstance(model, nn.Module) and is_callable(model)):
+            raise TypeError(
+                f"model must be the one stage that this rank has, a module that is called; got {type(model).__name__}. "
+                "Where a schedule gives each rank several stages, sweep over the checkpoints."
+            )
         return None if groups is None else cls(model, *groups)
 
     def attach(self, probe: Probe, batch: Any) -> None:
@@ -61,6 +65,7 @@ class Stage:
         @contextmanager
         def cut(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
             nonlocal num_seen
+            self._num_stages = num_pipeline_stages()
             sizes = (len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim)
             if not probe.should_skip():
                 first, num_seen = num_seen, num_seen + next(sizes, 0)
@@ -74,6 +79,15 @@ class Stage:
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
         self._attached.close()
+
+    def require_one_a_rank(self) -> None:
+        """Raise ValueError if the pipeline that has run this stage has more stages than ranks."""
+        num_ranks = dist.get_world_size(self.stages)
+        if self._num_stages not in (None, num_ranks):
+            raise ValueError(
+                f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
+                "interleaved schedules have. Sweep over the checkpoints."
+            )
 
 
 class StageGeometry(Geometry):
@@ -93,7 +107,7 @@ class StageGeometry(Geometry):
     """
 
     def __init__(self, model: nn.Module, layers: LayerSpec = "blocks", *, stage: Stage, **options: Any) -> None:
-        self._stages = stage.stages
+        self._stage, self._stages = stage, stage.stages
         before = [0, *accumulate(_on_all(self._stages, lambda: _num_blocks(model)))]
         part = Part(before[dist.get_rank(self._stages)], before[-1])
 
@@ -112,10 +126,15 @@ class StageGeometry(Geometry):
         """The records of all stages, as those of the whole model; every rank must call this.
 
         Raises:
-            ValueError: a stage has counted other rows than the one before it.
+            ValueError: a stage has counted other rows than the one before it, or a rank has several stages.
             RuntimeError: there was an error on another stage.
         """
-        every = _on_all(self._stages, super().records)
+
+        def own() -> list[Record]:
+            self._stage.require_one_a_rank()
+            return super(StageGeometry, self).records()
+
+        every = _on_all(self._stages, own)
         for before, after in pairwise(every):
             _require_same_rows(before, after)
         firsts = [0, *accumulate(map(len, self._names))]
