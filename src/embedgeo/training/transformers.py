@@ -23,9 +23,9 @@ from embedgeo.training.tensorboard import TensorBoardPage
 class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
-    Scalars go through ``trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``, but not to the console, which they would fill. TensorBoard gets charts, images and a
-    text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are the arguments;
+    Scalars go through ``Trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
+    ``trainer.state.log_history``, but not to the console, which they would fill, and not through a ``log`` of the
+    Trainer's own class, which may add, and reset, running means. TensorBoard gets charts, images and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are the arguments;
     ``probe_forward`` is given the model that the Trainer runs, and the default of ``folder`` is the Trainer's
     ``output_dir``. Nothing is measured in evaluate and predict.
 
@@ -115,6 +115,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
+            elif self.probe is None and isinstance(batch, dict) and not _takes(model, batch):
+                self._trainer.compute_loss(model, {**batch})  # only the Trainer knows what the model is called with
             elif isinstance(batch, Mapping):
                 model(**batch)
             else:
@@ -127,7 +129,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         state.global_step = step  # `log` dates values with it
         try:
             with _console_left_out(self._trainer):
-                self._trainer.log(tagged_scalars(records, self.prefix))
+                Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
             state.global_step, control.should_log = now, should_log
         self._write_page()
@@ -140,6 +142,15 @@ class GeometryCallback(Monitor, TrainerCallback):
         boards = [each for each in callbacks if isinstance(each, TensorBoardCallback) and each.tb_writer is not None]
         if boards and not self._failed:
             self._page.write([board.tb_writer for board in boards], self.history, pages, last=last)
+
+
+def _takes(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a model can be called with the items of a batch by keyword."""
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError:
+        return False
+    return True
 
 
 @contextmanager
