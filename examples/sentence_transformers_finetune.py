@@ -13,8 +13,8 @@ from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
-    losses,
 )
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import BertConfig, BertModel, TrainerCallback, set_seed
 
@@ -60,7 +60,7 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceT
         model,
         arguments,
         train_dataset=Dataset.from_dict(dict(zip(("anchor", "positive"), zip(*pairs, strict=True), strict=True))),
-        loss=losses.MultipleNegativesRankingLoss(model),
+        loss=MultipleNegativesRankingLoss(model),
         callbacks=list(callbacks),
     )
 

@@ -24,10 +24,11 @@ class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
     Scalars go through ``Trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``, but not to the console, which they would fill, and not through a ``log`` of the
-    Trainer's own class, which may add, and reset, running means. TensorBoard gets charts, images and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are the arguments;
-    ``probe_forward`` is given the model that the Trainer runs, and the default of ``folder`` is the Trainer's
-    ``output_dir``. Nothing is measured in evaluate and predict.
+    ``trainer.state.log_history``, but not to the console, which they would fill, and not through a ``log`` of a
+    subclass, which may add, and drop, means that it keeps between the Trainer's own logs. TensorBoard gets charts,
+    images and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are
+    the arguments; ``probe_forward`` is given the model that the Trainer runs, and the default of ``folder`` is the
+    Trainer's ``output_dir``. Nothing is measured in evaluate and predict.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -115,7 +116,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
-            elif self.probe is None and isinstance(batch, dict) and not _takes(model, batch):
+            elif self.probe is None and isinstance(batch, Mapping) and not _takes(self._trainer.model, batch):
                 self._trainer.compute_loss(model, {**batch})  # only the Trainer knows what the model is called with
             elif isinstance(batch, Mapping):
                 model(**batch)
@@ -144,8 +145,11 @@ class GeometryCallback(Monitor, TrainerCallback):
             self._page.write([board.tb_writer for board in boards], self.history, pages, last=last)
 
 
-def _takes(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a model can be called with the items of a batch by keyword."""
+def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
+    """Whether a model is to be called with the items of a batch by keyword."""
+    main_input = getattr(model, "main_input_name", None)
+    if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
+        return main_input in batch or "inputs_embeds" in batch
     try:
         inspect.signature(model.forward).bind(**batch)
     except TypeError:

@@ -1,0 +1,177 @@
+"""The recipes for TRL, sentence-transformers and PEFT: as scripts, and number for number."""
+
+import copy
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import PrinterCallback
+
+from embedgeo import GeometryCallback, TokenMoments, observe
+from tests import references
+
+pytestmark = [
+    # transformers 5.23 and trl 1.16 read each other's and their own old names
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03"]
+RECIPES = {
+    "trl_sft": [*LAYERS, "final_norm"],
+    "sentence_transformers_finetune": LAYERS,
+    "peft_lora": [*LAYERS, "final_norm"],
+}
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def token_moments(dim):
+    return [TokenMoments(dim)]
+
+
+def make_trainer(name, folder, *callbacks, max_steps=3):
+    trainer = runpy.run_path(str(EXAMPLES / f"{name}.py"))["make_trainer"](str(folder), callbacks)
+    trainer.args.max_steps, trainer.args.logging_steps, trainer.args.disable_tqdm = max_steps, 1, True
+    trainer.remove_callback(TensorBoardCallback)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def values_at(callback, step):
+    layers = {}
+    for record in callback.history:
+        if record["step"] == step:
+            layers.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return layers
+
+
+def assert_equal(measured, expected, rel=1e-9):
+    assert list(measured) == list(expected)
+    for layer in expected:
+        assert measured[layer] == pytest.approx(expected[layer], rel=rel, nan_ok=True)
+
+
+class Recorder:
+    """What a Trainer's ``training_step`` is given at a step: inputs, weights and torch's random state."""
+
+    def __init__(self, trainer, step):
+        training_step = trainer.training_step
+
+        def recorded(model, inputs, *args, **kwargs):
+            if trainer.state.global_step == step:
+                self.inputs, self.random_state = dict(inputs), torch.get_rng_state()
+                self.weights = copy.deepcopy(model.state_dict())
+            return training_step(model, inputs, *args, **kwargs)
+
+        trainer.training_step, self._trainer = recorded, trainer
+
+    def observed(self, run, **options):
+        """What `observe` measures while ``run(model, inputs)`` runs, with everything as it was at the step."""
+        model = self._trainer.model
+        model.load_state_dict(self.weights)
+        model.train()
+        torch.set_rng_state(self.random_state)
+        with torch.no_grad(), observe(model, metrics=token_moments, **options) as geometry:
+            run(model, self.inputs)
+        return geometry.compute()
+
+
+@every_recipe
+def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out.endswith(f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n")
+    history = pd.read_parquet(tmp_path / "history.parquet")
+    assert list(history["layer"].unique()) == RECIPES[name]
+    assert list(history["step"].unique()) == [0, 5, 10]
+    assert "V_W_unbiased" in set(history["metric"])
+    assert list(tmp_path.rglob("events*"))
+
+
+@every_recipe
+def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name):
+    def trained(*callbacks):
+        trainer = make_trainer(name, tmp_path, *callbacks)
+        trainer.train()
+        timed = ("runtime", "per_second")
+        logged = [
+            {key: value for key, value in row.items() if not key.endswith(timed)}
+            for row in trainer.state.log_history
+            if not any(key.startswith("geometry.") for key in row)
+        ]
+        numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002 - what trainers draw from
+        return trainer.model.state_dict(), logged, random.getstate(), numpy_state, torch.get_rng_state().tolist()
+
+    callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
+    plain, monitored = trained(), trained(callback)
+    assert list(values_at(callback, 3)) == RECIPES[name]
+    assert plain[0].keys() == monitored[0].keys()
+    assert all(torch.equal(weight, monitored[0][key]) for key, weight in plain[0].items())
+    assert plain[1:] == monitored[1:]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step):
+    callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
+    trainer = make_trainer("trl_sft", tmp_path, callback)
+    trainer.model.double()
+    recorder = Recorder(trainer, step)
+    trainer.train()
+    given = {name: recorder.inputs[name] for name in ("input_ids", "position_ids")}
+    measured = values_at(callback, step)
+    assert_equal(measured, recorder.observed(lambda model, inputs: model(**given)))
+
+    token_ids = given["input_ids"][0]
+    starts = given["position_ids"][0] == 0
+    numbers = starts.cumsum(0)
+    texts = token_ids.split(numbers.unique(return_counts=True)[1].tolist())
+    assert len(texts) > 2
+    assert measured["embed"]["n"] == len(token_ids)
+    with torch.no_grad():
+        packed = trainer.model(**given, output_hidden_states=True).hidden_states
+        alone = [trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts]
+    for layer, i in (("embed", 0), ("block.01", 2), ("final_norm", 4)):
+        got = measured[layer]["V_W_unbiased"]
+        unpacked = torch.cat([states[i][0] for states in alone]).detach()
+        of_packed = references.within_by_pairs(packed[i][0].detach(), token_ids, numbers)
+        of_unpacked = references.within_by_pairs(unpacked, token_ids, numbers)
+        assert got == pytest.approx(of_packed, rel=1e-9, abs=1e-15)
+        assert got == pytest.approx(of_unpacked, rel=1e-6, abs=1e-12)  # Llama's norm and rotation are in float32
+
+
+@pytest.mark.parametrize("rows", ["tokens", "mean"])
+def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
+    callback = GeometryCallback(2, metrics=token_moments, rows=rows, on_error="raise")
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback)
+    recorder = Recorder(trainer, 2)
+    trainer.train()
+    pairs = trainer.collect_features(recorder.inputs)[0]
+    by_hand = lambda model, inputs: [model(features) for features in pairs]  # noqa: E731
+    assert_equal(values_at(callback, 2), recorder.observed(by_hand, rows=rows))
+    last = values_at(callback, 3)["block.03"]
+    if rows == "tokens":
+        assert last["n"] == sum(int(features["attention_mask"].sum()) for features in pairs)
+    else:
+        assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
+        norms = torch.cat([features["sentence_embedding"] for features in pairs]).double().square().sum(1)
+        assert values_at(callback, 2)["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
+
+
+def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
+    callback = GeometryCallback(2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise")
+    trainer = make_trainer("peft_lora", tmp_path, callback)
+    recorder = Recorder(trainer, 2)
+    trainer.train()
+    base = trainer.model.get_base_model()
+    spec = {"layers": ["blocks", "*.q_proj"]}
+    by_hand = recorder.observed(lambda model, inputs: base(input_ids=inputs["input_ids"]), **spec)
+    names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
+    assert list(by_hand) == names
+    assert_equal(values_at(callback, 2), by_hand)
