@@ -10,17 +10,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
+from trl import DPOConfig, DPOTrainer
 
 from embedgeo import GeometryCallback, TokenMoments, observe
+from embedgeo.text import train_tokenizer
 from tests import references
+from tests.models import llama
 
-pytestmark = [
-    # transformers 5.23 and trl 1.16 read each other's and their own old names
-    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
+# transformers 5.23 and trl 1.16 use old names of their own
+pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03"]
@@ -84,6 +87,7 @@ class Recorder:
 
 
 @every_recipe
+@pytest.mark.usefixtures("unpainted")
 def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
@@ -175,3 +179,46 @@ def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
     names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
     assert list(by_hand) == names
     assert_equal(values_at(callback, 2), by_hand)
+
+
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # the reference's own
+def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
+    tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    data = {"prompt": ["a prompt, "] * 4, "chosen": ["chosen well"] * 4, "rejected": ["rejected as the worst"] * 4}
+    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
+    trainer = DPOTrainer(
+        llama(vocab_size=len(tokenizer)),
+        None if peft_config else llama(vocab_size=len(tokenizer)),
+        DPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
+        train_dataset=Dataset.from_dict(data),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=[callback],
+    )
+    recorder = Recorder(trainer, 1)
+    trainer.train()
+    num_tokens = int(recorder.inputs["attention_mask"].sum())
+    for step in (0, 1, 2):
+        assert values_at(callback, step)["block.01"]["n"] == num_tokens
+    given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
+    assert_equal(values_at(callback, 1), recorder.observed(lambda model, inputs: model(**given)))
+
+
+@pytest.mark.parametrize("no_grad_passes", [False, True])
+def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad_passes):
+    options = {"metrics": token_moments, "measure_last": False, "no_grad_passes": no_grad_passes}
+    callback = GeometryCallback(2, **options, on_error="raise")
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback, max_steps=1)
+    trainer.loss = CachedMultipleNegativesRankingLoss(trainer.model, mini_batch_size=5)
+    recorder = Recorder(trainer, 0)
+    if no_grad_passes:
+        trainer.train()
+        pairs = trainer.collect_features(recorder.inputs)[0]
+        num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
+        assert values_at(callback, 0)["block.03"]["n"] == num_tokens
+    else:
+        with pytest.warns(UserWarning, match="only forward passes without gradients reached .* no_grad_passes=True"):
+            trainer.train()
