@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import IA3Config, LNTuningConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 from embedgeo import GeometryCallback, TokenMoments, observe
 from embedgeo.text import train_tokenizer
 from tests import references
-from tests.models import llama
+from tests.models import llama, token_batch
 
 # transformers 5.23 and trl 1.16 use old names of their own
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -121,11 +121,12 @@ def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name)
     assert plain[1:] == monitored[1:]
 
 
-@pytest.mark.parametrize("step", [0, 2])
-def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step):
+@pytest.mark.parametrize(("step", "attention"), [(0, "sdpa"), (2, "eager")])
+def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention):
     callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
-    trainer = make_trainer("trl_sft", tmp_path, callback)
-    trainer.model.double()
+    of_loss = GeometryCallback(2, metrics=token_moments, mask=lambda batch: batch["labels"] != -100, prefix="of_loss")
+    trainer = make_trainer("trl_sft", tmp_path, callback, of_loss)
+    trainer.model.double().set_attn_implementation(attention)
     recorder = Recorder(trainer, step)
     trainer.train()
     given = {name: recorder.inputs[name] for name in ("input_ids", "position_ids")}
@@ -138,6 +139,7 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step):
     texts = token_ids.split(numbers.unique(return_counts=True)[1].tolist())
     assert len(texts) > 2
     assert measured["embed"]["n"] == len(token_ids)
+    assert values_at(of_loss, step)["embed"]["n"] == len(token_ids) - len(texts)
     with torch.no_grad():
         packed = trainer.model(**given, output_hidden_states=True).hidden_states
         alone = [trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts]
@@ -166,6 +168,46 @@ def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
         assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
         norms = torch.cat([features["sentence_embedding"] for features in pairs]).double().square().sum(1)
         assert values_at(callback, 2)["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
+
+
+def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, max_steps=2)
+    texts = ["One sentence.", "And one that is longer.", "A third."]
+    probe = {"probe": [trainer.model.preprocess(texts)], "probe_forward": lambda model, texts: model({**texts})}
+    callback = GeometryCallback(1, metrics=token_moments, rows="mean", **probe, on_error="raise")
+    trainer.add_callback(callback)
+    trainer.train()
+    embeddings = trainer.model.encode(texts, convert_to_tensor=True).double()
+    last = values_at(callback, 2)["block.03"]
+    assert last["n"] == len(texts)
+    assert last["Q"] == pytest.approx(float(embeddings.square().sum(1).mean()), rel=1e-5)
+    assert last["M"] == pytest.approx(float(embeddings.mean(0).square().sum()), rel=1e-5)
+
+
+ADAPTERS = {
+    "all linear layers": LoraConfig(target_modules="all-linear"),
+    "embeddings": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
+    "modules to save": LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]),
+    "tokens": LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]),
+    "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "layer norms": LNTuningConfig(target_modules=["norm", "input_layernorm"]),
+    "prompt": PromptTuningConfig(num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.filterwarnings("ignore:Unsupported layer type .*RMSNorm:UserWarning")  # PEFT 0.21 tunes it all the same
+def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
+    config, batch = ADAPTERS[adapter], token_batch(padding="left")
+    config.task_type = "CAUSAL_LM"
+    adapted = get_peft_model(llama(), config).eval()
+    with torch.no_grad(), observe(adapted, metrics=token_moments) as geometry:
+        adapted(**batch)
+    values = geometry.compute()
+    assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    kept = batch["input_ids"][batch["attention_mask"].bool()]
+    assert {at["n"] for at in values.values()} == {len(kept)}
+    assert {at["token_types"] for at in values.values()} == {len(kept.unique())}
 
 
 def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
@@ -207,10 +249,31 @@ def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
     assert_equal(values_at(callback, 1), recorder.observed(lambda model, inputs: model(**given)))
 
 
+def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
+    tokenizer = train_tokenizer("a prompt and another one", 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    arguments |= {"num_generations": 2, "max_completion_length": 6, "logging_steps": 1}
+    callback = GeometryCallback(1, metrics=token_moments)
+    trainer = GRPOTrainer(
+        llama(vocab_size=len(tokenizer)),
+        reward_funcs=lambda completions, **kwargs: [float(len(text)) for text in completions],
+        args=GRPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
+        train_dataset=Dataset.from_dict({"prompt": ["a prompt", "and another one"]}),
+        processing_class=tokenizer,
+        callbacks=[callback],
+    )
+    with pytest.warns(UserWarning, match=r"the weights of the last step, 2, are not measured, because"):
+        trainer.train()
+    num_tokens = [row["num_tokens"] for row in trainer.state.log_history if "num_tokens" in row]
+    measured = [values_at(callback, step)["block.01"]["n"] for step in (0, 1)]
+    assert measured == [num_tokens[0], num_tokens[1] - num_tokens[0]]
+
+
 @pytest.mark.parametrize("no_grad_passes", [False, True])
 def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad_passes):
-    options = {"metrics": token_moments, "measure_last": False, "no_grad_passes": no_grad_passes}
-    callback = GeometryCallback(2, **options, on_error="raise")
+    options = {"measure_last": no_grad_passes, "no_grad_passes": no_grad_passes}
+    callback = GeometryCallback(2, metrics=token_moments, **options, on_error="raise")
     trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback, max_steps=1)
     trainer.loss = CachedMultipleNegativesRankingLoss(trainer.model, mini_batch_size=5)
     recorder = Recorder(trainer, 0)
@@ -218,7 +281,7 @@ def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad
         trainer.train()
         pairs = trainer.collect_features(recorder.inputs)[0]
         num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
-        assert values_at(callback, 0)["block.03"]["n"] == num_tokens
+        assert [values_at(callback, step)["block.03"]["n"] for step in (0, 1)] == [num_tokens, num_tokens]
     else:
         with pytest.warns(UserWarning, match="only forward passes without gradients reached .* no_grad_passes=True"):
             trainer.train()
