@@ -201,3 +201,24 @@ def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
     rows, seen = rows_seen(observed(model, {"input_ids": ids}), "final_norm")
     assert torch.equal(rows, last.flatten(0, 1))
     assert torch.equal(seen, ids.flatten())
+
+
+class Adapted(nn.Module):
+    """As PEFT wraps a module of which it trains a copy."""
+
+    def __init__(self, module, copy):
+        super().__init__()
+        self.original_module, self.copies = module, nn.ModuleDict({"default": copy})
+
+    def forward(self, x):
+        return self.copies["default"](x)
+
+
+def test_a_final_norm_that_an_adapter_wraps_is_one_and_another_module_is_not():
+    model, ids = NanoGPT(), token_batch()["input_ids"]
+    model.transformer["drop"] = nn.Dropout(0.0)
+    model.transformer["pooler"] = Adapted(nn.LayerNorm(16), nn.Linear(16, 16))
+    model.transformer.ln_f = Adapted(model.transformer.ln_f, nn.LayerNorm(16))
+    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    rows, _ = rows_seen(observed(model, {"idx": ids}), "final_norm")
+    assert torch.equal(rows, model.transformer.ln_f(model.states(ids)[-1]).flatten(0, 1))

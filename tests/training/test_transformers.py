@@ -257,3 +257,49 @@ def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path)
         for batch in held_out():
             last(**batch)
     assert value(callback, 6, "block.02", "V") == pytest.approx(geometry.compute()["block.02"]["V"], rel=1e-6)
+
+
+class KeepsMeans(hf.Trainer):
+    """As TRL's and sentence-transformers' Trainers do: means of what was seen since the last log are added to it."""
+
+    seen = ()
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.seen = [*self.seen, loss.item()]
+        return loss
+
+    def log(self, logs, *args, **kwargs):
+        super().log({**logs, "mean_of": len(self.seen)}, *args, **kwargs)
+        self.seen = ()
+
+
+def test_means_that_a_trainer_keeps_between_its_logs_stay_its_own(tmp_path):
+    callback = GeometryCallback(1, metrics=moments, on_error="raise")
+    plain, monitored = hf_trainer(tmp_path, kind=KeepsMeans), hf_trainer(tmp_path, callback, kind=KeepsMeans)
+    for trainer in (plain, monitored):
+        hf.set_seed(0)
+        trainer.train()
+    assert set(logged(plain, "mean_of").values()) == {0, 1}
+    rows = [row for row in monitored.state.log_history if "mean_of" in row]
+    assert [(row["step"], row["mean_of"]) for row in rows] == [
+        (row["step"], row["mean_of"]) for row in plain.state.log_history
+    ]
+    assert list(logged(monitored, "geometry.V/mean")) == [*range(8)]
+
+
+class OfPairs(hf.Trainer):
+    """A batch is two batches for the model, in names that the model does not know."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        ids = inputs.pop("anchor"), inputs.pop("positive")
+        return sum(model(input_ids=each, labels=each).loss for each in ids)
+
+
+def test_the_last_weights_are_measured_as_the_trainer_calls_the_model(tmp_path):
+    callback = GeometryCallback(100, metrics=moments, on_error="raise")
+    trainer = hf_trainer(tmp_path, callback, kind=OfPairs, remove_unused_columns=False)
+    ids = token_batch(24)["input_ids"]
+    trainer.train_dataset = [{"anchor": row, "positive": row.flip(0)} for row in ids]
+    trainer.train()
+    assert n_at(callback) == {0: 2 * BATCH, 7: 2 * BATCH}

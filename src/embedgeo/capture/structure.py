@@ -137,10 +137,17 @@ def final_norm(stack: Stack) -> nn.Module | None:
         if name == "layernorm_embedding":  # BART's, applied before the blocks though defined after them
             continue
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
-        is_norm = type(unwrapped(child)).__name__.endswith("Norm") and "proj" not in name
+        is_norm = _is_norm(unwrapped(child)) and "proj" not in name
         if is_norm and (follows_blocks or "emb" not in name):  # a norm of embeddings comes before the blocks
             norms.append(child)
     return norms[-1] if norms else None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, or, as where an adapter trains a copy of it, one with nothing but norms inside."""
+    leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
+    inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
+    return type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
 
 
 def last_hidden_state(submodel: nn.Module, stack: Stack) -> nn.Module | None:

@@ -22,12 +22,12 @@ from embedgeo.training.monitor import Monitor
 class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
-    Scalars go through ``trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``, but not to the console, which they would fill. Integrations that show more than
-    scalars get charts, pictures and a text, too. Names, and the records in ``history``, are those of
-    `embedgeo.GeometryMonitor`, and so are the arguments; ``probe_forward`` is given the model that the Trainer
-    runs, and the default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
-    predict.
+    Scalars go through ``Trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
+    ``trainer.state.log_history``, but not to the console, which they would fill, and not through a ``log`` of a
+    subclass, which may add, and drop, means that it keeps between the Trainer's own logs. Integrations that show more
+    than scalars get charts, pictures and a text, too. Names, and the records in ``history``, are those of
+    `embedgeo.GeometryMonitor`, and so are the arguments; ``probe_forward`` is given the model that the Trainer runs,
+    and the default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and predict.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -115,6 +115,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
+            elif self.probe is None and isinstance(batch, Mapping) and not _takes(self._trainer.model, batch):
+                self._trainer.compute_loss(model, {**batch})  # only the Trainer knows what the model is called with
             elif isinstance(batch, Mapping):
                 model(**batch)
             else:
@@ -127,7 +129,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         state.global_step = step  # `log` dates values with it
         try:
             with _console_left_out(self._trainer):
-                self._trainer.log(tagged_scalars(records, self.prefix))
+                Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
             state.global_step, control.should_log = now, should_log
         self._write_page()
@@ -137,6 +139,18 @@ class GeometryCallback(Monitor, TrainerCallback):
         assert self._trainer is not None
         if self._trainer.is_world_process_zero() and not self._failed:
             self._page.write(self._trainer.callback_handler.callbacks, self.history, last=last)
+
+
+def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
+    """Whether a model is to be called with the items of a batch by keyword."""
+    main_input = getattr(model, "main_input_name", None)
+    if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
+        return main_input in batch or "inputs_embeds" in batch
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError:
+        return False
+    return True
 
 
 @contextmanager

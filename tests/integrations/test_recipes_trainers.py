@@ -1,0 +1,287 @@
+"""The recipes for TRL, sentence-transformers and PEFT: as scripts, and number for number."""
+
+import copy
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from peft import IA3Config, LNTuningConfig, LoraConfig, PromptTuningConfig, get_peft_model
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import PrinterCallback
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+
+from embedgeo import GeometryCallback, TokenMoments, observe
+from embedgeo.text import train_tokenizer
+from tests import references
+from tests.models import llama, token_batch
+
+# transformers 5.23 and trl 1.16 use old names of their own
+pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03"]
+RECIPES = {
+    "trl_sft": [*LAYERS, "final_norm"],
+    "sentence_transformers_finetune": LAYERS,
+    "peft_lora": [*LAYERS, "final_norm"],
+}
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def token_moments(dim):
+    return [TokenMoments(dim)]
+
+
+def make_trainer(name, folder, *callbacks, max_steps=3):
+    trainer = runpy.run_path(str(EXAMPLES / f"{name}.py"))["make_trainer"](str(folder), callbacks)
+    trainer.args.max_steps, trainer.args.logging_steps, trainer.args.disable_tqdm = max_steps, 1, True
+    trainer.remove_callback(TensorBoardCallback)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def values_at(callback, step):
+    layers = {}
+    for record in callback.history:
+        if record["step"] == step:
+            layers.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return layers
+
+
+def assert_equal(measured, expected, rel=1e-9):
+    assert list(measured) == list(expected)
+    for layer in expected:
+        assert measured[layer] == pytest.approx(expected[layer], rel=rel, nan_ok=True)
+
+
+class Recorder:
+    """What a Trainer's ``training_step`` is given at a step: inputs, weights and torch's random state."""
+
+    def __init__(self, trainer, step):
+        training_step = trainer.training_step
+
+        def recorded(model, inputs, *args, **kwargs):
+            if trainer.state.global_step == step:
+                self.inputs, self.random_state = dict(inputs), torch.get_rng_state()
+                self.weights = copy.deepcopy(model.state_dict())
+            return training_step(model, inputs, *args, **kwargs)
+
+        trainer.training_step, self._trainer = recorded, trainer
+
+    def observed(self, run, **options):
+        """What `observe` measures while ``run(model, inputs)`` runs, with everything as it was at the step."""
+        model = self._trainer.model
+        model.load_state_dict(self.weights)
+        model.train()
+        torch.set_rng_state(self.random_state)
+        with torch.no_grad(), observe(model, metrics=token_moments, **options) as geometry:
+            run(model, self.inputs)
+        return geometry.compute()
+
+
+@every_recipe
+@pytest.mark.usefixtures("unpainted")
+def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out.endswith(f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n")
+    history = pd.read_parquet(tmp_path / "history.parquet")
+    assert list(history["layer"].unique()) == RECIPES[name]
+    assert list(history["step"].unique()) == [0, 5, 10]
+    assert "V_W_unbiased" in set(history["metric"])
+    assert list(tmp_path.rglob("events*"))
+
+
+@every_recipe
+def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name):
+    def trained(*callbacks):
+        trainer = make_trainer(name, tmp_path, *callbacks)
+        trainer.train()
+        timed = ("runtime", "per_second")
+        logged = [
+            {key: value for key, value in row.items() if not key.endswith(timed)}
+            for row in trainer.state.log_history
+            if not any(key.startswith("geometry.") for key in row)
+        ]
+        numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002 - what trainers draw from
+        return trainer.model.state_dict(), logged, random.getstate(), numpy_state, torch.get_rng_state().tolist()
+
+    callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
+    plain, monitored = trained(), trained(callback)
+    assert list(values_at(callback, 3)) == RECIPES[name]
+    assert plain[0].keys() == monitored[0].keys()
+    assert all(torch.equal(weight, monitored[0][key]) for key, weight in plain[0].items())
+    assert plain[1:] == monitored[1:]
+
+
+@pytest.mark.parametrize(("step", "attention"), [(0, "sdpa"), (2, "eager")])
+def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention):
+    callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
+    of_loss = GeometryCallback(2, metrics=token_moments, mask=lambda batch: batch["labels"] != -100, prefix="of_loss")
+    trainer = make_trainer("trl_sft", tmp_path, callback, of_loss)
+    trainer.model.double().set_attn_implementation(attention)
+    recorder = Recorder(trainer, step)
+    trainer.train()
+    given = {name: recorder.inputs[name] for name in ("input_ids", "position_ids")}
+    measured = values_at(callback, step)
+    assert_equal(measured, recorder.observed(lambda model, inputs: model(**given)))
+
+    token_ids = given["input_ids"][0]
+    starts = given["position_ids"][0] == 0
+    numbers = starts.cumsum(0)
+    texts = token_ids.split(numbers.unique(return_counts=True)[1].tolist())
+    assert len(texts) > 2
+    assert measured["embed"]["n"] == len(token_ids)
+    assert values_at(of_loss, step)["embed"]["n"] == len(token_ids) - len(texts)
+    with torch.no_grad():
+        packed = trainer.model(**given, output_hidden_states=True).hidden_states
+        alone = [trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts]
+    for layer, i in (("embed", 0), ("block.01", 2), ("final_norm", 4)):
+        got = measured[layer]["V_W_unbiased"]
+        unpacked = torch.cat([states[i][0] for states in alone]).detach()
+        of_packed = references.within_by_pairs(packed[i][0].detach(), token_ids, numbers)
+        of_unpacked = references.within_by_pairs(unpacked, token_ids, numbers)
+        assert got == pytest.approx(of_packed, rel=1e-9, abs=1e-15)
+        assert got == pytest.approx(of_unpacked, rel=1e-6, abs=1e-12)  # Llama's norm and rotation are in float32
+
+
+@pytest.mark.parametrize("rows", ["tokens", "mean"])
+def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
+    callback = GeometryCallback(2, metrics=token_moments, rows=rows, on_error="raise")
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback)
+    recorder = Recorder(trainer, 2)
+    trainer.train()
+    pairs = trainer.collect_features(recorder.inputs)[0]
+    by_hand = lambda model, inputs: [model(features) for features in pairs]  # noqa: E731
+    assert_equal(values_at(callback, 2), recorder.observed(by_hand, rows=rows))
+    last = values_at(callback, 3)["block.03"]
+    if rows == "tokens":
+        assert last["n"] == sum(int(features["attention_mask"].sum()) for features in pairs)
+    else:
+        assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
+        norms = torch.cat([features["sentence_embedding"] for features in pairs]).double().square().sum(1)
+        assert values_at(callback, 2)["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
+
+
+def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, max_steps=2)
+    texts = ["One sentence.", "And one that is longer.", "A third."]
+    probe = {"probe": [trainer.model.preprocess(texts)], "probe_forward": lambda model, texts: model({**texts})}
+    callback = GeometryCallback(1, metrics=token_moments, rows="mean", **probe, on_error="raise")
+    trainer.add_callback(callback)
+    trainer.train()
+    embeddings = trainer.model.encode(texts, convert_to_tensor=True).double()
+    last = values_at(callback, 2)["block.03"]
+    assert last["n"] == len(texts)
+    assert last["Q"] == pytest.approx(float(embeddings.square().sum(1).mean()), rel=1e-5)
+    assert last["M"] == pytest.approx(float(embeddings.mean(0).square().sum()), rel=1e-5)
+
+
+ADAPTERS = {
+    "all linear layers": LoraConfig(target_modules="all-linear"),
+    "embeddings": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
+    "modules to save": LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]),
+    "tokens": LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]),
+    "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "layer norms": LNTuningConfig(target_modules=["norm", "input_layernorm"]),
+    "prompt": PromptTuningConfig(num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.filterwarnings("ignore:Unsupported layer type .*RMSNorm:UserWarning")  # PEFT 0.21 tunes it all the same
+def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
+    config, batch = ADAPTERS[adapter], token_batch(padding="left")
+    config.task_type = "CAUSAL_LM"
+    adapted = get_peft_model(llama(), config).eval()
+    with torch.no_grad(), observe(adapted, metrics=token_moments) as geometry:
+        adapted(**batch)
+    values = geometry.compute()
+    assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    kept = batch["input_ids"][batch["attention_mask"].bool()]
+    assert {at["n"] for at in values.values()} == {len(kept)}
+    assert {at["token_types"] for at in values.values()} == {len(kept.unique())}
+
+
+def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
+    callback = GeometryCallback(2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise")
+    trainer = make_trainer("peft_lora", tmp_path, callback)
+    recorder = Recorder(trainer, 2)
+    trainer.train()
+    base = trainer.model.get_base_model()
+    spec = {"layers": ["blocks", "*.q_proj"]}
+    by_hand = recorder.observed(lambda model, inputs: base(input_ids=inputs["input_ids"]), **spec)
+    names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
+    assert list(by_hand) == names
+    assert_equal(values_at(callback, 2), by_hand)
+
+
+@pytest.mark.parametrize("peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # the reference's own
+def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
+    tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    data = {"prompt": ["a prompt, "] * 4, "chosen": ["chosen well"] * 4, "rejected": ["rejected as the worst"] * 4}
+    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
+    trainer = DPOTrainer(
+        llama(vocab_size=len(tokenizer)),
+        None if peft_config else llama(vocab_size=len(tokenizer)),
+        DPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
+        train_dataset=Dataset.from_dict(data),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=[callback],
+    )
+    recorder = Recorder(trainer, 1)
+    trainer.train()
+    num_tokens = int(recorder.inputs["attention_mask"].sum())
+    for step in (0, 1, 2):
+        assert values_at(callback, step)["block.01"]["n"] == num_tokens
+    given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
+    assert_equal(values_at(callback, 1), recorder.observed(lambda model, inputs: model(**given)))
+
+
+def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
+    tokenizer = train_tokenizer("a prompt and another one", 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    arguments |= {"num_generations": 2, "max_completion_length": 6, "logging_steps": 1}
+    callback = GeometryCallback(1, metrics=token_moments)
+    trainer = GRPOTrainer(
+        llama(vocab_size=len(tokenizer)),
+        reward_funcs=lambda completions, **kwargs: [float(len(text)) for text in completions],
+        args=GRPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
+        train_dataset=Dataset.from_dict({"prompt": ["a prompt", "and another one"]}),
+        processing_class=tokenizer,
+        callbacks=[callback],
+    )
+    with pytest.warns(UserWarning, match=r"the weights of the last step, 2, are not measured, because"):
+        trainer.train()
+    num_tokens = [row["num_tokens"] for row in trainer.state.log_history if "num_tokens" in row]
+    measured = [values_at(callback, step)["block.01"]["n"] for step in (0, 1)]
+    assert measured == [num_tokens[0], num_tokens[1] - num_tokens[0]]
+
+
+@pytest.mark.parametrize("no_grad_passes", [False, True])
+def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad_passes):
+    options = {"measure_last": no_grad_passes, "no_grad_passes": no_grad_passes}
+    callback = GeometryCallback(2, metrics=token_moments, **options, on_error="raise")
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback, max_steps=1)
+    trainer.loss = CachedMultipleNegativesRankingLoss(trainer.model, mini_batch_size=5)
+    recorder = Recorder(trainer, 0)
+    if no_grad_passes:
+        trainer.train()
+        pairs = trainer.collect_features(recorder.inputs)[0]
+        num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
+        assert [values_at(callback, step)["block.03"]["n"] for step in (0, 1)] == [num_tokens, num_tokens]
+    else:
+        with pytest.warns(UserWarning, match="only forward passes without gradients reached .* no_grad_passes=True"):
+            trainer.train()
