@@ -7,10 +7,10 @@ What was measured may be given as:
 - a table: of `embedgeo.load_results`, or of `embedgeo.Geometry.to_frame`,
 - a `embedgeo.Geometry`; where there are several processes, every one must then call the function.
 
-Each function returns a `matplotlib.figure.Figure`, which is no figure of pyplot's: a notebook shows it, once, as the last
-value of a cell, and ``figure.savefig("name.png")`` writes it. With ``ax=`` it draws into these axes instead, where the
-colour bar takes some of their room, and returns their figure: ``plt.show()`` shows that if ``plt.subplots()`` has made
-it. The settings of the session (``matplotlib.rcParams``) stay as they are.
+Each function returns a `matplotlib.figure.Figure`, which is no figure of pyplot's: a notebook shows it, once, as the
+last value of a cell, and ``figure.savefig("name.png")`` writes it. With ``ax=`` it draws into these axes instead, where
+the colour bar takes some of their room, and returns their figure: ``plt.show()`` shows that if ``plt.subplots()`` has
+made it. The settings of the session (``matplotlib.rcParams``) stay as they are.
 """
 
 import os
@@ -204,9 +204,7 @@ def _runs(results: Results, *, token_types: bool) -> list[Run]:
     if isinstance(results, str | os.PathLike):
         folder = Path(results)
         if not folder.is_dir():
-            raise FileNotFoundError(
-                f"results must be a folder, a table, a history, a monitor or a Geometry; {folder} is none."
-            )
+            raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
         return read_folder(folder)
     if isinstance(results, Geometry):
         types = results.token_tables() if token_types else None

@@ -154,13 +154,13 @@ def _set_title(ax: Axes, title: str, pad: float) -> None:
 
 def _letters(ax: Axes) -> int:
     """How many small letters fit above axes."""
-    return max(10, round(inches(ax)[0] * 15))
+    return max(10, round(inches(ax)[0] * 16))
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend between the subtitle and axes of somebody else's figure."""
     most, longest = _letters(ax), max(map(len, names)) + 6
-    is_row = sum(len(name) + 6 for name in names) <= most
+    is_row = sum(len(name) + 4 for name in names) <= most
     ncols = len(names) if is_row else max(1, most // longest)
     height = 11.5 * math.ceil(len(names) / ncols) + 2
     look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1, "fontsize": 8}
