@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from embedgeo.extras import require_extra
 
 if TYPE_CHECKING:
+    from embedgeo import plot as plot
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
     from embedgeo.metrics import AfterProcessing as AfterProcessing

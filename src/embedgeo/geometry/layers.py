@@ -19,6 +19,7 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving, tables
+from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import TokenMoments, default_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
@@ -104,7 +105,7 @@ class Geometry:
         Layers that no forward pass has reached, on any rank, are left out.
         """
         pairs: dict[tuple[int, str], Tensor] = {}
-        failures: list[Exception] = []
+        failures = list[Exception]()
         for i, layer, metrics in self._reached():
             for compute in metrics.computed():
                 try:
@@ -137,6 +138,9 @@ class Geometry:
     def to_frame(self) -> "pd.DataFrame":
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
         return tables.of_records(self.records())
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
 
     def token_tables(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
@@ -185,8 +189,8 @@ class Geometry:
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
-        options = {"save_samples": save_samples, "token_tables": token_tables}
-        saving.save(self, folder, model=model, step=step, device=self._device, **options)
+        options = {"save_samples": save_samples, "token_tables": token_tables, "device": self._device}
+        saving.save(self, folder, model=model, step=step, **options)
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
@@ -194,14 +198,7 @@ class Geometry:
 
     def why_silent(self) -> str:
         """A sentence that names the `silent_layers` and the reason; empty if there are none."""
-        silent = self.silent_layers()
-        if not silent:
-            return ""
-        if self.probe.layers_without_gradients.issuperset(silent):
-            return (
-                f"only forward passes without gradients reached {', '.join(silent)}: count them by no_grad_passes=True."
-            )
-        return f"no forward pass reached {', '.join(silent)}."
+        return why_silent(self)
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""

@@ -38,6 +38,8 @@ class Anisotropy(GeometryMetric):
     0.8
     """
 
+    plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
+
     def __init__(self, dim: int, spectrum: bool = False, batch_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(dim, spectrum, batch_size, **kwargs)
         if batch_size is not None and batch_size < 2:

@@ -14,6 +14,7 @@ from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.metrics.plotting import KeyMetric, Values, plot_values
 
 
 class State(Protocol):
@@ -68,6 +69,9 @@ class GeometryMetric(Metric):
 
     has_copies = True
     """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+
+    plotted: Sequence[str] = ()
+    """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
     settings: Tensor
     num_rows: Tensor
@@ -171,6 +175,24 @@ class GeometryMetric(Metric):
             for key, value in values.items():
                 left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
         return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
+
+    def plot(self, val: Values | Sequence[Values] | None = None, ax: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
+        """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
+
+        ``metric[key].plot()`` draws one key.
+
+        Args:
+            val: what ``compute`` or ``forward`` has returned, or a list of these, one after the other; default:
+                ``compute()`` now.
+            ax: axes to draw into, of which only the keys in ``plotted`` are drawn; default: those of a new figure.
+
+        Returns:
+            The figure, and its axes or array of axes.
+        """
+        return plot_values(self.compute() if val is None else val, ax, self.plotted)
+
+    def __getitem__(self, key: str) -> KeyMetric:  # type: ignore[override]
+        return KeyMetric(self, key)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Merge the state of a metric of the same class and arguments that has seen other rows.

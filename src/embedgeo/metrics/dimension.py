@@ -52,6 +52,7 @@ class IntrinsicDimension(GeometryMetric):
     """
 
     has_copies = False
+    plotted = ("intrinsic_dimension",)
 
     def __init__(
         self,

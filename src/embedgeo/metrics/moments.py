@@ -38,6 +38,8 @@ class EmbeddingMoments(GeometryMetric):
     (5.0, 4.0, 1.0)
     """
 
+    plotted = ("V_W_over_V_unbiased", "M_over_Q", "mean_cosine", "norm_cv", "top_dim_share")
+
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         self.declare(Moments.empty(dim))

@@ -14,7 +14,7 @@ from embedgeo.functional.split import SequenceCount, unbiased_split, variance_sp
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.functional.type_plane import type_plane
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
-from embedgeo.metrics.moments import wants_token_values
+from embedgeo.metrics.moments import EmbeddingMoments, wants_token_values
 
 
 class TokenMoments(GeometryMetric):
@@ -51,6 +51,8 @@ class TokenMoments(GeometryMetric):
 
     _regressed: Tensor | None = None
     """Token types that the values over token types are of; None: those in ``regression_count_range``."""
+
+    plotted = EmbeddingMoments.plotted
 
     def __init__(
         self,

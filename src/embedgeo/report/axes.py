@@ -13,6 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from numpy.typing import NDArray
 
+from embedgeo.report.drawing import Picture, inches
 from embedgeo.results.layer_names import layer_labels, layer_ticks
 from embedgeo.results.wording import short as shortened
 
@@ -24,6 +25,10 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
+
+
+_USUAL = (2.8, 2.2)
+"""Width and height, in inches, of the axes of a report's figure."""
 
 
 def run_colours(count: int) -> list[Any]:
@@ -99,14 +104,22 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Put layers on an axis, and name so few of them that the names do not overlap."""
     labels, pattern = layer_labels(layers)
+    most = _fitting(ax, most, vertical=vertical)
     named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(1, *map(len, labels)))))
     axis = ax.yaxis if vertical else ax.xaxis
-    axis.set_ticks(named, [labels[i] for i in named])
+    axis.set_ticks(named, [labels[i] for i in named], parse_math=False)
     if vertical:
         ax.set_ylabel("layer" if max(map(len, labels)) <= 6 else "", labelpad=2)
     else:
         are_blocks = any(label[-1:].isdecimal() for label in labels)
         ax.set_xlabel(f"layer: * in {pattern}" if pattern else "layer (numbers are blocks)" if are_blocks else "layer")
+
+
+def _fitting(ax: Axes, most: int, *, vertical: bool) -> int:
+    """As many of the names on an axis of a report's figure as somebody else's axes, if smaller, have room for."""
+    if isinstance(ax.figure, Picture):
+        return most
+    return max(3, round(most * min(1, inches(ax)[vertical] / _USUAL[vertical])))
 
 
 def lines(
@@ -146,15 +159,18 @@ def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
-    """Add a colour bar to the right of an axes."""
-    box = ax.get_position()
+    """Add a colour bar to the right of an axes; in somebody else's figure it takes room from the axes."""
     figure: Any = ax.figure
-    width = figure.get_size_inches()[0]
-    cax = figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))
-    bar = figure.colorbar(mappable, cax=cax, extend=extend, extendfrac=0.04)
-    bar.set_label(label, fontsize=8.5, labelpad=2)
+    place: dict[str, Any] = {"ax": ax, "fraction": 0.05, "pad": 0.03, "aspect": 22}
+    if isinstance(figure, Picture):
+        box = ax.get_position()
+        width = figure.get_size_inches()[0]
+        place = {"cax": figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))}
+    bar = figure.colorbar(mappable, **place, extend=extend, extendfrac=0.04)
+    bar.set_label(label, fontsize=8.5, labelpad=2, color=ax.yaxis.label.get_color())
     bar.outline.set_visible(False)
+    cax = bar.ax
     cax.yaxis.set_minor_formatter(ticker.NullFormatter())
-    cax.tick_params(labelsize=8, length=2, pad=1.5)
+    cax.tick_params(labelsize=8, length=2, pad=1.5, labelcolor=ax.yaxis.label.get_color())
     cax.grid(visible=False)
     return bar

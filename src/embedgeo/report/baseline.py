@@ -20,6 +20,10 @@ from embedgeo.functional.spectrum import full_spectrum_values
 Array = NDArray[np.float64]
 
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
+_OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2", *(f"{x}_freq_{y}" for x in "QMV" for y in ("slope", "r2"))}
+SIZES = ("n", "Q", "token_types", "anisotropy_null", "n_points")
+"""Metrics that the baselines of others follow from."""
+
 _DRAWS = 16
 _WIDEST = 1e6
 """Width beyond which nothing is simulated."""
@@ -65,13 +69,13 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
-        "intrinsic_dimension": _each(  # of at most 4096 rows, the size of a batch
-            lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), values.get("n_points", n), dim
-        ),
     }
+    if "intrinsic_dimension" in values:  # of at most 4096 rows, the size of a batch
+        points = values.get("n_points", n)
+        known["intrinsic_dimension"] = _each(lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), points, dim)
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
     known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
-    if counts is not None and len(counts):
+    if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)
 

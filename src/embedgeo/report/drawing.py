@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -24,6 +26,8 @@ _LONGEST = 34
 
 _ROW = 0.165
 """Inches of a line of a legend."""
+
+_SUBTITLE = "embedgeo.subtitle"
 
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
@@ -44,6 +48,23 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "embedgeo",
     "svg.fonttype": "none",
 }
+
+
+class Picture(Figure):
+    """A figure of fixed margins that has its own look, whatever the settings of the session it is painted in.
+
+    pyplot does not know it: a notebook shows it once, as the value of a cell.
+    """
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Paint it."""
+        with style():
+            super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
 
 
 class FigureData(NamedTuple):
@@ -76,7 +97,13 @@ def style() -> Iterator[None]:
 
 
 def new_figure(
-    title: str, subtitle: str = "", *, panels: int = 1, sidebar: bool = False, names: Sequence[str] = ()
+    title: str,
+    subtitle: str = "",
+    *,
+    panels: int = 1,
+    sidebar: bool = False,
+    names: Sequence[str] = (),
+    ax: Axes | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; its margins are fixed, which is much faster than fitting them.
 
@@ -86,11 +113,14 @@ def new_figure(
         panels: how many axes.
         sidebar: leave room for a colour bar.
         names: leave room for these in `legend_below`.
+        ax: put the title and the look on these axes of somebody else's figure instead.
     """
+    if ax is not None:
+        return _dressed(ax, title, subtitle), [ax]
     width = WIDTH * (1 if panels == 1 else 0.8 * panels)
     below = _ROW * math.ceil(len(names) / _columns(names, width)) if names else 0
     height = HEIGHT + below - (0.22 if names else 0)
-    figure = Figure(figsize=(width, height))
+    figure = Picture(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
@@ -101,10 +131,62 @@ def new_figure(
     return figure, list(axes)
 
 
+def _dressed(ax: Axes, title: str, subtitle: str) -> Any:
+    """Give axes the look of the report's, with the title above them; their figure."""
+    ax.set_facecolor("white")  # lines are black, on any ground
+    ax.set_axisbelow(True)
+    ax.grid(visible=True, color=mpl.rcParams["grid.color"], lw=mpl.rcParams["grid.linewidth"])
+    ax.spines[["top", "right"]].set_visible(False)
+    for label in (ax.xaxis.label, ax.yaxis.label):
+        label.set(parse_math=False)
+    lines = textwrap.wrap(subtitle, _letters(ax))
+    _set_title(ax, title, 4 + 10.5 * len(lines))
+    if lines:
+        look: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+        look |= {"fontsize": 8, "color": ax.title.get_color(), "gid": _SUBTITLE, "in_layout": False}
+        ax.annotate("\n".join(lines), (0, 1), (0, 3), **look)
+    return ax.figure
+
+
+def _set_title(ax: Axes, title: str, pad: float) -> None:
+    ax.set_title(title, loc="left", fontsize=10, weight="bold", pad=pad, parse_math=False)
+
+
+def _letters(ax: Axes) -> int:
+    """How many small letters fit above axes."""
+    return max(10, round(inches(ax)[0] * 16))
+
+
+def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """A legend between the subtitle and axes of somebody else's figure."""
+    most, longest = _letters(ax), max(map(len, names)) + 6
+    is_row = sum(len(name) + 4 for name in names) <= most
+    ncols = len(names) if is_row else max(1, most // longest)
+    height = 11.5 * math.ceil(len(names) / ncols) + 2
+    look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1, "fontsize": 8}
+    look |= {"columnspacing": 1.0, "handlelength": 1.5, "labelspacing": 0.2, "borderpad": 0.1, "borderaxespad": 0.2}
+    box = ax.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, **look)
+    box.set_in_layout(False)  # the title, which makes room for it, is
+    rows = 0
+    for text in ax.texts:
+        if text.get_gid() == _SUBTITLE:
+            text.set_y(3 + height)
+            rows = text.get_text().count("\n") + 1
+    _set_title(ax, ax.get_title("left"), 4 + 10.5 * rows + height)
+
+
+def inches(ax: Axes) -> tuple[float, float]:
+    """Width and height of axes."""
+    box = ax.get_window_extent()
+    return box.width / ax.figure.dpi, box.height / ax.figure.dpi
+
+
 def legend(figure: Figure, ax: Axes) -> None:
     """The legend of an axes, in a row below the subtitle."""
     handles, labels = ax.get_legend_handles_labels()
-    if handles:
+    if handles and not isinstance(figure, Picture):
+        _legend_above(ax, handles, labels)
+    elif handles:
         width = figure.get_size_inches()[0]
         look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
         if width <= WIDTH and len("".join(labels)) > _LONGEST:

@@ -31,11 +31,17 @@ from embedgeo.results.wording import number
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
-def dynamics(run: Run, metric: str) -> FigureData:
-    """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline."""
+def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
+    """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline.
+
+    Args:
+        run: a run.
+        metric: one that it has.
+        ax: axes to draw in; as for the other figures of one panel. Default: those of a new figure.
+    """
     table, (errors, of_means, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1)
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1, ax=ax)
     step_axis(ax, run.steps)
     colours = depth_bar(ax, run.layers)
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
@@ -56,14 +62,14 @@ def dynamics(run: Run, metric: str) -> FigureData:
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
 
 
-def profile(run: Run, metric: str) -> FigureData:
+def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     of_layers, _, is_spread = run.bands(metric)
     tables = (run.table(metric), of_layers, run.table(metric, run.baseline))
     table, errors, random = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     is_course = len(run.steps) > 1
-    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course)
+    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course, ax=ax)
     layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
@@ -85,10 +91,10 @@ def profile(run: Run, metric: str) -> FigureData:
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
 
 
-def heatmap(run: Run, metric: str) -> FigureData:
+def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
-    figure, (ax,) = new_figure(f"{named.name} by step and layer", named.unit, sidebar=True)
+    figure, (ax,) = new_figure(f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax)
     step_axis(ax, run.steps)
     layer_axis(ax, run.axis, vertical=True, most=12)
     values = np.ma.masked_invalid(table.to_numpy().T)

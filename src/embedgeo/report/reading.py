@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
 from embedgeo.report.axes import Array, thinned
-from embedgeo.report.baseline import baseline_values
+from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.runs import Run, is_along, make_run
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
@@ -33,14 +35,7 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     """
     runs: list[Run] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
-        found = list(_read_folder(folder))
-        if not found:
-            raise ValueError(
-                f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run (history.parquet) or "
-                f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
-            )
+        found = read_folder(folder)
         name = folder.resolve().name
         for run in found:
             in_folder = f"{name}: {run.label}" if len(found) > 1 else name
@@ -48,9 +43,8 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     labels = [run.label for run in runs]
     runs = [
         replace(
-            run,
+            with_baseline(run),
             label=run.label if labels.count(run.label) == 1 else f"{run.label} ({labels[: i + 1].count(run.label)})",
-            baseline=baseline_values(run.values, run.widths, _counts(run)),
         )
         for i, run in enumerate(runs)
     ]
@@ -62,8 +56,74 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     ]
 
 
+def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
+    """The runs in a table of records, labelled by their names, or by their models where these are at the same steps.
+
+    Their baselines are unknown: see `with_baseline`.
+
+    Args:
+        records: columns layer, metric and value, and of run, model, revision, step, layer_index, width and stderr those
+            that are known, as `embedgeo.load_results` has them. Without steps it is of a final model.
+        token_types: the table of token types of the last step: columns layer, token_id, n, Q, M and V.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    missing = [column for column in ("layer", "metric", "value") if column not in records]
+    if missing:
+        raise ValueError(
+            f"a table of results must have the columns layer, metric and value; {', '.join(missing)} missing."
+        )
+    has_steps = "step" in records
+    unknown: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
+    unknown["layer_index"] = pd.factorize(records["layer"])[0]
+    records = records.assign(**{name: value for name, value in unknown.items() if name not in records})
+    runs = []
+    for name, of_run in records.groupby("run", sort=False):
+        are_several = of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
+        for model, part in of_run.groupby("model", sort=False) if are_several else [("", of_run)]:
+            runs.append(make_run(str(model or name), part, has_steps=has_steps and not _is_final(part)))
+    if token_types is not None and len(runs) == 1 and len(token_types):
+        runs[0] = replace(runs[0], tokens={runs[0].steps[-1]: _drawable(token_types, set(runs[0].layers))})
+    return runs
+
+
+def _is_final(records: pd.DataFrame) -> bool:
+    """Whether records are of a final model: at step 0, and of a revision that is not called so."""
+    revisions = set(records["revision"]) if "revision" in records else {""}
+    return bool((records["step"] == 0).all()) and revisions.isdisjoint({"", "step0"})
+
+
+def with_baseline(run: Run, metric: str | None = None) -> Run:
+    """The run with the baseline of a metric; default: of all that it has."""
+    values = run.values
+    if metric is not None:
+        values = values[[name for name in values if name in (metric, *SIZES)]]
+    baseline = baseline_values(values, run.widths, _counts(run))
+    return replace(run, baseline=baseline.reindex(columns=run.values.columns))
+
+
+def read_folder(folder: Path) -> list[Run]:
+    """The runs in a folder, each labelled by what tells it from the others, a final model by its name.
+
+    Their baselines are unknown: see `with_baseline`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it holds no results, or a file that cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
+    found = list(_read_folder(folder))
+    if not found:
+        raise ValueError(
+            f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run (history.parquet) or "
+            f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
+        )
+    return found
+
+
 def _read_folder(folder: Path) -> Iterator[Run]:
-    """The runs in a folder, each labelled by what tells it from the others, a final model by its name."""
     sweep = SweepFolder(folder)
     if sweep.done():
         runs = sweep.read_runs()
@@ -108,11 +168,14 @@ def _read_drawable(paths: Mapping[int, Path], layers: Collection[str]) -> dict[i
     """Tables of token types that have any: what lies at layers of the model, and can be drawn."""
     found = {}
     for step, path in paths.items():
-        table = read_table(path)
-        numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2"])]
-        is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
-        found[step] = table[is_drawable & table["layer"].isin([layer for layer in layers if is_along(layer)])]
+        found[step] = _drawable(read_table(path), layers)
     return {step: table for step, table in found.items() if (table["token_id"] >= 0).any()}
+
+
+def _drawable(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
+    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2"])]
+    is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
+    return table[is_drawable & table["layer"].isin([layer for layer in layers if is_along(layer)])]
 
 
 def _told_apart(

@@ -23,11 +23,11 @@ def has_shares(run: Run) -> bool:
     return bool(run.depth and _parts(run))
 
 
-def shares_by_layer(run: Run) -> FigureData:
+def shares_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     """The shares at each layer, at the last step."""
     unit, shares = _shares(run)
     last = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis)
-    figure, (ax,) = new_figure(run.titled("What Q is made of", run.steps[-1]), unit)
+    figure, (ax,) = new_figure(run.titled("What Q is made of", run.steps[-1]), unit, ax=ax)
     bottom = np.zeros(len(last))
     for part in shares:
         label, colour = _PARTS[str(part)]
@@ -42,11 +42,11 @@ def shares_by_layer(run: Run) -> FigureData:
     return FigureData("decomposition", figure, numbers, alt, text)
 
 
-def shares_by_step(run: Run) -> FigureData:
+def shares_by_step(run: Run, ax: Axes | None = None) -> FigureData:
     """The shares at each step, averaged over blocks."""
     unit, shares = _shares(run)
     means = _means(run, shares)
-    figure, (ax,) = new_figure("What Q is made of, mean over blocks", unit)
+    figure, (ax,) = new_figure("What Q is made of, mean over blocks", unit, ax=ax)
     step_axis(ax, run.steps)
     labels, colours = zip(*(_PARTS[str(part)] for part in means), strict=True)
     ax.stackplot(means.index, means.to_numpy().T, labels=labels, colors=colours, lw=0)

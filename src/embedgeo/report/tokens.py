@@ -32,30 +32,41 @@ _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
 
 
-def mean_against_variance(run: Run) -> FigureData:
-    """V against M of the token types at some layers of the last checkpoint, with the regression line."""
+def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
+    """V against M of the token types at some layers of the last checkpoint, with the regression line.
+
+    Args:
+        run: a run with tables of token types.
+        layers: that have a panel; default: at most four.
+        ax: axes to draw in, where there is one layer. Default: those of a new figure.
+    """
     step, table = max(run.tokens.items())
-    layers = some_layers(run, table)
+    layers = layers or some_layers(run, table)
     figure, axes = new_figure(
-        run.titled("V against M", step),
+        run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step),
         f"a point a token type with {_REGRESSED}; squared embedding units",
         panels=len(layers),
         sidebar=True,
+        ax=ax,
     )
     regressed = table[table["n"].between(*REGRESSION_COUNT_RANGE) & table["layer"].isin(layers)]
     least = REGRESSION_COUNT_RANGE[0]
     most = max(least + 1, regressed["n"].max() if len(regressed) else 0)
     norm = LogNorm(least, most)
     texts = []
-    for ax, layer in zip(axes, layers, strict=True):
+    for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
-        ax.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
-        slope, r2 = _draw_line(ax, types["M"].to_numpy(), types["V"].to_numpy())
-        ax.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
-        ax.set_xlabel("M of the token type")
-        ax.locator_params(nbins=5)
-        ax.xaxis.set_major_formatter(short)
-        ax.yaxis.set_major_formatter(short)
+        panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
+        slope, r2 = _draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
+        if ax is None:
+            panel.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
+        else:
+            ax.plot([], label=_fit(slope, r2), **_LINE)
+            legend(figure, ax)
+        panel.set_xlabel("M of the token type")
+        panel.locator_params(nbins=5)
+        panel.xaxis.set_major_formatter(short)
+        panel.yaxis.set_major_formatter(short)
         texts.append(f"{layer}: {_fit(slope, r2)} over {len(types)} token types")
     axes[0].set_ylabel("V of the token type")
     bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")

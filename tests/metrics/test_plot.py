@@ -1,0 +1,90 @@
+"""`plot` of the metrics, as users of torchmetrics call it."""
+
+import math
+import pickle
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+
+from embedgeo.metrics import Anisotropy, IntrinsicDimension, TokenMoments
+from tests.data import KINDS, metrics, token_rows, updated
+
+DIM, N = 4, 120
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def points(ax):
+    """The numbers drawn, by name: in a row each."""
+    (line,) = (line for line in ax.lines if line.get_linestyle() == "None")
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    return dict(zip(names, line.get_xdata(), strict=True)), [text.get_text() for text in ax.texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_value_has_a_row_and_its_number(kind):
+    metric = updated(metrics(DIM)[kind], *token_rows(N, DIM))
+    figure, ax = metric.plot()
+    figure.canvas.draw()
+    values = {key: value.item() for key, value in metric.compute().items()}
+    drawn, numbers = points(ax)
+    assert plt.gcf() is figure
+    np.testing.assert_equal(drawn, values)
+    assert numbers == ["–" if math.isnan(value) else f"{value:.4g}" for value in values.values()]
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(above.y0 >= below.y1 - 1 for above, below in pairwise(boxes))
+
+
+def test_a_value_that_is_given_is_drawn_instead_of_computed():
+    metric = Anisotropy(DIM)
+    _, ax = metric.plot({"anisotropy": torch.tensor(0.5), "other": torch.tensor(-2e6)})
+    assert points(ax)[0] == {"anisotropy": 0.5, "other": -2e6}
+    assert ax.get_xscale() == "symlog"
+    with pytest.raises(ValueError, match=r"val must be what compute\(\).*; got none"):
+        metric.plot([])
+
+
+def test_several_values_have_a_panel_for_each_key():
+    metric, values = TokenMoments(DIM), []
+    for seed in range(3):
+        x, ids = token_rows(N, DIM, seed=seed)
+        values.append(metric(x, token_ids=ids))
+    figure, axes = metric.plot(values)
+    figure.canvas.draw()
+    drawn = {ax.get_title(): ax.lines[0].get_ydata() for ax in axes.flat if ax.lines}
+    np.testing.assert_equal(drawn, {key: [each[key].item() for each in values] for key in values[0]})
+
+
+def test_given_axes_have_the_main_values():
+    metric = updated(TokenMoments(DIM), *token_rows(N, DIM))
+    figure, (one, several, other) = plt.subplots(1, 3)
+    assert metric.plot(ax=one) == (figure, one)
+    main = {"V_W_over_V_unbiased", "M_over_Q", "mean_cosine", "norm_cv", "top_dim_share"}
+    assert points(one)[0].keys() == main
+    assert metric.plot([metric.compute()] * 2, ax=several) == (figure, several)
+    assert {text.get_text() for text in several.get_legend().get_texts()} == main
+    metric.plot({"V": torch.tensor(1.0)}, ax=other)
+    assert points(other)[0] == {"V": 1.0}
+
+
+def test_one_key():
+    metric = updated(IntrinsicDimension(DIM), *token_rows(N, DIM))
+    value = metric["intrinsic_dimension"]
+    figure, ax = value.plot()
+    assert (ax.get_ylabel(), ax.lines[0].get_ydata()) == ("intrinsic_dimension", [value.compute()])
+    assert isinstance(ax, Axes)
+    figure, ax = plt.subplots()
+    assert value.plot([torch.tensor(1.0), torch.tensor(3.0)], ax=ax) == (figure, ax)
+    assert ax.lines[0].get_ydata().tolist() == [1, 3]
+    assert repr(value) == "IntrinsicDimension()['intrinsic_dimension']"
+    assert pickle.loads(pickle.dumps(value)).compute() == value.compute()
+    assert (value * 2).compute() == 2 * value.compute()

@@ -1,0 +1,258 @@
+"""`embedgeo.plot`: the report's drawings, whatever holds the results, in figures or axes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from embedgeo import TokenMoments, load_results, observe, plot
+from embedgeo.report import figures, shares, tokens
+from embedgeo.report.drawing import style
+from embedgeo.report.reading import read_runs
+from tests.models import gpt_neox
+from tests.report.synthetic import make_models, make_sweep
+
+METRIC = "M_over_Q"
+DRAWN = {  # what the report draws of a run, and how it is asked for here
+    "dynamics": (lambda run: figures.dynamics(run, METRIC), partial(plot.dynamics, metric=METRIC)),
+    "profile": (lambda run: figures.profile(run, METRIC), partial(plot.profile, metric=METRIC)),
+    "heatmap": (lambda run: figures.heatmap(run, METRIC), partial(plot.heatmap, metric=METRIC)),
+    "by layer": (shares.shares_by_layer, plot.composition),
+    "by step": (shares.shares_by_step, partial(plot.composition, by="step")),
+}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sweep(tmp_path_factory.mktemp("plot") / "sweep", tokens=True, stderr=0.05)
+
+
+@pytest.fixture(scope="module")
+def geometry():
+    """What a small model has shown of forty token types."""
+    model = gpt_neox()
+    ids = (torch.rand(8, 60, generator=torch.Generator().manual_seed(0)) * 40).long()
+    with torch.no_grad(), observe(model, metrics=lambda dim: [TokenMoments(dim)]) as seen:
+        model(input_ids=ids)
+    return seen
+
+
+@pytest.fixture
+def ax() -> Iterator[Axes]:
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close(figure)
+
+
+def shown(figure: Figure) -> list[object]:
+    """The data, the colours and the words of a figure."""
+    found: list[object] = []
+    for ax in figure.axes:
+        found += [(line.get_label(), line.get_color(), line.get_xydata()) for line in ax.lines]
+        for drawn in ax.collections:
+            found += [path.vertices for path in drawn.get_paths()] + [drawn.get_facecolor(), drawn.get_offsets()]
+            found += [] if drawn.get_array() is None else [drawn.get_array(), drawn.norm.vmin, drawn.norm.vmax]
+        found += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in ax.patches]
+        found += [ax.get_xlabel(), ax.get_ylabel(), ax.get_xlim(), ax.get_ylim(), ax.get_yscale()]
+    return found
+
+
+def words(figure: Figure) -> list[str]:
+    titles = [title for ax in figure.axes for title in (ax.get_title("left"), *(text.get_text() for text in ax.texts))]
+    return [*titles, *(text.get_text() for text in figure.texts)]
+
+
+def assert_same(one: Figure, other: Figure) -> None:
+    for a, b in zip(shown(one), shown(other), strict=True):
+        np.testing.assert_equal(a, b)
+
+
+def history(sweep: Path) -> list[dict]:
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    return load_results(sweep)[columns].to_dict("records")
+
+
+INPUTS: dict[str, Callable[[Path], object]] = {
+    "folder": lambda sweep: sweep,
+    "name of a folder": str,
+    "table": load_results,
+    "history": history,
+    "monitor": lambda sweep: SimpleNamespace(history=history(sweep)),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_every_kind_of_results_gives_the_figures_of_the_report(sweep: Path, kind: str) -> None:
+    (run,) = read_runs([sweep])
+    results = INPUTS[kind](sweep)
+    drawn = DRAWN if kind == "folder" else {name: DRAWN[name] for name in ("dynamics", "by layer")}
+    for of_report, of_plot in drawn.values():
+        with style():
+            expected = of_report(run).figure
+        found = of_plot(results)
+        assert_same(found, expected)
+        assert words(found) == words(expected)
+    assert "random" in [line.get_label() for line in plot.dynamics(results, METRIC).axes[0].lines]
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_in_given_axes_the_same_is_drawn_with_title_legend_and_bar(sweep: Path, kind: str, ax: Axes) -> None:
+    _, draw = DRAWN[kind]
+    own = draw(sweep)
+    before = mpl.rcParams.copy()
+    given = draw(sweep, ax=ax)
+    assert given is ax.figure
+    assert plt.gcf() is given
+    assert mpl.rcParams == before
+    assert len(given.axes) == len(own.axes)  # of which the second is the colour bar
+    mine, theirs = given.axes[0], own.axes[0]
+    assert mine.get_title("left") == own.texts[0].get_text()
+    assert " ".join(mine.texts[0].get_text().split()) == own.texts[1].get_text()
+    for one, other in zip(mine.lines, theirs.lines, strict=True):
+        np.testing.assert_equal(one.get_xydata(), other.get_xydata())
+    for one, other in zip(mine.collections, theirs.collections, strict=True):
+        np.testing.assert_equal([p.vertices for p in one.get_paths()], [p.vertices for p in other.get_paths()])
+    assert (mine.get_xlim(), mine.get_ylim()) == (theirs.get_xlim(), theirs.get_ylim())
+    named = [text.get_text() for box in own.legends for text in box.get_texts()]
+    assert named == ([text.get_text() for text in mine.get_legend().get_texts()] if named else [])
+    for bar, of_own in zip(given.axes[1:], own.axes[1:], strict=True):
+        assert bar.get_ylabel() == of_own.get_ylabel()
+        assert bar.get_ylim() == of_own.get_ylim()
+
+
+def test_nothing_overlaps_in_given_axes(sweep: Path) -> None:
+    figure, axes = plt.subplots(2, 2, figsize=(9, 8), layout="constrained")
+    plot.dynamics(sweep, METRIC, ax=axes[0, 0])
+    plot.heatmap(sweep, METRIC, ax=axes[0, 1])
+    plot.composition(sweep, ax=axes[1, 0])
+    plot.tokens(sweep, ax=axes[1, 1])
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    plt.close(figure)
+    for ax in axes.flat:
+        title, subtitle, legend = ax._left_title, ax.texts[0], ax.get_legend()
+        boxes = [each.get_window_extent(renderer) for each in (title, subtitle, legend) if each is not None]
+        for above, below in zip(boxes, [*boxes[1:], ax.get_window_extent()], strict=True):
+            assert above.y0 >= below.y1 - 1, ax.get_title("left")
+        assert boxes[0].y1 <= figure.bbox.y1 + 1
+
+
+def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(sweep: Path) -> None:
+    def painted() -> np.ndarray:
+        figure = plot.profile(sweep, METRIC)
+        figure.canvas.draw()
+        return np.asarray(figure.canvas.buffer_rgba())
+
+    before = painted()
+    with plt.style.context("dark_background"):
+        np.testing.assert_array_equal(painted(), before)
+    assert not plt.get_fignums()
+    assert plot.profile(sweep, METRIC)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_geometry_is_drawn_by_its_layers(geometry, ax: Axes) -> None:
+    values = geometry.compute()
+    for results in (geometry, geometry.to_frame()):
+        figure = plot.profile(results, "M_over_Q")
+        line = figure.axes[0].lines[0]
+        assert line.get_label() == "measured"
+        np.testing.assert_allclose(line.get_ydata(), [at["M_over_Q"] for at in values.values()])
+        assert plot.composition(results).axes[0].get_xlabel() == "layer (numbers are blocks)"
+    labels = [line.get_label() for line in plot.profile(geometry, "V_on_M_slope").axes[0].lines]
+    assert any(label.startswith("random") for label in labels)
+    assert plot.tokens(geometry, ax=ax) is ax.figure
+    assert plot.heatmap(geometry, "Q").axes
+
+
+def test_token_types_are_those_of_the_report(sweep: Path, geometry, ax: Axes) -> None:
+    (run,) = read_runs([sweep])
+    with style():
+        assert_same(plot.tokens(sweep), tokens.mean_against_variance(run).figure)
+    plot.tokens(sweep, ax=ax)
+    last = run.tokens[4000].query("layer == 'block.02' and n >= 10")
+    np.testing.assert_allclose(ax.collections[0].get_offsets(), last[["M", "V"]])
+    assert ax.get_title("left") == "V against M at block.02, step 4,000"
+    assert ax.get_legend().get_texts()[0].get_text().startswith("slope")
+    table = geometry.token_tables()
+    assert_same(plot.tokens(table), plot.tokens(geometry))
+    (only,) = plot.tokens(table, layer="block.01").axes[:-1]
+    assert only.get_title("left").startswith("block.01: slope")
+    assert len(plot.tokens(table.query("layer == 'embed'").drop(columns=["layer", "layer_index"])).axes) == 2
+
+
+def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
+    folder = make_models(tmp_path / "models", {"lab/one": 2, "lab/two": 3})
+    for results in (folder, load_results(folder)):
+        with pytest.raises(ValueError, match=r"results has 2: choose one by run=, of .*one, .*two\."):
+            plot.profile(results, METRIC)
+        with pytest.raises(ValueError, match=r"model must be one of those in results: lab/one, lab/two; got 'three'"):
+            plot.profile(results, METRIC, model="three")
+        for name in ("lab/two", "two"):
+            (ax, *_) = plot.profile(results, METRIC, model=name).axes
+            assert len(ax.lines[0].get_xdata()) == 5
+            assert ax.lines[0].get_label() == "measured"
+    assert plot.profile(folder, METRIC, run="one").axes
+    with pytest.raises(ValueError, match=r"run must be one of those in results: one, two; got 'x'"):
+        plot.profile(folder, METRIC, run="x")
+
+
+def test_two_models_at_the_same_steps_are_two_runs() -> None:
+    rows = [
+        {"model": model, "step": step, "layer": "block.00", "metric": "Q", "value": step + i}
+        for i, model in enumerate("ab")
+        for step in (0, 5)
+    ]
+    with pytest.raises(ValueError, match=r"choose one by run=, of a, b\."):
+        plot.dynamics(pd.DataFrame(rows), "Q")
+    assert plot.dynamics(pd.DataFrame(rows), "Q", model="b").axes[0].lines[0].get_ydata().tolist() == [1, 6]
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "message"),
+    [
+        (lambda sweep: plot.dynamics(sweep / "none", METRIC), FileNotFoundError, "there is no folder"),
+        (lambda sweep: plot.dynamics(sweep / "tokens", METRIC), ValueError, "holds no measurements"),
+        (lambda sweep: plot.dynamics(3, METRIC), TypeError, "results must be a folder, a table.*; got int"),
+        (lambda sweep: plot.dynamics([3], METRIC), TypeError, "results must be a folder, a table.*; got list"),
+        (lambda sweep: plot.dynamics([], METRIC), ValueError, "nothing was measured yet"),
+        (
+            lambda sweep: plot.dynamics(sweep, "nonesuch"),
+            ValueError,
+            "metric must be .*M_over_Q.*; got 'nonesuch'",
+        ),
+        (lambda sweep: plot.dynamics(sweep, "loss"), ValueError, "metric must be one that was measured at layers"),
+        (lambda sweep: plot.dynamics(pd.DataFrame({"layer": []}), "Q"), ValueError, "metric, value missing"),
+        (lambda sweep: plot.composition(sweep, by="token"), ValueError, 'by must be "layer" or "step"; got \'token\''),
+        (
+            lambda sweep: plot.composition([r for r in history(sweep) if r["metric"] == "n"]),
+            ValueError,
+            "needs M and V",
+        ),
+        (lambda sweep: plot.tokens(history(sweep)), ValueError, "tokens needs a table of token types"),
+        (lambda sweep: plot.tokens(sweep, layer="x"), ValueError, "layer must be one of embed.*; got 'x'"),
+        (lambda sweep: plot.tokens(pd.DataFrame({"token_id": [1]})), ValueError, "n, Q, M, V missing"),
+    ],
+)
+def test_errors_say_the_rule_and_what_came(sweep: Path, draw: Callable, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        draw(sweep)
+
+
+def test_names_are_drawn_as_they_are(ax: Axes) -> None:
+    rows = [
+        {"step": s, "layer": layer, "metric": "a $\\bad{", "value": 1.0 + s} for s in (0, 1) for layer in ("$x{", "$y{")
+    ]
+    plot.dynamics(rows, "a $\\bad{", ax=ax)
+    ax.figure.canvas.draw()
+    figure = plot.heatmap(rows, "a $\\bad{")
+    figure.canvas.draw()
+    assert ax.get_title("left") == "a $\\bad{ against step"
