@@ -34,6 +34,7 @@ class ForwardInputs:
 
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
+        num_token_types: of the largest of these tables; a large number where that is not known.
         enclosing_modules: the modules around the blocks, whose calls `begin_call` and `end_call` record.
 
     Raises:
@@ -48,6 +49,7 @@ class ForwardInputs:
         self._inner_modules = set(measured_model(model).modules())
         parts = submodels(model).values()
         self.tables = list(dict.fromkeys(table for part in parts for table in token_tables(part)))
+        self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
         self.enclosing_modules = list(dict.fromkeys(module for part in parts for module in enclosing_modules(part)))
         self._embedding_modules = {module for module in self.enclosing_modules if contains_any(module, self.tables)}
         self.reset()
