@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from embedgeo import __version__
 from embedgeo.demo import DemoSettings, demo
+from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
@@ -48,9 +49,13 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "check": (check, check),
+    "doctor": (doctor, DoctorSettings),
     "report": (report, report),
 }
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
+
+_POSITIONAL = {"dirs": "DIR", "model_or_config": "MODEL_OR_CONFIG"}
+"""Arguments that are given by position, as the help calls them."""
 
 _STOPPED = {
     "sweep": "; started again, it goes on where it was",
@@ -149,7 +154,7 @@ def _parser() -> ArgumentParser:
 
 
 def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
-    """An option for each argument, with its type, default and description; ``dirs`` by position."""
+    """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
@@ -158,8 +163,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
         elif parameter.annotation == Sequence[int]:
             kind = {"nargs": "+", "action": _ExtendNumbers}
-        if name == "dirs":
-            parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
+        if name in _POSITIONAL:
+            parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue
         hyphened = f"--{name.replace('_', '-')}"
         presence = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
