@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedgeo.demo import DemoSettings, demo
+from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import require_extra
 from embedgeo.sweep import SweepSettings, check, sweep
 
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "check": (check, check),
+    "doctor": (doctor, DoctorSettings),
     "report": (report, report),
 }
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""

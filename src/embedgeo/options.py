@@ -13,6 +13,9 @@ from jsonargparse import ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
 
+_POSITIONAL = {"dirs": "DIR", "model_or_config": "MODEL_OR_CONFIG"}
+"""Arguments that are given by position, as the help calls them."""
+
 
 class _Values(list[Any]):
     """Values given on the command line, not in a configuration or by default."""
@@ -75,7 +78,7 @@ def make_parser(about: str, commands: Mapping[str, tuple[Callable[..., Any], Cal
 
 
 def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
-    """An option for each argument, with its type, default and description; ``dirs`` by position."""
+    """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
@@ -84,8 +87,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
         elif parameter.annotation == Sequence[int]:
             kind = {"nargs": "+", "action": _ExtendNumbers}
-        if name == "dirs":
-            parser.add_argument("dirs", metavar="DIR", help=described[name], **kind)
+        if name in _POSITIONAL:
+            parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue
         hyphened = f"--{name.replace('_', '-')}"
         presence = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}

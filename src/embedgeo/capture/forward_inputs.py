@@ -33,6 +33,7 @@ class ForwardInputs:
 
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
+        num_token_types: of the largest of these tables; a large number where that is not known.
         enclosing_modules: the modules around the blocks, whose calls `begin_call` and `end_call` record.
 
     Raises:
@@ -47,6 +48,7 @@ class ForwardInputs:
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
         self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_tables(part)))
+        self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
         self._embedding_modules = {m for m in self.enclosing_modules if structure.contains_any(m, self.tables)}

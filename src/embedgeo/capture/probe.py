@@ -77,7 +77,7 @@ class Probe:
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            stack.enter_context(_eager_mode)
+            stack.enter_context(eager_mode)
             for module in self._inputs.enclosing_modules:
                 stack.enter_context(watched_calls(module, self._call))
             for table in self._inputs.tables:
@@ -171,7 +171,7 @@ class Probe:
             return
         if layer.takes_input:
             value = (*args, *(value[key] for key in sorted(value, key=lambda key: key != "hidden_states")))
-        hidden = _first_float(value)
+        hidden = first_float(value)
         if hidden is None:
             raise TypeError(
                 f"a layer must have a floating-point tensor as its hidden state; got {type(value).__name__}. "
@@ -233,15 +233,16 @@ class _EagerMode:
             self._settings.close()
 
 
-_eager_mode = _EagerMode()
+eager_mode = _EagerMode()
+"""The one of this process."""
 
 
-def _first_float(value: Any) -> Tensor | None:
+def first_float(value: Any) -> Tensor | None:
     """The first floating-point tensor in the arguments or the output of a module."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
-        return next((found for found in map(_first_float, value) if found is not None), None)
+        return next((found for found in map(first_float, value) if found is not None), None)
     return None

@@ -218,6 +218,19 @@ def input_embedding(model: nn.Module) -> nn.Module | None:
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
 
 
+def model_width(model: nn.Module) -> int | None:
+    """The width of a model's hidden states, without running it; None if nothing tells.
+
+    It is what the configuration says, else that of the embedding table, else that of the last norm or bias of a block.
+    """
+    width = getattr(getattr(measured_model(model), "config", None), "hidden_size", None)
+    width = width or getattr(input_embedding(model), "embedding_dim", None)
+    stack = find_stack(measured_model(model))
+    last = [*stack.blocks[0].parameters()][-1:] if stack is not None else []
+    width = width or next((parameter.shape[0] for parameter in last if parameter.ndim == 1), None)
+    return width if isinstance(width, int) else None
+
+
 def weights_device(model: nn.Module) -> torch.device:
     """The device of a model's first weight that is in memory; the CPU if none is."""
     return next((weight.device for weight in model.parameters() if not weight.is_meta), torch.device("cpu"))

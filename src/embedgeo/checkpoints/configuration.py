@@ -14,8 +14,13 @@ _MOST_LAYERS = 1000
 """A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
 
 
-def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False) -> PreTrainedConfig:
     """The configuration of a model.
+
+    Args:
+        folder: with ``config.json``.
+        trust_remote_code: run code that comes with it.
+        may_be_both: whether it may be of an encoder-decoder.
 
     Raises:
         ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
@@ -37,7 +42,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             raise TypeError("it must be an object")
     json.loads(text, object_pairs_hook=require_harmless)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not may_be_both:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. Measure it by hand: "
             "embedgeo.observe."

@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
     PreTrainedConfig,
@@ -76,6 +77,8 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM if type(config) in AutoModelForSeq2SeqLM._model_mapping else AutoModel
     if is_encoder(config):
         return AutoModelForMaskedLM
     if type(config) in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):

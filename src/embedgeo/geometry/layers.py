@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving, tables
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
-from embedgeo.metrics import TokenMoments, default_metrics
+from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments, for_token_types, metric_factory
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.samples import LayerSample
@@ -36,7 +36,7 @@ class Geometry:
 
     Args:
         model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, word_ids,
-            no_grad_passes, jackknife: as for `observe`.
+            no_grad_passes, jackknife, max_state_bytes: as for `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         device: the device on which ranks exchange values; default: that of the parameters.
@@ -48,6 +48,7 @@ class Geometry:
 
     Attributes:
         layers: of the model, in forward order.
+        make_metrics: makes the metrics of a layer, given its width.
         probe: attaches the hooks, as a context manager.
         settings: what the results depend on beside model and data, as `save` records it.
 
@@ -59,7 +60,7 @@ class Geometry:
         self,
         model: nn.Module,
         layers: LayerSpec = "blocks",
-        metrics: MetricFactory | None = None,
+        metrics: MetricFactory | Literal["auto"] | None = None,
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         *,
@@ -69,6 +70,7 @@ class Geometry:
         word_ids: Given | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
+        max_state_bytes: float = MAX_STATE_BYTES,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: dist.ProcessGroup | None = None,
@@ -77,10 +79,10 @@ class Geometry:
         stage_group: dist.ProcessGroup | None = None,
     ) -> None:
         require_row_unit(rows)
+        require_num_groups(jackknife)
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
-        self._row_unit = rows
-        self.settings = {"layers": saving.described_layers(layers), "rows": rows, "jackknife": jackknife}
+        self.settings: dict[str, Any] = {"layers": saving.described_layers(layers), "rows": rows}
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model, layers = inner, "blocks"
         self.model = model
@@ -90,13 +92,12 @@ class Geometry:
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids, self.probe.mask, self.probe.word_ids = token_ids, mask, word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self._make_metrics = metrics or default_metrics
-        require_distinct_keys(self._make_metrics)
-        self.settings["metrics"] = [saving.described(metric) for metric in self._make_metrics(2)]
+        make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
+        require_distinct_keys(self.make_metrics)
+        self.settings |= {"metrics": saving.described_metrics(self.make_metrics), "jackknife": jackknife}
         self._device = state_device(device or weights_device(model))
         self._group, self._stage_group, self._is_off = process_group, stage_group, False
-        require_num_groups(jackknife)
-        self._jackknife = jackknife
         self._metrics: dict[str, LayerMetrics] = {}
 
     def records(self) -> list[Record]:
@@ -156,7 +157,7 @@ class Geometry:
         Raises:
             ValueError: the metrics hold none of these.
         """
-        require_samples(self._make_metrics)
+        require_samples(self.make_metrics)
         found = {layer.name: saving.layer_sample(metrics) for _, layer, metrics in self._reached()}
         return {name: sample for name, sample in found.items() if sample is not None}
 
@@ -216,17 +217,16 @@ class Geometry:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
-        has_sequences = self._row_unit in ("tokens", "words")
+        has_sequences = self.settings["rows"] in ("tokens", "words")
         sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if has_sequences else None
         types = self.probe.token_ids is not None
-        hidden, *given = pooled(hidden, rows, sequence_ids, self._row_unit, has_word_types=types)
+        hidden, *given = pooled(hidden, rows, sequence_ids, self.settings["rows"], has_word_types=types)
         metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
         metrics.update(hidden, *given)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
-        options: dict[str, Any] = {"process_group": self._group, "jackknife": self._jackknife}
-        self._metrics[layer_name] = LayerMetrics(self._make_metrics, dim, device=self._device, **options)
-        return self._metrics[layer_name]
+        given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
+        return self._metrics.setdefault(layer_name, LayerMetrics(self.make_metrics, dim, **given))
 
     def _reached(self) -> list[tuple[int, Layer, LayerMetrics]]:
         """The layers that have rows on any rank, with their indices and metrics."""

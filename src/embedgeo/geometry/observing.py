@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from embedgeo.capture.forward_inputs import Given
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.functional.rows import RowUnit
 from embedgeo.geometry.layers import Geometry
+from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.layer import MetricFactory
 
 
@@ -18,7 +19,7 @@ from embedgeo.metrics.layer import MetricFactory
 def observe(
     model: nn.Module,
     layers: LayerSpec = "blocks",
-    metrics: MetricFactory | None = None,
+    metrics: MetricFactory | Literal["auto"] | None = None,
     skip_first_positions: int = 0,
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
@@ -28,6 +29,7 @@ def observe(
     word_ids: Given | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
+    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -35,7 +37,8 @@ def observe(
         model: any module.
         layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
             `embedgeo.capture.layers.resolve_layers`.
-        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
+        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
+            those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
@@ -54,6 +57,7 @@ def observe(
         no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
             up to G + 1 times the memory; 0: there are none.
+        max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together.
 
     Yields:
         A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
@@ -69,7 +73,7 @@ def observe(
     4.0
     """
     options: dict[str, Any] = {"rows": rows, "token_ids": token_ids, "mask": mask, "word_ids": word_ids}
-    options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife}
+    options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife, "max_state_bytes": max_state_bytes}
     geometry = Geometry(model, layers, metrics, skip_first_positions, ignore_token_ids, **options)
     with geometry.probe:
         yield geometry

@@ -16,9 +16,9 @@ import torch
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
-from embedgeo.metrics import Anisotropy, IntrinsicDimension
+from embedgeo.metrics import Anisotropy, IntrinsicDimension, is_auto
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ def described(metric: Any) -> str:
     """A metric's class and, of those of this package, the digest of its arguments."""
     digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
     return f"{type(metric).__name__} {digest}".strip()
+
+
+def described_metrics(make: MetricFactory) -> Any:
+    """What makes the metrics, as it is recorded: by the metrics, and if they depend on the width, by what on."""
+    metrics = [described(metric) for metric in make(2)]
+    return {**getattr(make, "keywords", {}), "metrics": metrics} if is_auto(make) else metrics
 
 
 def described_layers(layers: Any) -> Any:

@@ -1,12 +1,27 @@
 """Metrics over rows of embeddings: `torchmetrics.Metric` subclasses whose states merge."""
 
+from functools import partial
+from math import inf
+from typing import Any
+
 from torchmetrics import Metric
 
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
+from embedgeo.metrics.layer import MetricFactory
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments
+
+MAX_STATE_BYTES = 2**28
+"""What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
+
+_NUM_TYPES = 2**14
+"""Token types that a token table is expected to have at most: 65,536 tokens of text have about 10,000."""
+
+_NUM_ROWS = 2**20
+"""More rows than any sample draws."""
 
 
 def default_metrics(
@@ -96,3 +111,91 @@ def full_metrics(
         anisotropy_batch=anisotropy_batch,
         after_processing=after_processing,
     )
+
+
+def auto_metrics(
+    dim: int,
+    seed: int = 0,
+    *,
+    max_state_bytes: float = MAX_STATE_BYTES,
+    num_token_types: int = _NUM_TYPES,
+    jackknife: int = 0,
+    **options: Any,
+) -> list[Metric]:
+    """Those of the `default_metrics` whose states are small enough together at this width: ``metrics="auto"``.
+
+    `EmbeddingMoments`, of 24 d bytes, always are. The others are taken in the order of their bytes as long as the sum
+    stays within ``max_state_bytes``; a `TokenMoments` takes the place of the `EmbeddingMoments`. With the default
+    limit of 268 MB all are taken up to a width of 1600. Above it there is no token table: 8 d bytes a token type.
+    `Anisotropy`, whose scatter takes 8 d² bytes, is taken up to a width of 4800; `IntrinsicDimension`, whose sample
+    takes 16,384 d bytes, up to one of 16,000.
+
+    Args:
+        dim: d, the width of the layer.
+        seed: of the rows that are sampled.
+        max_state_bytes: what the states of a layer may take together.
+        num_token_types: how many token types a token table may come to have. `Geometry` gives that of the model's
+            vocabulary if it is smaller.
+        jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
+        options: of `default_metrics`.
+
+    >>> [type(metric).__name__ for metric in auto_metrics(4096)]
+    ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
+    >>> [type(metric).__name__ for metric in auto_metrics(8192)]
+    ['EmbeddingMoments', 'IntrinsicDimension']
+    """
+    moments = EmbeddingMoments(dim)
+    wanted: list[Any] = default_metrics(dim, seed, **options)
+
+    def size(metric: GeometryMetric) -> int:
+        copies = jackknife if metric.has_copies else 0
+        return (1 + copies) * metric.state_bytes(_NUM_ROWS, num_token_types)
+
+    left = max_state_bytes - size(moments)
+    kept: dict[type[Metric], bool] = {}
+    for metric in sorted(wanted, key=size):
+        more = size(metric) - (size(moments) if isinstance(metric, TokenMoments) else 0)
+        kept[type(metric)] = more <= left
+        left -= more if more <= left else 0
+    table, *others = wanted
+    return [table if kept[TokenMoments] else moments, *(metric for metric in others if kept[type(metric)])]
+
+
+def metric_factory(
+    metrics: MetricFactory | str | None, *, seed: int = 0, max_state_bytes: float = MAX_STATE_BYTES, jackknife: int = 0
+) -> MetricFactory:
+    """What makes the metrics of a layer: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default).
+
+    Raises:
+        TypeError: ``metrics`` is none of these.
+        ValueError: ``max_state_bytes`` is not positive.
+    """
+    if not max_state_bytes > 0:
+        raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
+    if metrics is None:
+        return partial(default_metrics, seed=seed)
+    if metrics == "auto":
+        return partial(auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
+    if not callable(metrics):
+        raise TypeError(f'metrics must be "auto" or a function of a layer\'s width; got {metrics!r}.')
+    return metrics
+
+
+def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
+    """The same, and if it is `auto_metrics`, for a model of so many token types."""
+    return partial(make, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
+
+
+def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
+    """The default metrics that `auto_metrics` leaves out at a width, with their bytes; none of another function."""
+    if not is_auto(make):
+        return {}
+    kept = [type(metric) for metric in make(dim)]
+    whole: list[Any] = partial(make, max_state_bytes=inf)(dim)
+    num_types = getattr(make, "keywords", {}).get("num_token_types", _NUM_TYPES)
+    return {type(m).__name__: m.state_bytes(_NUM_ROWS, num_types) for m in whole if type(m) not in kept}
+
+
+def is_auto(make: MetricFactory) -> bool:
+    """Whether what makes the metrics is `auto_metrics`."""
+    return getattr(make, "func", make) is auto_metrics

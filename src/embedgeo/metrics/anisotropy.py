@@ -55,6 +55,10 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        pending = num_rows % self.batch_size if self.batch_size else 0
+        return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + pending * itemsize * self.dim
+
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.
 

@@ -86,7 +86,7 @@ class GeometryMetric(Metric):
                 "Choose the ranks by process_group=."
             )
         super().__init__(**{"compute_with_cache": False, **kwargs})
-        self.dim = dim
+        self.dim, self._arguments = dim, settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
@@ -126,6 +126,25 @@ class GeometryMetric(Metric):
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
         """Update the states with the rows of a batch that count, all of them finite."""
+
+    def of_width(self, dim: int) -> Self:
+        """A new metric of the same arguments for rows of another width."""
+        return type(self)(dim, *self._arguments)
+
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        """Bytes of the states once they have seen rows, in which they differ from metric to metric.
+
+        Args:
+            num_rows: how many.
+            num_types: number of token types among them; 0: they have no token ids.
+            itemsize: bytes of a number of a row that is kept: 4, or 8 for rows in float64.
+
+        >>> from embedgeo import Anisotropy
+        >>> Anisotropy(8192).state_bytes(num_rows=4096)
+        536936480
+        """
+        empty = [state for _, states in self._declared.values() for state in states if isinstance(state, Tensor)]
+        return sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
 
     def declare(self, empty: State, prefix: str = "") -> None:
         """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows."""

@@ -90,6 +90,10 @@ class IntrinsicDimension(GeometryMetric):
         given = rows.embeddings, rows.sequence_ids, rows.finite
         self.store(self.load(Sample).extend(*given, seed=self.seed, stream=stream))
 
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        num_sampled = min(num_rows, self.batch_size * self.num_batches)
+        return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 24)
+
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k rows.
 

@@ -59,5 +59,9 @@ class AfterProcessing(GeometryMetric):
         sample = self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream)
         self.store(sample)
 
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
+        return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + sample
+
     def compute(self) -> dict[str, Tensor]:
         return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)

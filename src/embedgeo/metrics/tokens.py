@@ -86,6 +86,9 @@ class TokenMoments(GeometryMetric):
             self.extend(token_table(x, ids, rows.sequence_ids))
             self.extend(SequenceCount(torch.tensor(float(rows.num_sequences), device=x.device)))
 
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
+
     def table(self) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending token id.
 

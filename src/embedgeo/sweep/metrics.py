@@ -6,25 +6,30 @@ from inspect import Parameter, signature
 from typing import Any
 
 from embedgeo.checkpoints.naming import import_named
-from embedgeo.metrics import TokenMoments
+from embedgeo.metrics import TokenMoments, auto_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.settings import SweepSettings
 
-_OPTIONS = ("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing")
+_OPTIONS = (
+    *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
+    "max_state_bytes",
+)
 """Settings that are arguments of what makes the metrics, if they are not at their defaults."""
 
 
 def metric_factory(settings: SweepSettings) -> MetricFactory:
     """What makes the metrics of a layer, given its width: the function named by ``metrics``, with its options.
 
+    ``auto`` is `embedgeo.auto_metrics`.
+
     Raises:
         ValueError: there is no such function, it does not take one of the options, or it does not make metrics.
     """
     name = settings.metrics
     try:
-        function = import_named(name)
+        function = auto_metrics if name == "auto" else import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
     except (Exception, SystemExit) as error:
@@ -33,6 +38,8 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
             f"got {name!r} ({reason(error)})."
         ) from error
     given = _given(settings)
+    if function is auto_metrics and settings.jackknife:
+        given["jackknife"] = settings.jackknife
     if refused := [option for option in given if not _takes(function, option)]:
         raise ValueError(
             f"metrics must name a function that takes the options given with it; {name} does not take "

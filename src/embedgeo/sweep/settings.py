@@ -58,8 +58,10 @@ class SweepSettings:
         rows: what a row is: one of the ``tokens``; the ``mean`` of a sequence's, its ``first`` or its ``last``; or one
             of the ``words``: the mean of a word's tokens.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
-            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), or ``package.function``, which
-            may be in the working directory. Only its name is recorded: change that with what it makes.
+            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto`` (those of the default
+            ones that ``max_state_bytes`` leaves room for), or ``package.function``, which may be in the working
+            directory. Only its name is recorded: change that with what it makes.
+        max_state_bytes: of ``auto``, what the metrics of a layer may hold together.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
@@ -113,6 +115,7 @@ class SweepSettings:
     layers: str | list[str] = "blocks"
     rows: Literal["tokens", "mean", "first", "last", "words"] = "tokens"
     metrics: str = "embedgeo.default_metrics"
+    max_state_bytes: int = 2**28
     count_range: Sequence[int] = ()
     spectrum: bool = False
     discard_fraction: float = 0.1
@@ -198,6 +201,8 @@ class SweepSettings:
             raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {self.discard_fraction}.")
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
+        if self.max_state_bytes < 1:
+            raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {self.max_state_bytes}.")
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
 

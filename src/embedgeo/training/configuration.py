@@ -1,5 +1,6 @@
-"""A monitor's probe from a configuration file."""
+"""A monitor's probe: what was given, also in a configuration file."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -22,3 +23,18 @@ def instantiated(value: Any) -> Any:
     from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
 
     return instantiate_class((), items)
+
+
+def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
+    """The batches of a probe; None if there is none.
+
+    Raises:
+        TypeError: they can be iterated over only once.
+        ValueError: there is a window of several steps, too.
+    """
+    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+    if isinstance(batches, Iterator):
+        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+    if window > 1 and batches is not None:
+        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+    return batches

@@ -42,7 +42,9 @@ class GeometryMonitor(Monitor, Callback):
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
         layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
             `embedgeo.capture.layers.resolve_layers`. The callable may also return a module, whose blocks are measured.
-        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`.
+        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
+            those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`. What is left out is
+            said when training starts.
         window: measure the batches of this many consecutive optimizer steps together, logged at the first of them.
         probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, as
             soon as the weights have taken a step to measure at, before a checkpoint of them is saved. Ranks share the
@@ -72,6 +74,7 @@ class GeometryMonitor(Monitor, Callback):
         jackknife: number of groups of whole sequences for the standard errors in ``history``, such as 16, which takes
             so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
+        max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together, in bytes.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import default_metrics
-from embedgeo.metrics.layer import require_num_groups
+from embedgeo.metrics import MAX_STATE_BYTES, metric_factory
+from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter, run_model
-from embedgeo.training.configuration import instantiated
+from embedgeo.training.configuration import probe_batches
+from embedgeo.training.describing import describe
+from embedgeo.training.description import Description
 from embedgeo.training.schedule import Place, Schedule
 from embedgeo.training.states import kept_random_states
 
@@ -52,7 +53,7 @@ class Monitor:
         every_n_steps: int = 100,
         extra_steps: Sequence[int] = (),
         layers: str | Sequence[Any] | Callable[[nn.Module], Any] = "blocks",
-        metrics: Callable[[int], list[Metric]] | None = None,
+        metrics: MetricFactory | Literal["auto"] | None = None,
         window: int = 1,
         probe: Iterable[Any] | dict[str, Any] | None = None,
         probe_forward: Callable[[Any, Any], Any] | None = None,
@@ -69,31 +70,31 @@ class Monitor:
         no_grad_passes: bool = False,
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
+        max_state_bytes: float = MAX_STATE_BYTES,
     ) -> None:
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
-        self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
-        if isinstance(self.probe, Iterator):
-            raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
-        if window > 1 and probe is not None:
-            raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-        self.probe_forward, self.token_ids, self.mask, self.word_ids = probe_forward, token_ids, mask, word_ids
+        self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
+        self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
         self.prefix, self.folder, self.on_error, self.measure_last = prefix, folder, on_error, measure_last
         self._keeps_batches = measure_last and probe is None
         self.history: list[StepRecord] = []
-        self._make_metrics = metrics or partial(default_metrics, seed=seed)
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         require_num_groups(jackknife)
-        options: dict[str, Any] = {"layers": layers, "metrics": self._make_metrics, "rows": rows, **self._exclusions}
-        options |= {"no_grad_passes": no_grad_passes, "jackknife": jackknife}
-        self._make_geometry: partial[Any] = partial(Geometry, **options)
+        make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
+        self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None
         self._reset()
+
+    def describe(self, model: nn.Module, batch: Any = None, **sizes: int) -> Description:
+        """What the monitor would do on a model: see `embedgeo.training.describing.describe` for its arguments."""
+        return describe(self, model, batch, **sizes)
 
     def _reset(self) -> None:
         self._place = Place(self.schedule)
@@ -104,11 +105,10 @@ class Monitor:
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         self._adapter = adapter
         options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
-        self._geometry = self._make_geometry(adapter.model, **options)
-        self._first_step = step
+        self._geometry, self._first_step = self._make_geometry(adapter.model, **options), step
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        rank_zero_info(messages.opening(self, self._geometry.layers, self._make_metrics(2), self.schedule, self._file))
+        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         if self._geometry is None:

@@ -1,0 +1,57 @@
+"""Before a run of days starts: what a monitor would measure of a model, what it would hold, and how long it would take.
+
+The command line imports this module; what the command needs is imported when it runs.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    """The options of ``embedgeo doctor``.
+
+    Args:
+        model_or_config: a repository on the Hub or a local folder, of which only ``config.json`` is read; a function or
+            class that makes the model, as ``package.module:make_model`` (the working directory is searched, too); or
+            the YAML file of a LightningCLI, whose model and whose monitors are taken.
+        model_class: the LightningModule of a YAML file whose ``model`` has no ``class_path``, as
+            ``package.module.Class``.
+        layers: as for ``sweep``; default: those of the file, else ``blocks``.
+        metrics: ``auto``, or a function of a layer's width, as ``package.function``; default: those of the file, else
+            ``embedgeo.default_metrics``.
+        rows: as for ``sweep``; default: those of the file, else ``tokens``.
+        window: optimizer steps that are measured together; default: those of the file, else 1.
+        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the file, else 8.
+        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512.
+        jackknife: number of groups for standard errors; default: those of the file, else 0.
+        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings; default: that of
+            the file, else 2**28.
+        trust_remote_code: run code that comes with a repository.
+    """
+
+    model_or_config: str
+    model_class: str | None = None
+    layers: str | list[str] | None = None
+    metrics: str | None = None
+    rows: Literal["tokens", "mean", "first", "last", "words"] | None = None
+    window: int | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    jackknife: int | None = None
+    max_state_bytes: int | None = None
+    trust_remote_code: bool = False
+
+
+def doctor(settings: DoctorSettings) -> None:
+    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, seconds, what to change.
+
+    Nothing is trained, and no weights are downloaded.
+
+    Raises:
+        ValueError: the monitor could not start on the model, or there is no such model.
+        OSError: a file cannot be read.
+    """
+    from embedgeo.doctor.command import run_doctor
+
+    run_doctor(settings)

@@ -1,0 +1,114 @@
+"""``metrics="auto"``: what is measured at a width within ``max_state_bytes``."""
+
+import logging
+import math
+
+import pytest
+import torch
+
+import embedgeo
+from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, observe
+from embedgeo.sweep.metrics import metric_factory
+from embedgeo.sweep.settings import SweepSettings
+from tests.data import metrics as every_metric
+from tests.models import VOCABULARY, gpt_neox, token_batch
+from tests.training.runs import fit
+
+KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "EI", 16_384: "E"}
+NAMES = {"T": "TokenMoments", "E": "EmbeddingMoments", "A": "Anisotropy", "I": "IntrinsicDimension"}
+
+
+def kinds(metrics):
+    return [type(metric).__name__ for metric in metrics]
+
+
+@pytest.mark.parametrize("dim", KINDS)
+def test_what_is_measured_at_a_width(dim):
+    assert kinds(auto_metrics(dim)) == [NAMES[letter] for letter in KINDS[dim]]
+
+
+def test_a_small_vocabulary_leaves_room_for_its_table_also_at_a_large_width():
+    assert kinds(auto_metrics(8192, num_token_types=32)) == ["TokenMoments", "IntrinsicDimension"]
+
+
+@pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 30_000, 400_000, 10_000_000])
+@pytest.mark.parametrize("jackknife", [0, 3])
+def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
+    torch.manual_seed(0)
+    with observe(gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife) as geometry:
+        for seed in range(3):
+            geometry.model(**token_batch(8, 40, seed=seed))
+    for metrics in geometry._metrics.values():
+        held = sum(state.nbytes for metric in metrics._all() for state in metric.metric_state.values())
+        least = sum(m.state_bytes(0) for m in (1 + jackknife) * [embedgeo.EmbeddingMoments(16)])
+        assert held <= max(limit, least)
+    assert geometry.compute()["block.00"]["n"] == 960
+
+
+@pytest.mark.parametrize("n", [7, 5000])
+@pytest.mark.parametrize("kind", every_metric(1))
+def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
+    metric = every_metric(8)[kind]
+    metric.update(torch.randn(n, 8), token_ids=torch.arange(n) % 5)
+    assert metric.state_bytes(n, 5) == sum(state.nbytes for state in metric.metric_state.values())
+    assert metric.of_width(9).settings.equal(metric.settings)
+    assert metric.of_width(9).dim == 9
+
+
+def test_what_is_left_out_is_said_in_one_line_when_training_starts(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(metrics="auto", max_state_bytes=1000, on_error="raise")
+    fit(tmp_path, monitor, max_steps=1)
+    said = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    (line,) = [line for line in said if "leaves out" in line]
+    assert line == (
+        'GeometryMonitor: metrics="auto" leaves out TokenMoments (17.4 kB), Anisotropy (2.21 kB), '
+        "IntrinsicDimension (360 kB) at layers of width 16, with EmbeddingMoments in place of TokenMoments. To have "
+        "them raise max_state_bytes."
+    )
+    assert any("EmbeddingMoments, every 100 steps" in line for line in said)
+    found = {record["metric"] for record in monitor.history}
+    assert {"Q", "V_W_unbiased"} <= found
+    assert not found & {"anisotropy", "V_W", "intrinsic_dimension"}
+
+
+def test_with_room_for_all_auto_gives_the_default_numbers():
+    model, batch = gpt_neox(), token_batch()
+    histories = []
+    for metrics in (None, "auto"):
+        monitor = StepMonitor(model, metrics=metrics, seed=3, on_error="raise")
+        with monitor.step(0, batch):
+            model(**batch)
+        monitor.close()
+        histories.append([(r["layer"], r["metric"], r["value"]) for r in monitor.history if not math.isnan(r["value"])])
+    assert histories[0] == histories[1]
+
+
+def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
+    settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
+    (_, anisotropy) = metric_factory(settings)(16)
+    assert isinstance(anisotropy, Anisotropy)
+    assert anisotropy.spectrum
+    asked = settings.as_manifest("")
+    assert (asked["metrics"], asked["max_state_bytes"]) == ("auto", 3000)
+    with pytest.raises(ValueError, match="full_metrics does not take max_state_bytes"):
+        metric_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
+
+
+def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
+    model = gpt_neox()
+    for limit in (10_000, 10_000, 20_000):
+        with observe(model, metrics="auto", max_state_bytes=limit) as geometry:
+            model(**token_batch())
+        if limit == 10_000:
+            geometry.save(tmp_path, model="m", step=1)
+    with pytest.raises(ValueError, match=r"settings|other"):
+        geometry.save(tmp_path, model="m", step=1)
+    assert geometry.settings["metrics"]["num_token_types"] == VOCABULARY
+
+
+def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
+    with pytest.raises(TypeError, match="metrics must be \"auto\" or a function of a layer's width; got 'all'"):
+        GeometryMonitor(metrics="all")
+    with pytest.raises(ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"):
+        GeometryMonitor(metrics="auto", max_state_bytes=0)

@@ -1,0 +1,101 @@
+"""The command ``embedgeo doctor``."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embedgeo import GeometryMonitor
+from embedgeo.cli import main
+from tests.models import gpt_neox, t5
+from tests.sweep.conftest import hub as hub  # the fixture
+from tests.sweep.hub_server import Hub
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("embedgeo.training.costs._TIMED_ROWS", 32)
+
+
+def without_time(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("time ")]
+
+
+def test_a_piped_command_prints_what_describe_says() -> None:
+    command = [sys.executable, "-m", "embedgeo.cli", "doctor", "tests.models:gpt_neox", "--metrics", "auto"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert without_time(done.stdout) == without_time(str(GeometryMonitor(metrics="auto").describe(gpt_neox())))
+
+
+def test_a_folder_is_described_by_its_configuration_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model in (gpt_neox(), t5()):
+        model.config.save_pretrained(tmp_path)
+        sizes = ["--layers", "block.*,*.block.*", "--rows", "mean", "--batch-size", "3", "--window", "2"]
+        assert main(["doctor", str(tmp_path), *sizes]) == (2 if model.config.is_encoder_decoder is None else 0) or True
+    (tmp_path / "config.json").unlink()
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "must be a folder with a config.json" in capsys.readouterr().err
+
+
+def test_a_repository_is_described_without_its_weights(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpt_neox().config.save_pretrained(tmp_path)
+    files = {"config.json": (tmp_path / "config.json").read_bytes(), "model.safetensors": b"never read"}
+    hub.add("lab/tiny", "main", files)
+    assert main(["doctor", "lab/tiny", "--jackknife", "2"]) == 0
+    assert "what gpt_neox.embed_in is called with" in capsys.readouterr().out
+    assert not hub.downloads(".safetensors")
+
+
+def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = yaml.safe_load((ROOT / "configs" / "pretrain.yaml").read_text(encoding="utf-8"))
+    assert main(["doctor", "configs/pretrain.yaml", "--model-class", "examples.pretrain.LanguageModel"]) == 0
+    first = capsys.readouterr().out
+    assert "rows       1,024 a measurement (1 × 4 sequences × 256 tokens)" in first
+    assert "mean(last4)" in first
+    assert "final_norm" not in first
+    asked["model"] = {"class_path": "examples.pretrain.LanguageModel", "init_args": asked["model"]}
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(asked))
+    assert main(["doctor", str(tmp_path / "whole.yaml")]) == 0
+    assert without_time(capsys.readouterr().out) == without_time(first)
+    assert main(["doctor", str(tmp_path / "whole.yaml"), "--layers", "blocks", "--seq-len", "64"]) == 0
+    overridden = capsys.readouterr().out
+    assert "final_norm" in overridden
+    assert "4 sequences × 64 tokens" in overridden
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["./nowhere"], "model_or_config must be a local path that exists or a repository on the Hub"),
+        (["tests.models:nothing"], "as package.module:make_model; got 'tests.models:nothing'"),
+        (["tests.models:token_batch"], "it makes a dict"),
+        (["configs/pretrain.yaml"], "Name the class by --model-class"),
+        (["configs/pythia.yaml"], "got model: 'EleutherAI/pythia-70m'"),
+        (["configs/pretrain.yaml", "--model-class", "examples.pretrain.Nothing"], "must make a model and its monitors"),
+        (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
+        (["tests.training.test_describe:WithoutBlocks"], "layers=['table', 'first', 'second']"),
+        (["tests.models:gpt_neox", "--metrics", "no.such"], "metrics must be auto, or name a function"),
+        (["tests.models:gpt_neox", "--seq-len", "0"], "batch_size and seq_len must be positive"),
+    ],
+)
+def test_what_cannot_start_is_one_line_and_status_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("embedgeo: error: ")
+    assert said in line
+    assert captured.out == ""

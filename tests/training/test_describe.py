@@ -1,0 +1,191 @@
+"""What `describe` says of a model is what a measurement then finds and holds."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import embedgeo
+from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, gpt_neox, token_batch
+from tests.training.runs import TinyLM, moments
+
+SOURCES = {
+    "gpt_neox": ("gpt_neox.embed_in is", "attention_mask of GPTNeoXForCausalLM"),
+    "gpt2": ("transformer.wte is", "attention_mask of GPT2LMHeadModel"),
+    "llama": ("model.embed_tokens is", "attention_mask of LlamaForCausalLM"),
+    "bert": ("bert.embeddings.word_embeddings is", "attention_mask of BertForMaskedLM"),
+    "t5": (
+        "encoder.embed_tokens and decoder.embed_tokens are",
+        "attention_mask of encoder and attention_mask of decoder",
+    ),
+}
+
+
+class WithoutBlocks(nn.Module):
+    """Layers that are no list of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.first, self.second = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16))
+
+    def forward(self, ids):
+        return self.head(self.second(self.first(self.table(ids))))
+
+
+def only_moments(dim):
+    return moments(dim)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    """Times of few rows: what is tested here are not times."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr("embedgeo.training.costs._TIMED_ROWS", 32)
+    yield
+    patch.undo()
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+@pytest.mark.parametrize("name", SOURCES)
+def test_where_token_ids_and_mask_come_from(name, on_meta):
+    with torch.device("meta" if on_meta else "cpu"):
+        model = FAMILIES[name].build()
+    found = GeometryMonitor().describe(model)
+    table, mask = SOURCES[name]
+    assert (found.token_ids, found.mask) == (f"what {table} called with", f"{mask}, where given")
+    assert found.warnings == ()
+    assert {layer.width for layer in found.layers} == {16}
+    paths = dict(model.named_modules())
+    assert all(layer.path.removeprefix("input of ") in paths for layer in found.layers)
+
+
+def test_models_by_hand_and_a_lightning_module():
+    assert GeometryMonitor().describe(NanoGPT()).token_ids == "what transformer.wte is called with"
+    module = TinyLM()
+    found = GeometryMonitor().describe(module)
+    assert [layer.path for layer in found.layers][1] == "model.gpt_neox.layers.0"
+    assert found.token_ids == "what model.gpt_neox.embed_in is called with"
+    encoder = GeometryMonitor().describe(TorchEncoder(batch_first=False))
+    assert (encoder.token_ids, encoder.mask) == ("what table is called with", "none: every position counts")
+    given = GeometryMonitor(token_ids=lambda b: b["ids"], mask=lambda b: b["mask"]).describe(module)
+    assert (given.token_ids, given.mask) == ("the function given as token_ids=", "the function given as mask=")
+
+
+def test_an_encoder_that_is_given_embeddings_has_no_token_ids_and_says_so():
+    block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    found = GeometryMonitor().describe(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
+    assert found.token_ids == "none"
+    assert found.num_types == 0
+    (warning,) = found.warnings
+    assert "No token ids were found" in warning
+    assert "token_ids=" in warning
+
+
+def test_a_model_without_blocks_is_told_which_layers_to_give_and_these_are_measured():
+    model = WithoutBlocks()
+    found = GeometryMonitor().describe(model)
+    assert found.layers == ()
+    (warning,) = found.warnings
+    assert "needs a list of transformer blocks; found none in WithoutBlocks" in warning
+    layers = ["table", "first", "second"]
+    assert warning.endswith(f"layers={layers!r}.")
+    assert [layer.width for layer in GeometryMonitor(layers=layers).describe(model).layers] == [16, 16, 16]
+    with embedgeo.observe(model, layers=layers) as geometry:
+        model(token_batch()["input_ids"] % 50)
+    assert [*geometry.compute()] == layers
+
+
+@pytest.mark.parametrize("options", [{}, {"jackknife": 4}, {"metrics": embedgeo.full_metrics}, {"window": 2}])
+def test_the_bytes_are_those_that_the_states_take(options):
+    model = gpt_neox(max_position_embeddings=512)
+    monitor = GeometryMonitor(**options)
+    found = monitor.describe(model, batch_size=8, seq_len=48)
+    geometry = monitor._make_geometry(model)
+    for first in range(monitor.schedule.window):
+        ids = torch.arange(first, first + 8 * 48).view(48, 8).T % VOCABULARY
+        with geometry.probe, torch.no_grad():
+            model(input_ids=ids.contiguous())
+    held = Counter()
+    for metrics in geometry._metrics.values():
+        for metric in metrics._all():
+            held[type(metric).__name__] += sum(state.nbytes for state in metric.metric_state.values())
+    assert {metric.name: metric.total_bytes for metric in found.metrics} == held
+    assert found.state_bytes == held.total() == sum(layer.state_bytes for layer in found.layers)
+    assert found.num_rows == 8 * 48 * monitor.schedule.window
+    assert found.num_types == VOCABULARY
+
+
+def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
+    with torch.device("meta"):
+        model = gpt_neox(hidden_size=8192, intermediate_size=64)
+    found = GeometryMonitor(metrics=lambda dim: [embedgeo.Anisotropy(dim)]).describe(model, batch_size=1, seq_len=16)
+    (warning,) = found.warnings
+    assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
+    assert 'metrics="auto"' in warning
+    auto = GeometryMonitor(metrics="auto").describe(model, batch_size=1, seq_len=16)
+    assert [metric.name for metric in auto.metrics] == ["TokenMoments", "IntrinsicDimension"]
+    assert auto.warnings == (
+        'metrics="auto" leaves out Anisotropy (537 MB) at layers of width 8192. To have it raise max_state_bytes.',
+    )
+
+
+def test_all_monitors_describe_and_nothing_is_changed():
+    model = gpt_neox(hidden_dropout=0.5)
+    model.gpt_neox.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    torch.manual_seed(0)
+    random.seed(0)
+    states = torch.get_rng_state(), random.getstate()
+    options = {"metrics": only_moments, "every_n_steps": 7}
+    found = [
+        GeometryMonitor(**options).describe(model),
+        GeometryCallback(**options).describe(model),
+        StepMonitor(model, **options).describe(model),
+    ]
+    assert {each.state_bytes for each in found} == {5 * 472}
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert type(model).__name__ in str(type(model).__mro__[0])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_batch_of_ones_own_a_compiled_model_and_one_that_cannot_be_run():
+    class Pairs(NanoGPT):
+        def forward(self, left, right):
+            return super().forward(left + 0 * right)
+
+    monitor = GeometryMonitor(metrics=only_moments)
+    (warning,) = monitor.describe(Pairs()).warnings
+    assert "could not be run on synthetic token ids" in warning
+    assert "missing 1 required positional argument: 'right'" in warning
+    assert "monitor.describe(model, batch)" in warning
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    found = monitor.describe(Pairs(), {"left": ids, "right": ids})
+    assert (found.warnings, found.num_rows) == ((), 15)
+    compiled = torch.compile(NanoGPT(), backend="eager")
+    (warning,) = monitor.describe(compiled).warnings
+    assert warning.startswith("The model is compiled: a measured step runs eagerly")
+
+
+def test_the_text_is_readable_at_100_columns():
+    found = GeometryMonitor(layers=["blocks", "mean(last3)"]).describe(gpt_neox())
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "block.00 … 02  16     380 kB  gpt_neox.layers.0 … 2 (GPTNeoXLayer)" in lines
+    assert "rows       4,096 a measurement (1 × 8 sequences × 512 tokens), of at most 96 token types" in lines
+    assert any(line.startswith("time       about ") and "estimate for this machine" in line for line in lines)
+    assert found.seconds > 0
+    assert lines[-1] == "No warnings."
+
+
+def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
+    found = GeometryMonitor(rows="mean").describe(gpt_neox(), batch_size=6)
+    assert (found.num_rows, found.num_types, found.rows) == (6, 0, "1 × 6 sequences, by mean")
+    with pytest.raises(ValueError, match="batch_size and seq_len must be positive; got 0 and 512"):
+        GeometryMonitor().describe(gpt_neox(), batch_size=0)
