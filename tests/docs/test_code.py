@@ -24,7 +24,11 @@ LINES = [
 COMMANDS = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
 FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-TARGETS = {(page, found) for page in PAGES for found in LINK.findall(re.sub(r"```.*?```", "", blocks.text(page), flags=re.S))}
+TARGETS = {
+    (page, found)
+    for page in PAGES
+    for found in LINK.findall(re.sub(r"```.*?```", "", blocks.text(page), flags=re.DOTALL))
+}
 
 
 @pytest.fixture(scope="module")

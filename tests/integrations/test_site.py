@@ -55,6 +55,9 @@ def browser(tmp_path_factory):
 
 
 def opened(browser, page):
+    """Open a page for the first time."""
+    browser.open(page)
+    browser.run("localStorage.clear()")
     browser.open(page)
     browser.wait("return document.readyState === 'complete' && document.querySelector('[data-md-component=search]')")
 
@@ -65,7 +68,8 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
     grounds = set()
     for page in SEEN:
         opened(browser, url + page)
-        assert browser.run("return document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
+        shown = {"light": "default", "dark": "slate"}[scheme]
+        browser.wait("return document.body.dataset.mdColorScheme === arguments[0]", shown)
         grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
         wrong = ("contrast", "did not load", "has no alt", "leads to #", "is there twice")
         assert [fault for fault in browser.run(_FAULTS) if any(words in fault for words in wrong)] == []
@@ -87,13 +91,16 @@ def test_the_search_finds_what_is_asked_for(browser, url):
         field.dispatchEvent(new Event("input", { bubbles: true }));
         field.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
     """
-    links = "return [...document.querySelectorAll('.md-search-result__link')].map(a => [a.pathname, a.innerText])"
-    browser.wait(type_in + "return document.querySelectorAll('.md-search-result__link').length", "TwoNN")
+    results = "[...document.querySelectorAll('.md-search-result__link')]"
+    links = f"return {results}.map(a => [a.pathname, a.innerText])"
+    browser.wait(f"{type_in} return {results}.length", "TwoNN")
     found = browser.run(links)
     assert any("twonn" in text.lower() for _, text in found), found
     assert any("/definitions/" in path for path, _ in found), found
     browser.run(type_in, "StepMonitor")
-    browser.wait("return [...document.querySelectorAll('.md-search-result__link')].some(a => /StepMonitor/.test(a.innerText))")
+    browser.wait(
+        "return [...document.querySelectorAll('.md-search-result__link')].some(a => /StepMonitor/.test(a.innerText))"
+    )
     assert any("/reference/monitors/" in path for path, _ in browser.run(links))
     assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
 

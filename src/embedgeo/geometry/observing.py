@@ -56,7 +56,7 @@ def observe(
             up to G + 1 times the memory; 0: there are none.
 
     Yields:
-        A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
+        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a table.
 
     Raises:
         TypeError, ValueError: as `Geometry` does.
