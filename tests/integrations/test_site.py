@@ -14,7 +14,7 @@ import pytest
 from tests.browser.chromium import MISSING, Browser
 from tests.docs.blocks import PAGES, ROOT
 
-SEEN = ["", "how-to/metric/", "reference/monitors/", "definitions/", "faq/"]
+SEEN = ["", "how-to/metric/", "reference/monitors/", "definitions/"]
 _FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8")
 _LINKED = """
 return [...document.querySelectorAll("script[src], link[href], img[src], iframe[src]")].map(e => e.src || e.href);
@@ -114,7 +114,7 @@ def test_the_scheme_can_be_changed_by_hand(browser, url):
     browser.wait("return document.body.dataset.mdColorScheme === 'default'")
 
 
-@pytest.mark.parametrize("page", [*SEEN, "sweep/", "training/"])
+@pytest.mark.parametrize("page", [*SEEN, "training/"])
 def test_pages_fit_a_narrow_screen(browser, url, page):
     browser.emulate(420, 900)
     opened(browser, url + page)
