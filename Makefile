@@ -71,5 +71,5 @@ constraints: ## pin again what a fresh install under constraints.txt gives
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-constraints .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf build dist
+	rm -rf build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
