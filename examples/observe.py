@@ -33,7 +33,7 @@ with torch.no_grad(), embedgeo.observe(model) as geometry:
     for batch in input_ids.split(16):
         model(input_ids=batch)
 
-# %% A row for each layer, a column for each metric; the README says what each number means
+# %% A row for each layer, a column for each metric; docs/numbers.md says what each number means
 frame = geometry.to_frame()
 table = frame.pivot(index=["layer_index", "layer"], columns="metric", values="value")
 print(

@@ -59,14 +59,14 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     ]
 
 
-def test_observe_prints_numbers_that_the_readme_defines_and_what_random_weights_should_show() -> None:
+def test_observe_prints_numbers_that_the_documentation_defines_and_what_random_weights_should_show() -> None:
     printed = run_example("observe.py").stdout
     for word in ("embed", "block.03", "final_norm", "gpt_neox.layers.00.mlp", "mean(last4)"):
         assert word in printed
     columns = [line.split()[1:] for line in printed.splitlines() if line.startswith("metric ")]
     assert len(columns) == 2
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    defined = {name for row in re.findall(r"^\|.+\|.+\|.+\|$", readme, re.M) for name in re.findall(r"`(\w+)`", row)}
+    page = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")
+    defined = {name for row in re.findall(r"^\|.+\|.+\|.+\|$", page, re.M) for name in re.findall(r"`(\w+)`", row)}
     assert {name for names in columns for name in names} <= defined
     rows = [line.split() for line in printed.splitlines() if re.match(r"\d+ +(embed|block|final_norm)", line)]
     values = {layer: dict(zip(columns[0], map(float, numbers), strict=True)) for _, layer, *numbers in rows}

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,6 +14,7 @@ from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.sweep import SweepSettings, sweep
+from tests.docs.blocks import blocks
 from tests.models import gpt2, gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
 
@@ -257,13 +256,12 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
         assert sample.row_numbers.equal(kept.layers["embed"].row_numbers)
 
 
-def test_the_example_of_the_readme_runs_as_written(tmp_path, monkeypatch, unpainted):
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "geometry.save(" in block)
+def test_the_example_of_the_documentation_saves_what_it_says(tmp_path, monkeypatch, unpainted):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {"torch": torch, "model": gpt_neox().eval(), "batches": [token_batch(8, 12, seed=i) for i in range(3)]}
-    exec(code, names)
+    measured, saved = blocks("docs/how-to/by-hand.md", "python")[:2]
+    exec(measured.code + saved.code, names)
     values = names["table"].set_index(["layer", "metric"])["value"]
     assert values["block.02", "anisotropy"] == pytest.approx(float(names["share"]), rel=1e-9)
     assert float(names["again"].compute()["n_points"]) == values["block.02", "n_points"]

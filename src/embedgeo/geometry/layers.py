@@ -35,8 +35,7 @@ class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
     Args:
-        model, layers, metrics, skip_first_positions, ignore_token_ids, rows, token_ids, mask, word_ids,
-            no_grad_passes, jackknife, max_state_bytes: as for `observe`.
+        model: any module. It and the arguments up to ``max_state_bytes`` are those of `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
             exception is raised in the forward pass.
         device: the device on which ranks exchange values; default: that of the parameters.

@@ -60,7 +60,7 @@ def observe(
         max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together.
 
     Yields:
-        A `Geometry`, whose ``compute()`` returns ``{layer: {metric: float}}`` and ``to_frame()`` a table.
+        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a table.
 
     Raises:
         TypeError, ValueError: as `Geometry` does.

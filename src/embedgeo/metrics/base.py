@@ -177,7 +177,7 @@ class GeometryMetric(Metric):
             groups: metrics of the same arguments that have each seen a part of the rows of this one, whole sequences.
 
         Returns:
-            The values and their standard errors by key: see `embedgeo.functional.standard_error`. They are right for
+            The values and their standard errors by key (see `embedgeo.functional.jackknife`). They are right for
             smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
         values = self.compute()

@@ -1,0 +1,99 @@
+"""What the README and the documentation show runs as it is shown."""
+
+import re
+import shlex
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+import yaml
+
+from embedgeo.cli import _parser
+from embedgeo.sweep import SweepSettings
+from tests.docs import blocks
+from tests.docs.blocks import PAGES, ROOT
+
+WITH_PYTHON = [page for page in PAGES if page not in blocks.INTEGRATIONS and blocks.blocks(page, "python")]
+LINES = [
+    (page, line.strip())
+    for page in PAGES
+    for block in blocks.blocks(page, "sh", "shell", "bash", "console")
+    for line in re.sub(r"\\\n", " ", block.code).splitlines()
+]
+COMMANDS = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
+FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TARGETS = {
+    (page, found)
+    for page in PAGES
+    for found in LINK.findall(re.sub(r"```.*?```", "", blocks.text(page), flags=re.DOTALL))
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
+
+
+@pytest.fixture
+def undrawn():
+    """Monitors draw nothing, which takes most of the time of so short a run."""
+    with mock.patch("embedgeo.report.live._pictures", return_value=()):
+        yield
+
+
+# lightning's and transformers' advice on a run as short, and a machine as small, as these
+@pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval:UserWarning")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
+    monkeypatch.chdir(tmp_path)
+    names = blocks.names(results)
+    if page != "docs/training.md":
+        return blocks.run(page, names)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        blocks.run(page, {**names, **blocks.pipeline_names()})
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_every_command_is_one(page, command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    chosen = _parser().parse_args(shlex.split(command, comments=True)[1:])
+    if chosen.subcommand == "sweep":
+        options = chosen.sweep.as_dict()
+        options.pop("config")
+        SweepSettings(**options)
+
+
+def test_every_file_that_a_command_names_is_there():
+    assert not [(page, name) for page, name in FILES if not (ROOT / name).exists()]
+
+
+def test_every_yaml_block_loads():
+    loaded = [yaml.safe_load(block.code) for page in PAGES for block in blocks.blocks(page, "yaml")]
+    assert loaded
+    assert all(loaded)
+
+
+def test_every_language_of_a_block_is_one_that_is_tested():
+    languages = {found for page in PAGES for found in re.findall(r"^[ \t]*```(\w*)", blocks.text(page), re.M)}
+    assert languages <= {"", "python", "sh", "yaml", "text"}
+
+
+def test_links_of_the_readme_lead_to_files_and_others_out_are_well_formed():
+    for page, target in TARGETS:
+        if re.match(r"\w+:", target):
+            assert re.fullmatch(r"https://[\w.-]+\.\w+(/[\w./~%#?=&-]*)?", target), (page, target)
+        elif page == "README.md":
+            assert (ROOT / target.partition("#")[0]).exists(), target
+
+
+def test_the_readme_is_short():
+    readme = blocks.text("README.md")
+    assert len(readme.splitlines()) <= 75
+    assert len(blocks.blocks("README.md", "python")) == 1

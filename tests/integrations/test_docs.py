@@ -1,0 +1,18 @@
+"""Pages of the documentation whose code needs other packages: loggers, trainers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs import blocks
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return blocks.sweep_folder(tmp_path_factory.mktemp("docs") / "sweep")
+
+
+@pytest.mark.parametrize("page", sorted(blocks.INTEGRATIONS))
+def test_every_python_block_runs(page, results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks.run(page, blocks.names(results))
