@@ -7,8 +7,10 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
+import embedgeo
 from embedgeo import extras
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +111,11 @@ def test_what_several_packages_miss_is_one_line():
 def test_an_unknown_name_is_an_attribute_error():
     done = run("import embedgeo; embedgeo.nothing")
     assert "AttributeError: module 'embedgeo' has no attribute 'nothing'" in done.stderr
+
+
+def test_the_version_is_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+    assert cited == PROJECT["version"] == embedgeo.__version__
 
 
 def test_make_clean_leaves_what_runs_have_written():

@@ -3,11 +3,14 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _LATE = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
@@ -46,7 +49,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module if inner is None else unwrapped(inner)
 
 
-def is_hugging_face(module: nn.Module) -> bool:
+def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
     """Whether a module is a model of transformers, which has been imported then, and need not be installed."""
     transformers = sys.modules.get("transformers.modeling_utils")
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)

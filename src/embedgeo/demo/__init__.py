@@ -25,8 +25,8 @@ from embedgeo.extras import require_extra
 try:
     from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 except ImportError:  # then there is no command line, which checks them
-    NonNegativeInt = PositiveInt = int  # type: ignore[misc]
-    PositiveFloat = float  # type: ignore[misc]
+    NonNegativeInt = PositiveInt = int
+    PositiveFloat = float
 
 
 @dataclass(frozen=True)
