@@ -4,6 +4,7 @@ import json
 import struct
 from pathlib import Path
 
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 HEADER, BLOCK, CHUNK = 7, 32_768, 7
@@ -58,10 +59,11 @@ def charts(run_folder):
     }
 
 
-def folder(root):
-    """The folder of the only run."""
-    (found,) = Path(root).glob("wandb/offline-run-*")
-    return found
+def finished():
+    """End the run; its folder."""
+    folder = Path(wandb.run.dir).parent
+    wandb.finish()
+    return folder
 
 
 def media(run_folder, rows, kind):
