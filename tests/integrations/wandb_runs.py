@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import wandb
@@ -60,9 +61,13 @@ def charts(run_folder):
 
 
 def finished():
-    """End the run; its folder."""
+    """End the run and wait until its log is whole, which wandb does not; its folder."""
     folder = Path(wandb.run.dir).parent
     wandb.finish()
+    deadline = time.monotonic() + 60
+    while "exit" not in (record.WhichOneof("record_type") for record in records(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     return folder
 
 
