@@ -2,8 +2,10 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 HEADER, BLOCK, CHUNK = 7, 32_768, 7
@@ -58,10 +60,15 @@ def charts(run_folder):
     }
 
 
-def folder(root):
-    """The folder of the only run."""
-    (found,) = Path(root).glob("wandb/offline-run-*")
-    return found
+def finished():
+    """End the run and wait until its log is whole, which wandb does not; its folder."""
+    folder = Path(wandb.run.dir).parent
+    wandb.finish()
+    deadline = time.monotonic() + 60
+    while "exit" not in (record.WhichOneof("record_type") for record in records(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return folder
 
 
 def media(run_folder, rows, kind):
