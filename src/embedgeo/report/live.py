@@ -23,9 +23,9 @@ class LivePictures:
 
     For each metric to look at first, its curves (value against step, a coloured line for each layer), a heatmap (layer
     against step) and a profile (value against layer, a line for each step); and the shares of M, V_W and V_B in the
-    embeddings' size at each layer. They are drawn when all are due; curves and heatmaps also whenever there are 5 % more
-    measurements, unless that would take more than 2 % of the time: what is drawn does not grow with the square of a
-    run's length. At most 512 steps are drawn, evenly spaced along the axis.
+    embeddings' size at each layer. They are drawn when they are due; curves and heatmaps also whenever there are 5 %
+    more measurements, unless that would take more than 2 % of the time: what is drawn does not grow with the square of
+    a run's length. At most 512 steps are drawn, evenly spaced along the axis.
 
     They are 700 pixels wide, twice the width at which TensorBoard shows them.
 
@@ -90,7 +90,7 @@ def _pictures(
 
 
 def _picture(figure: Any) -> tuple[bytes, int, int]:
-    """A PNG of 700 pixels, its width and height: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
+    """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
     from embedgeo.report.drawing import png
 
     return png(figure, (_PIXELS + 0.5) / figure.get_size_inches()[0])

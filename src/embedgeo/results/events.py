@@ -86,8 +86,8 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
 def chart_title(metric: str) -> str:
     """The name of a metric and, unless it is the same, its key.
 
-    >>> chart_title("M_over_Q"), chart_title("top_dim_share")
-    ('M / Q (M_over_Q)', 'top dimension share (top_dim_share)')
+    >>> chart_title("M_over_Q"), chart_title("mean_cosine")
+    ('M / Q (M_over_Q)', 'mean cosine')
     """
     name = term(metric).name
     return name if name.replace(" ", "_") == metric else f"{name} ({metric})"

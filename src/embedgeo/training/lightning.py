@@ -29,9 +29,10 @@ class GeometryMonitor(Monitor, Callback):
     test and predict. Training is bit for bit what it is without the monitor, except that a measured step of a compiled
     model runs eagerly.
 
-    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``.
-    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width,
-    metric, value, stderr), in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
+    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``;
+    those that show more than scalars also charts, pictures and a text. The same values are in
+    ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric, value, stderr),
+    in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
 
     A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
     from it, on the steps that are left.

@@ -23,10 +23,11 @@ class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
 
     Scalars go through ``trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``, but not to the console, which they would fill. TensorBoard gets charts, images and a
-    text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`, and so are the arguments;
-    ``probe_forward`` is given the model that the Trainer runs, and the default of ``folder`` is the Trainer's
-    ``output_dir``. Nothing is measured in evaluate and predict.
+    ``trainer.state.log_history``, but not to the console, which they would fill. Integrations that show more than
+    scalars get charts, pictures and a text, too. Names, and the records in ``history``, are those of
+    `embedgeo.GeometryMonitor`, and so are the arguments; ``probe_forward`` is given the model that the Trainer
+    runs, and the default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
+    predict.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.

@@ -1,7 +1,7 @@
 """What a logger is given beside scalars: the interface of its adapter."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from embedgeo.results.schema import StepRecord

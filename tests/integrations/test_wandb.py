@@ -1,0 +1,163 @@
+import gc
+import io
+import json
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from embedgeo.report import live
+from embedgeo.results.glossary import HEADLINES
+from tests.integrations.wandb_runs import axes, charts, finished, media, rows
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import fit, moments
+from tests.training.test_transformers import hf_trainer
+
+# the temporary folders of wandb's tables, which it leaves to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
+
+
+def png(size):
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, "PNG")
+    return buffer.getvalue(), *size
+
+
+SMALL = png((3, 2))
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    yield
+    wandb.finish()
+    gc.collect()
+
+
+def tensorboard_images(path):
+    events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
+    return {tag: [(e.step, e.encoded_image_string) for e in events.Images(tag)] for tag in events.Tags()["images"]}
+
+
+def scalars(run_rows, axis, layer="block.00", metric="V", tag_start=""):
+    """Value by step, from all rows that have one."""
+    tag = f"{tag_start}geometry.{metric}/{layer}"
+    return {row[axis]: row[tag] for row in run_rows if tag in row}
+
+
+def measured(monitor, layer="block.00", metric="V"):
+    return {r["step"]: r["value"] for r in monitor.history if r["layer"] == layer and r["metric"] == metric}
+
+
+def pictures(run, run_rows, axis):
+    found = media(run, run_rows, "image-file")
+    return {tag: [(row[axis], png) for row, png in images if axis in row] for tag, images in found.items()}
+
+
+def table(run, run_rows, metric):
+    """The last table of a chart: value by layer and step."""
+    tables = media(run, run_rows, "table-file")[f"Custom Chart Tables/geometry.charts/{metric}_table"]
+    return {(layer, step): value for step, layer, value in json.loads(tables[-1][1])["data"]}
+
+
+def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp_path):
+    monitor = GeometryMonitor(every_n_steps=1, on_error="raise")
+    board = TensorBoardLogger(tmp_path, name="tb", version="")
+    loggers = [board, WandbLogger(save_dir=tmp_path, project="test"), CSVLogger(tmp_path, name="csv")]
+    fit(tmp_path, monitor, max_steps=5, logger=loggers)
+    run = finished()
+    found, axis = list(rows(run)), "trainer/global_step"
+    assert axes(run)["geometry.*"] == axis
+    assert scalars(found, axis) == pytest.approx(measured(monitor), rel=1e-12)
+    assert list(scalars(found, axis)) == [0, 1, 2, 3, 4, 5]
+    images = pictures(run, found, axis)
+    assert images == tensorboard_images(tmp_path / "tb")
+    assert images.keys() > {f"geometry.heatmap/{metric}" for metric in HEADLINES}
+    assert {Image.open(io.BytesIO(png)).width for each in images.values() for _, png in each} == {700}
+    metrics = {r["metric"] for r in monitor.history if np.isfinite(r["value"])}
+    assert charts(run).keys() == {f"geometry.charts/{metric}" for metric in metrics}
+    for metric in ("V", "anisotropy"):
+        expected = {(r["layer"], r["step"]): r["value"] for r in monitor.history if r["metric"] == metric}
+        assert table(run, found, metric) == pytest.approx(expected)
+    ((_, html),) = media(run, found, "html-file")["geometry/what the numbers mean"]
+    assert "<td>anisotropy</td>" in html.decode()
+    assert (tmp_path / "csv" / "version_0" / "geometry.csv").exists()
+
+
+def train(monitor, model, num_steps, after=lambda step: None):
+    """A loop of one's own; ``after`` is called after each optimizer step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(num_steps):
+        batch = token_batch(4, seed=step)
+        with monitor.step(step, batch):
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after(step)
+    monitor.close()
+
+
+@pytest.mark.parametrize("logs", ["steps", "no steps", "nothing"])
+def test_a_loop_loses_neither_its_own_values_nor_those_measured(monkeypatch, logs):
+    monkeypatch.setattr(live, "_pictures", lambda *args: [("geometry.heatmap/mean_cosine", SMALL)])
+    run, model = wandb.init(), gpt_neox()
+    options = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
+    other = StepMonitor(model, log=wandb, prefix="other.one", **{**options, "every_n_steps": 3})
+
+    def after(step):
+        if logs == "steps":
+            run.log({"loss": step}, step=step)
+            run.log({"rate": step}, step=step)
+        elif logs == "no steps":
+            run.log({"loss": step})
+
+    monitor = StepMonitor(model, log=run, **options)
+    with other:
+        monitored = monitor.step
+        monitor.step = lambda step, batch: stacked(other.step(step, batch), monitored(step, batch))
+        train(monitor, model, 7, after)
+    folder = finished()
+    found = list(rows(folder))
+    assert scalars(found, "geometry/step") == pytest.approx(measured(monitor))
+    assert list(measured(monitor)) == [0, 2, 4, 6, 7]
+    others = {row["other_one/step"]: row["other.one.V/embed"] for row in found if "other.one.V/embed" in row}
+    assert others == pytest.approx(measured(other, "embed"))
+    assert axes(folder)["geometry.*"] == "geometry/step"
+    for key in {"steps": ("loss", "rate"), "no steps": ("loss",), "nothing": ()}[logs]:
+        assert [row[key] for row in found if key in row] == list(range(7)), key
+    at = [step for step, _ in pictures(folder, found, "geometry/step")["geometry.heatmap/mean_cosine"]]
+    assert at[0] == 0
+    assert at[-1] == 7
+    assert {step for _, step in table(folder, found, "V")} == {0, 2, 4, 6, 7}
+
+
+@contextmanager
+def stacked(*contexts):
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    callback = GeometryCallback(every_n_steps=2, metrics=moments, on_error="raise")
+    hf_trainer(tmp_path / "out", callback, max_steps=3, report_to=["wandb", "tensorboard"]).train()
+    run, axis = finished(), "train/global_step"
+    found = list(rows(run))
+    assert scalars(found, axis, tag_start="train/") == pytest.approx(measured(callback))
+    assert list(measured(callback)) == [0, 2, 3]
+    images = pictures(run, found, axis)
+    assert images
+    assert images == tensorboard_images(tmp_path / "tb")
+    assert "geometry.charts/V" in charts(run)
+    assert len(media(run, found, "html-file")["geometry/what the numbers mean"]) == 1

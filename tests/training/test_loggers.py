@@ -1,0 +1,187 @@
+"""What loggers get beside scalars; those of other packages are in tests/integrations."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from embedgeo import GeometryMonitor, StepMonitor
+from embedgeo.report import live
+from embedgeo.training.loggers import Adapter, Charts, adapters, page, tensorboard
+from embedgeo.training.loggers.csv import COLUMNS, Csv
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import fit, moments
+
+OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
+
+
+@pytest.fixture
+def drawings(monkeypatch):
+    """The kinds of pictures each time that some are drawn: empty ones."""
+    drawn = []
+
+    def draw(history, prefix, kinds):
+        drawn.append(list(kinds))
+        return [(f"{prefix}.{kind}/V", (b"PNG", 1, 1)) for kind in kinds]
+
+    monkeypatch.setattr(live, "_pictures", draw)
+    monkeypatch.setattr(live, "monotonic", lambda: 0.0)
+    return drawn
+
+
+class Taker(Adapter):
+    """A logger that takes pictures and text, and may fail."""
+
+    def __init__(self, error=None):
+        self.images, self.texts, self.error = [], [], error
+
+    def write_image(self, tag, picture, step):
+        if self.error:
+            raise self.error
+        self.images.append((tag, picture, step))
+
+    def write_text(self, tag, markdown, step):
+        self.texts.append((tag, step))
+
+
+def records(step, metrics=("V",), value=1.0):
+    return [
+        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": np.nan}
+        for i, layer in enumerate(["embed", "block.00"])
+        for metric in metrics
+    ]
+
+
+def assert_is_history(path, history):
+    expected = pd.DataFrame(history, columns=list(COLUMNS))
+    pd.testing.assert_frame_equal(pd.read_csv(path), expected, check_dtype=False, rtol=1e-14)
+
+
+def test_nothing_is_drawn_where_no_logger_takes_pictures(tmp_path, drawings):
+    monitor = GeometryMonitor(**OPTIONS)
+    fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
+    model = gpt_neox()
+    with StepMonitor(model, log=lambda step, scalars: None, **OPTIONS) as stepped, stepped.step(0):
+        model(**token_batch(2))
+    assert monitor.history
+    assert stepped.history
+    assert not drawings
+
+
+def test_pictures_are_drawn_once_for_all_loggers(monkeypatch, drawings):
+    takers = [Taker(), Taker()]
+    monkeypatch.setattr(page, "adapters", list)
+    written, history = page.Page("geometry"), []
+    for step in range(4):
+        history += records(step)
+        written.write(takers, history)
+    written.write(takers, history, last=True)
+    assert [len(kinds) for kinds in drawings] == [4, 4, 2, 4]  # the third measurement is none of 1, 2, 4, 8 …
+    assert takers[0].images == takers[1].images
+    assert len(takers[0].images) == 14
+    assert takers[1].texts == [("geometry/what the numbers mean", 0)]
+
+
+def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path, monkeypatch, drawings):
+    broken, taker = Taker(ValueError("no room")), Taker()
+    monkeypatch.setattr(page, "adapters", lambda loggers: [broken, taker, *adapters(loggers)])
+    monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
+    with pytest.warns(
+        UserWarning, match=r"no more charts, text and pictures of geometry.*ValueError: no room"
+    ) as found:
+        fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
+    assert len([each for each in found if "no room" in str(each.message)]) == 1
+    assert len(taker.images) == 14
+    assert_is_history(tmp_path / "lightning_logs/version_0/geometry.csv", monitor.history)
+    assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
+
+
+def test_a_logger_that_fails_is_an_error_where_errors_are_raised(monkeypatch, drawings):
+    monkeypatch.setattr(page, "adapters", list)
+    with pytest.raises(ValueError, match="no room"):
+        page.Page("geometry", on_error="raise").write([Taker(ValueError("no room"))], records(0))
+
+
+def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch):
+    said = []
+    monkeypatch.setattr(page, "rank_zero_info", said.append)
+    monkeypatch.setattr(page, "adapters", list)
+    monkeypatch.setattr(live, "_pictures", lambda *args: (_ for _ in ()).throw(ImportError("matplotlib is missing")))
+    taker, written, history = Taker(), page.Page("geometry"), []
+    for step in range(3):
+        history += records(step)
+        written.write([taker], history)
+    (line,) = said
+    assert "matplotlib is missing" in line
+    assert "pip install 'embedgeo[report]'" in line
+    assert taker.texts
+
+
+def test_other_objects_have_no_adapter():
+    assert adapters([None, 3, "a", print, object()]) == []
+
+
+def test_csv_logger_has_a_tidy_file_beside_its_wide_one(tmp_path):
+    monitors = [GeometryMonitor(**OPTIONS, jackknife=2), GeometryMonitor(**OPTIONS, prefix="probe/one")]
+    fit(tmp_path, *monitors, max_steps=5, logger=CSVLogger(tmp_path, name="", version="run"))
+    assert_is_history(tmp_path / "run" / "geometry.csv", monitors[0].history)
+    assert_is_history(tmp_path / "run" / "geometry.probe%2Fone.csv", monitors[1].history)
+    assert pd.read_csv(tmp_path / "run" / "geometry.csv")["stderr"].notna().any()
+    assert "geometry.V/mean" in pd.read_csv(tmp_path / "run" / "metrics.csv")
+
+
+def test_the_tidy_file_is_whole_after_each_measurement_and_only_appended_to(tmp_path):
+    written, history, path = Csv(tmp_path), [], tmp_path / "geometry.csv"
+    before = b""
+    for step in range(3):
+        history += records(step, value=step / 3 if step else np.nan)
+        written.write_charts(Charts("geometry", ["V"]), history)
+        assert path.read_bytes().startswith(before)
+        before = path.read_bytes()
+        assert_is_history(path, history)
+        number = path.stat().st_ino, path.stat().st_mtime_ns
+        written.write_charts(Charts("geometry", ["V"]), history)
+        assert number == (path.stat().st_ino, path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("end", [b"", b"7,embed,0", b"4,embed,0,8,V,1.0,\n"])
+def test_a_resumed_run_goes_on_with_the_tidy_file(tmp_path, end):
+    first = [*records(0), *records(2), *records(4)]
+    Csv(tmp_path).write_charts(Charts("geometry", ["V"]), first)
+    with (tmp_path / "geometry.csv").open("ab") as file:
+        file.write(end)  # what a kill left, or a step that will be repeated
+    second = records(4, value=2.0)
+    Csv(tmp_path).write_charts(Charts("geometry", ["V"]), second)
+    assert_is_history(tmp_path / "geometry.csv", [*first[:4], *second])
+    Csv(tmp_path).write_charts(Charts("geometry", ["V"]), records(0))
+    assert_is_history(tmp_path / "geometry.csv", records(0))
+
+
+def test_another_programs_file_is_not_touched(tmp_path):
+    (tmp_path / "geometry.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"geometry\.csv must begin with the columns step,layer"):
+        Csv(tmp_path).write_charts(Charts("geometry", ["V"]), records(0))
+    assert (tmp_path / "geometry.csv").read_text() == "x,y\n1,2\n"
+
+
+def test_a_csv_logger_in_a_loop_of_ones_own(tmp_path):
+    model = gpt_neox()
+    with StepMonitor(model, log=CSVLogger(tmp_path, name="", version="run"), **OPTIONS) as monitor:
+        for step in range(3):
+            with monitor.step(step):
+                model(**token_batch(2))
+    assert_is_history(tmp_path / "run" / "geometry.csv", monitor.history)
+
+
+def test_tensorboard_keeps_the_charts_of_all_monitors(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        for prefix in ("geometry", "probe"):
+            (adapter,) = adapters([writer])
+            for _ in range(2):
+                adapter.write_charts(Charts(prefix, ["V", "mine"]), records(0))
+        assert tensorboard._layouts[writer].keys() >= {"geometry: size and variance", "probe: size and variance"}
+    layouts = EventAccumulator(str(tmp_path)).Reload().Tensors("custom_scalars__config__")
+    assert b"geometry: size" in layouts[-1].tensor_proto.string_val[0]
+    assert b"probe: size" in layouts[-1].tensor_proto.string_val[0]
