@@ -5,5 +5,7 @@ import os
 import shutil
 import tempfile
 
-os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # read when Trackio is imported; else it is in the home
+# both are read on import
+os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"  # else Comet starts an experiment of its own with each run of MLflow
+os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # else in the home
 atexit.register(shutil.rmtree, os.environ["TRACKIO_DIR"], ignore_errors=True)

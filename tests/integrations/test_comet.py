@@ -16,14 +16,15 @@ from tests.training.test_transformers import hf_trainer
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    settings = {"START_ONLINE": "0", "OFFLINE_DIRECTORY": str(tmp_path), "AUTO_LOG_ENV_DETAILS": "0"}
-    for name, value in {
-        **settings,
+    settings = {
+        "START_ONLINE": "0",
+        "OFFLINE_DIRECTORY": str(tmp_path),
         "AUTO_LOG_CODE": "0",
         "AUTO_LOG_GIT_PATCH": "0",
-        "DISPLAY_SUMMARY_LEVEL": "0",
-    }.items():
+    }
+    for name, value in settings.items():
         monkeypatch.setenv(f"COMET_{name}", value)
+    monkeypatch.setattr("comet_ml.env_logging.get_ip", lambda: None)  # without a network it leaves a socket open
     yield
     if comet_ml.get_running_experiment():
         comet_ml.end()

@@ -15,8 +15,8 @@ class Log:
     Args:
         log: a function of the step and the scalars by tag; a ``SummaryWriter``; an object with a method
             ``log_metrics(scalars, step=step)``, such as a Lightning logger, a Comet experiment or the module
-            ``mlflow``, or with a method ``log(scalars, step=step)``, such as a run of Weights & Biases or Trackio; or
-            None.
+            ``mlflow``; one with a method ``log(scalars, step=step)``, such as a run of Trackio; a run of Weights &
+            Biases; or None.
         prefix: the monitor's.
         on_error: the monitor's.
 

@@ -47,8 +47,9 @@ class StepMonitor(Monitor):
         model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a pipeline this rank's stage.
         every_n_steps: measure at steps 0, n, 2n …
         log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a Lightning logger, a run
-            of Weights & Biases, or an object with a method ``log(values, step=step)``. It is called on each rank on
-            which it is given: on others leave it out. Some loggers also get charts, pictures and a text.
+            of Weights & Biases, or an object with a method ``log(values, step=step)``, such as a run of Trackio, or
+            ``log_metrics(values, step=step)``, such as a Comet experiment or the module ``mlflow``. It is called on
+            each rank on which it is given: on others leave it out. Some loggers also get charts, pictures and a text.
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of ``process_group``;
             dimensions are told by their names: see `embedgeo.training.meshes.data_parallel_group`.
