@@ -23,4 +23,4 @@ if __name__ == "__main__":
     pictures = [base64.b64decode(each["image/png"]) for each in data if "image/png" in each]
     for name, picture in zip(NAMES, pictures, strict=True):
         image = Image.open(io.BytesIO(picture)).convert("RGB")
-        image.quantize(64, dither=Image.Dither.NONE).save(Path(sys.argv[1]) / f"plot-{name}.png", optimize=True)
+        image.quantize(192, dither=Image.Dither.NONE).save(Path(sys.argv[1]) / f"plot-{name}.png", optimize=True)

@@ -227,5 +227,6 @@ def _of_token_types(table: pd.DataFrame) -> list[Run]:
     if missing:
         raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")
     table = table if "layer" in table else table.assign(layer="all rows")
-    counts = table.groupby("layer", sort=False, as_index=False)["n"].sum()
-    return runs_of_records(counts.rename(columns={"n": "value"}).assign(metric="n"), table)
+    counts = table.groupby("layer", sort=False)["n"].sum()
+    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
+    return runs_of_records(records, table)

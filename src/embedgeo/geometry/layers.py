@@ -189,7 +189,7 @@ class Geometry:
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
-        options = {"save_samples": save_samples, "token_tables": token_tables, "device": self._device}
+        options: dict[str, Any] = {"save_samples": save_samples, "token_tables": token_tables, "device": self._device}
         saving.save(self, folder, model=model, step=step, **options)
 
     def silent_layers(self) -> list[str]:

@@ -195,7 +195,7 @@ class GeometryMetric(Metric):
                 left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
         return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
 
-    def plot(self, val: Values | Sequence[Values] | None = None, ax: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
+    def plot(self, val: Values | Sequence[Values] | None = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
 
         ``metric[key].plot()`` draws one key.

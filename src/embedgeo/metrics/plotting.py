@@ -34,7 +34,7 @@ class KeyMetric(CompositionalMetric):
     def __repr__(self) -> str:
         return f"{self.metric_a!r}[{self.key!r}]"
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:  # type: ignore[override]
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
         """Draw the value, or one after the other.
 
         Args:
@@ -45,8 +45,9 @@ class KeyMetric(CompositionalMetric):
             The figure and its axes.
         """
         values = self.compute() if val is None else list(val) if isinstance(val, Sequence) else val
-        figure, drawn = plot_single_or_multi_val(values, ax=ax, name=self.key)
-        return (figure or drawn.figure), drawn
+        drawn: Any
+        _, drawn = plot_single_or_multi_val(values, ax=ax, name=self.key)
+        return drawn.figure, drawn
 
 
 def plot_values(values: Values | Sequence[Values], ax: "Axes | None", chosen: Sequence[str]) -> tuple[Any, Any]:
@@ -108,6 +109,7 @@ def _rows(values: Mapping[str, float], ax: "Axes | None") -> tuple[Any, Any]:
 def _panels(curves: Mapping[str, Sequence[float]]) -> tuple[Any, Any]:
     """A panel for each key, each with a scale of its own."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     ncols = min(4, len(curves))
     nrows = math.ceil(len(curves) / ncols)
@@ -117,7 +119,7 @@ def _panels(curves: Mapping[str, Sequence[float]]) -> tuple[Any, Any]:
         ax.plot(values, marker="o", ms=3.5, color=_COLOUR)
         ax.set_title(key, fontsize="small", parse_math=False)
         ax.tick_params(labelsize="small")
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for ax in axes.flat[len(curves) :]:
         ax.set_axis_off()
     for ax in axes[-1]:
@@ -127,9 +129,11 @@ def _panels(curves: Mapping[str, Sequence[float]]) -> tuple[Any, Any]:
 
 def _lines(curves: Mapping[str, Sequence[float]], ax: "Axes") -> tuple[Any, Any]:
     """A line for each key in the same axes."""
+    from matplotlib.ticker import MaxNLocator
+
     for key, values in curves.items():
         ax.plot(values, marker="o", ms=4, label=key)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_xlabel("Step")
     ax.legend(fontsize="small", frameon=False)
     return ax.figure, ax
