@@ -10,7 +10,7 @@ import yaml
 from embedgeo import GeometryMonitor
 from embedgeo.cli import main
 from tests.models import gpt_neox, t5
-from tests.sweep.conftest import hub as hub  # the fixture
+from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
 from tests.sweep.hub_server import Hub
 
 ROOT = Path(__file__).parents[1]
@@ -28,17 +28,24 @@ def without_time(text: str) -> list[str]:
 
 
 def test_a_piped_command_prints_what_describe_says() -> None:
-    command = [sys.executable, "-m", "embedgeo.cli", "doctor", "tests.models:gpt_neox", "--metrics", "auto"]
+    few = ["--metrics", "auto", "--batch-size", "2", "--seq-len", "16"]
+    command = [sys.executable, "-m", "embedgeo.cli", "doctor", "tests.models:gpt_neox", *few]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert without_time(done.stdout) == without_time(str(GeometryMonitor(metrics="auto").describe(gpt_neox())))
+    expected = str(GeometryMonitor(metrics="auto").describe(gpt_neox(), batch_size=2, seq_len=16))
+    assert without_time(done.stdout) == without_time(expected)
 
 
 def test_a_folder_is_described_by_its_configuration_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for model in (gpt_neox(), t5()):
+    for model, said in ((gpt_neox(), "block.00 … 02  "), (t5(), "decoder.block.00 … 02  ")):
+        model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(tmp_path)
-        sizes = ["--layers", "block.*,*.block.*", "--rows", "mean", "--batch-size", "3", "--window", "2"]
-        assert main(["doctor", str(tmp_path), *sizes]) == (2 if model.config.is_encoder_decoder is None else 0) or True
+        options = ["--layers", "*block.*,*final_norm"]
+        assert main(["doctor", str(tmp_path), *options, "--batch-size", "3", "--window", "2"]) == 0
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert "embed  " not in printed
+        assert "rows       3,072 a measurement (2 × 3 sequences × 512 tokens)" in printed
     (tmp_path / "config.json").unlink()
     capsys.readouterr()
     assert main(["doctor", str(tmp_path)]) == 2
@@ -46,7 +53,9 @@ def test_a_folder_is_described_by_its_configuration_alone(tmp_path: Path, capsys
 
 
 def test_a_repository_is_described_without_its_weights(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub,  # noqa: F811 (the fixture's)
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     gpt_neox().config.save_pretrained(tmp_path)
     files = {"config.json": (tmp_path / "config.json").read_bytes(), "model.safetensors": b"never read"}

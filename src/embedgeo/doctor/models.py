@@ -104,7 +104,7 @@ def _instance(name: str, given: Any, class_name: str | None) -> Any:
         import_named(given["class_path"])  # puts the working directory on the path
     else:
         parser.add_class_arguments(import_named(class_name.replace(":", ".")), name)
-    return parser.instantiate_classes(parser.parse_object({name: given}))[name]
+    return parser.instantiate(parser.parse_object({name: given}))[name]
 
 
 def _callbacks(asked: dict[str, Any]) -> list[Any]:
