@@ -6,6 +6,8 @@ The command line imports this module; what the command needs is imported when it
 from dataclasses import dataclass
 from typing import Literal
 
+from embedgeo.extras import require_extra
+
 
 @dataclass(frozen=True)
 class DoctorSettings:
@@ -52,6 +54,7 @@ def doctor(settings: DoctorSettings) -> None:
         ValueError: the monitor could not start on the model, or there is no such model.
         OSError: a file cannot be read.
     """
+    require_extra("sweep", "embedgeo doctor")
     from embedgeo.doctor.command import run_doctor
 
     run_doctor(settings)
