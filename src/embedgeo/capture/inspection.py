@@ -168,9 +168,7 @@ def _calls(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
             sides = size if isinstance(size, list | tuple) else (size, size)
             given = {"pixel_values": torch.zeros(_BATCH, getattr(config, "num_channels", 3), *sides, device=device)}
         masks = {name: torch.ones_like(ids) for name in ("attention_mask", "decoder_attention_mask") if name in taken}
-        alone = [
-            {name: mask} for name, mask in masks.items() if len(masks) > 1
-        ]  # one may hide the other
+        alone = [{name: mask} for name, mask in masks.items() if len(masks) > 1]  # one may hide the other
         for some in [masks, *alone] if masks and "input_ids" in given else []:
             yield (), given | some
         yield (), given
