@@ -183,7 +183,8 @@ def metric_factory(
 
 def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
     """The same, and if it is `auto_metrics`, for a model of so many token types."""
-    return partial(make, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
+    function: Any = make
+    return partial(function, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
 
 
 def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
@@ -191,7 +192,8 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
     if not is_auto(make):
         return {}
     kept = [type(metric) for metric in make(dim)]
-    whole: list[Any] = partial(make, max_state_bytes=inf)(dim)
+    function: Any = make
+    whole = partial(function, max_state_bytes=inf)(dim)
     num_types = getattr(make, "keywords", {}).get("num_token_types", _NUM_TYPES)
     return {type(m).__name__: m.state_bytes(_NUM_ROWS, num_types) for m in whole if type(m) not in kept}
 

@@ -29,7 +29,7 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
     """
     name = settings.metrics
     try:
-        function = auto_metrics if name == "auto" else import_named(name)
+        function: Any = auto_metrics if name == "auto" else import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
     except (Exception, SystemExit) as error:

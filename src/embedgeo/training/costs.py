@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     itemsize: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many there are."""
         return self.num_sequences * self.seq_len
 
@@ -55,8 +55,8 @@ def held_bytes(metric: Metric, width: int, rows: Rows) -> int:
     if not isinstance(metric, GeometryMetric):
         before, (hidden, ids, sequences) = _held(metric), rows.drawn(width, torch.device("cpu"))
         metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
-        return before + round((_held(metric) - before) * rows.count / hidden.shape[:-1].numel())
-    whole = metric.state_bytes(rows.count, rows.num_types, rows.itemsize)
+        return before + round((_held(metric) - before) * rows.total / hidden.shape[:-1].numel())
+    whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
     if not rows.num_groups or not metric.has_copies:
         return whole
     of_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
@@ -72,7 +72,7 @@ def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, dev
     metric, at, share = make(width), width, 1.0
     if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
         at, narrow = _TIMED_WIDTH, metric.of_width(_TIMED_WIDTH)
-        share = metric.state_bytes(rows.count, 1) / narrow.state_bytes(rows.count, 1)
+        share = metric.state_bytes(rows.total, 1) / narrow.state_bytes(rows.total, 1)
     hidden, ids, sequences = rows.drawn(at, device)
     for few in (slice(1), slice(None)):  # the first time threads and memory are set up
         metrics = LayerMetrics(
@@ -88,7 +88,7 @@ def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, dev
             compute()
         computed = _now(device)
         metrics.reset()
-    return share * ((updated - started) * rows.count / hidden.shape[:-1].numel() + computed - updated)
+    return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
 
 
 def _held(metric: Metric) -> int:

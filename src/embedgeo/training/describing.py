@@ -46,7 +46,8 @@ def describe(
     with kept_random_states(), kept_modes(model), kept_buffers(model):
         model.eval()
         inner = measured_model(model)
-        about = {"model": type(inner).__name__, "num_parameters": sum(weight.numel() for weight in inner.parameters())}
+        num_parameters = sum(weight.numel() for weight in inner.parameters())
+        about: dict[str, Any] = {"model": type(inner).__name__, "num_parameters": num_parameters}
         try:
             geometry = monitor._make_geometry(model)
         except ValueError as error:
@@ -94,7 +95,7 @@ class _Run:
             layers=tuple(self._layer(layer, bytes_of) for layer in self._geometry.layers),
             token_ids=self._token_ids(),
             mask=self._mask(),
-            num_rows=self._rows.count,
+            num_rows=self._rows.total,
             num_types=self._rows.num_types,
             rows=self._by,
             metrics=tuple(totals.values()),
@@ -139,8 +140,10 @@ class _Run:
 
     def _seconds(self, width: int) -> float:
         """An estimate of what the metrics of a layer of this width take."""
-        device, metrics = weights_device(self._model), range(len(self._make(width)))
-        return sum(estimated_seconds(lambda dim, i=i: self._make(dim)[i], width, self._rows, device) for i in metrics)
+        device, total = weights_device(self._model), 0.0
+        for i in range(len(self._make(width))):
+            total += estimated_seconds(lambda dim, i=i: self._make(dim)[i], width, self._rows, device)  # type: ignore[misc]
+        return total
 
     def _warnings(self, bytes_of: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
         seen, layers = self._seen, self._geometry.layers
