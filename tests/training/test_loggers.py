@@ -108,13 +108,13 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     said = []
     monkeypatch.setattr(page, "rank_zero_info", said.append)
     monkeypatch.setattr(page, "adapters", list)
-    monkeypatch.setattr(live, "_pictures", lambda *args: (_ for _ in ()).throw(ImportError("matplotlib is missing")))
+    monkeypatch.setattr("embedgeo.extras.find_spec", lambda name: name != "matplotlib" or None)
     taker, written, history = Taker(), page.Page("geometry"), []
     for step in range(3):
         history += records(step)
         written.write([taker], history)
     (line,) = said
-    assert "matplotlib is missing" in line
+    assert "matplotlib, which is not installed" in line
     assert "pip install 'embedgeo[report]'" in line
     assert taker.texts
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.probe import eager_mode, first_float
 from embedgeo.capture.rows import LayerRows
-from embedgeo.capture.structure import is_callable, measured_model, model_width, module_names
+from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
 
 _BATCH, _POSITIONS = 2, 8
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
@@ -159,7 +158,7 @@ def _calls(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
     config = getattr(module, "config", None)
     rows = [getattr(each, "num_embeddings", 2) for each in module.modules() if isinstance(each, nn.Embedding)]
     ids = (torch.arange(_BATCH * _POSITIONS, device=device) % max(1, min([64, *rows]))).view(_BATCH, _POSITIONS)
-    if isinstance(module, PreTrainedModel):
+    if is_hugging_face(module):
         given = {"input_ids": ids}
         if getattr(config, "is_encoder_decoder", False):
             given["decoder_input_ids"] = ids

@@ -233,18 +233,15 @@ class GeometryMetric(Metric):
         states = {name: state.to(self.device) for name, state in states.items()}
         for kind in self._declared:
             self.store(self.load(kind, states).merge(self.load(kind)))
-        self.num_rows, self.num_nonfinite = (
-            self.num_rows + states["num_rows"],
-            self.num_nonfinite + states["num_nonfinite"],
-        )
+        self.num_rows = self.num_rows + states["num_rows"]
+        self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         group = process_group or self.process_group
         for kind in self._declared:
             self.store(self.load(kind).all_reduce(group))
-        self.num_rows, self.num_nonfinite = all_reduce_sum(
-            torch.stack((self.num_rows, self.num_nonfinite)), group
-        ).unbind()
+        counts = all_reduce_sum(torch.stack((self.num_rows, self.num_nonfinite)), group)
+        self.num_rows, self.num_nonfinite = counts.unbind()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:
