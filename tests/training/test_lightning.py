@@ -145,6 +145,7 @@ def test_validation_and_sanity_checking_are_left_alone(tmp_path):
     assert {r["value"] for r in monitor.history if r["metric"] == "n"} == {48}
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
     loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
@@ -163,6 +164,7 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     assert set(monitor.history[0]) == {"step", "layer", "layer_index", "width", "metric", "value", "stderr"}
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("number", [0, 1])
 def test_each_tensorboard_gets_one_chart_per_metric(tmp_path, number):
     monitor = GeometryMonitor(every_n_steps=2, metrics=moments, prefix="g", on_error="raise")

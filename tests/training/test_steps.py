@@ -198,6 +198,7 @@ class Run:
         self.rows[step] = data
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     values, run = {}, Run()
     csv, board = CSVLogger(tmp_path, name="csv", version=""), TensorBoardLogger(tmp_path, name="board", version="")
@@ -225,6 +226,7 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     assert shown[0] == shown[1]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_two_monitors_share_the_charts_of_a_writer(tmp_path):
     writer = SummaryWriter(tmp_path)
     model = gpt_neox()

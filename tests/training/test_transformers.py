@@ -50,6 +50,7 @@ def n_at(monitor):
     return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     callback = GeometryCallback(3, on_error="raise")
@@ -195,6 +196,7 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
     assert is_unwrapped(trainer)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     first, second = GeometryCallback(3, on_error="raise"), GeometryCallback(4, prefix="held", probe=held_out())
