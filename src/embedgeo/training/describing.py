@@ -56,15 +56,24 @@ def describe(
             return Description(**found, warnings=(_unresolved(model, error),))
         seen = inspect_forward(geometry.model, geometry.layers, geometry._inputs, batch)
         shape = next((ids.shape for ids in _integers(batch) if ids.ndim == 2), (batch_size, seq_len))
-        return _Run(monitor, model, geometry, seen, *shape).description(about)
+        return _Run(monitor, model, geometry, seen, *shape, has_batch=batch is not None).description(about)
 
 
 class _Run:
     """A measurement that a monitor would make: so many sequences of so many positions at each of the window's steps."""
 
     def __init__(
-        self, monitor: "Monitor", model: nn.Module, geometry: Geometry, seen: Seen, batch_size: int, seq_len: int
+        self,
+        monitor: "Monitor",
+        model: nn.Module,
+        geometry: Geometry,
+        seen: Seen,
+        batch_size: int,
+        seq_len: int,
+        *,
+        has_batch: bool,
     ) -> None:
+        self._tried = "this batch" if has_batch else "synthetic token ids"
         self._monitor, self._model, self._geometry, self._seen = monitor, model, geometry, seen
         self._make, unit = geometry.make_metrics, geometry.settings["rows"]
         probe: Any = monitor.probe
@@ -150,7 +159,7 @@ class _Run:
         reached = [layer for layer in layers if layer.name in seen.hidden]
         if seen.error is not None:
             yield (
-                f"The model could not be run on synthetic token ids ({reason(seen.error)}): widths and sources may be "
+                f"The model could not be run on {self._tried} ({reason(seen.error)}): widths and sources may be "
                 "missing or guessed. Give a batch: monitor.describe(model, batch)."
             )
         elif silent := [layer.name for layer in layers if layer not in reached]:
