@@ -201,6 +201,16 @@ def test_the_text_is_readable_at_100_columns():
     assert lines[-1] == "No warnings."
 
 
+def test_the_rows_of_a_probe_are_those_of_its_batches():
+    ids = torch.zeros(12, 7, dtype=torch.long)
+    batches = [{"ids": ids[:6]}, {"ids": ids[6:]}]
+    found = GeometryMonitor(metrics=only_moments, probe=batches).describe(gpt_neox(), batch_size=2, seq_len=64)
+    assert (found.num_rows, found.rows) == (84, "2 × 6 sequences × 7 tokens")
+    loader = torch.utils.data.DataLoader(ids, batch_size=4)
+    found = GeometryMonitor(metrics=only_moments, probe=loader).describe(gpt_neox(), batch_size=2, seq_len=64)
+    assert found.rows == "3 × 4 sequences × 64 tokens"
+
+
 def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
     found = GeometryMonitor(rows="mean").describe(gpt_neox(), batch_size=6)
     assert (found.num_rows, found.num_types, found.rows) == (6, 0, "1 × 6 sequences, by mean")
