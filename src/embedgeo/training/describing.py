@@ -215,7 +215,7 @@ def _shape(batch: Any) -> tuple[int, int] | None:
     """Sequences and tokens of a batch: the shape of its first matrix of integers, if it has one."""
     values = batch.values() if hasattr(batch, "values") and not isinstance(batch, Tensor) else [batch]
     integers = (each for each in values if isinstance(each, Tensor) and not each.is_floating_point())
-    return next((tuple(each.shape) for each in integers if each.ndim == 2), None)
+    return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
 
 
 def _shape_of_first(probe: Any) -> tuple[int, int] | None:

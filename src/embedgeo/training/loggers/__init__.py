@@ -23,6 +23,6 @@ def adapters(loggers: Iterable[object]) -> list[Adapter]:
     Args:
         loggers: Lightning's, callbacks of a Hugging Face Trainer, or what `embedgeo.StepMonitor` is given as ``log``.
     """
-    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", 0)))
+    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
     found = (module.adapter(logger) for logger in here for module in _LOGGERS)
     return [adapter for adapter in found if adapter is not None]
