@@ -82,6 +82,14 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
     overridden = capsys.readouterr().out
     assert "final_norm" in overridden
     assert "4 sequences × 64 tokens" in overridden
+    asked["trainer"]["accumulate_grad_batches"] = 3
+    named = {"class_path": "GeometryMonitor", "init_args": {"layers": "embed", "window": 2}}
+    asked["trainer"]["callbacks"] = ["embedgeo.GeometryMonitor", named]
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(asked))
+    assert main(["doctor", str(tmp_path / "short.yaml")]) == 0
+    by_both = capsys.readouterr().out
+    assert "rows       3,072 a measurement (1 × 12 sequences × 256 tokens)" in by_both
+    assert "rows       6,144 a measurement (2 × 12 sequences × 256 tokens)" in by_both
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,7 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
         (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
         (["tests.training.test_describe:WithoutBlocks"], "layers=['table', 'first', 'second']"),
         (["tests.models:gpt_neox", "--metrics", "no.such"], "metrics must be auto, or name a function"),
+        (["tests.models:gpt_neox", "--metrics", "os.getcwd"], "cannot start on this model (TypeError"),
         (["tests.models:gpt_neox", "--seq-len", "0"], "batch_size and seq_len must be positive"),
     ],
 )
@@ -108,3 +117,30 @@ def test_what_cannot_start_is_one_line_and_status_2(
     assert line.startswith("embedgeo: error: ")
     assert said in line
     assert captured.out == ""
+
+
+MODULE = (
+    "model: {class_path: examples.pretrain.LanguageModel, init_args: {vocab_size: 64, hidden_size: 8, num_heads: 2}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: [1", "run.yaml must be a YAML file; it is not (ParserError"),
+        (MODULE + "trainer: {callbacks: {class_path: embedgeo.GeometryMonitor, init_args: {every: 3}}}", "'every'"),
+        (MODULE + "trainer: {callbacks: {class_path: GeometryMonitor, init_args: {window: x}}}", "must be an integer"),
+        (
+            MODULE + "data: mine\ntrainer: {callbacks: {class_path: GeometryMonitor, init_args: {layers: x}}}",
+            "layers='x'",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_status_2(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    assert main(["doctor", str(tmp_path / "run.yaml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("embedgeo: error: ")
+    assert said in line

@@ -2,12 +2,14 @@
 
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import embedgeo
 from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, observe
+from embedgeo.metrics import left_out
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
@@ -43,6 +45,11 @@ def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
         least = sum(m.state_bytes(0) for m in (1 + jackknife) * [embedgeo.EmbeddingMoments(16)])
         assert held <= max(limit, least)
     assert geometry.compute()["block.00"]["n"] == 960
+
+
+def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
+    missing = left_out(partial(auto_metrics, jackknife=16), 2048)
+    assert missing["Anisotropy"] == 17 * Anisotropy(2048).state_bytes(0) > 2**28
 
 
 @pytest.mark.parametrize("n", [7, 5000])

@@ -75,6 +75,21 @@ def test_models_by_hand_and_a_lightning_module():
     assert (given.token_ids, given.mask) == ("the function given as token_ids=", "the function given as mask=")
 
 
+def test_of_a_model_that_cannot_be_run_each_part_is_run_that_can_be():
+    def refuse(input_ids=None, **inputs):
+        raise RuntimeError("not so")
+
+    model = FAMILIES["t5"].build()
+    model.forward = refuse
+    found = GeometryMonitor(metrics=only_moments).describe(model)
+    assert found.warnings == ()
+    assert found.token_ids == "what encoder.embed_tokens and decoder.embed_tokens are called with"
+    assert {layer.width for layer in found.layers} == {16}
+    model.decoder.forward = refuse
+    (warning,) = GeometryMonitor(metrics=only_moments).describe(model).warnings  # not that its layers are never reached
+    assert "could not be run on synthetic token ids (RuntimeError: not so)" in warning
+
+
 def test_an_encoder_that_is_given_embeddings_has_no_token_ids_and_says_so():
     block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = GeometryMonitor().describe(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
@@ -166,6 +181,8 @@ def test_a_batch_of_ones_own_a_compiled_model_and_one_that_cannot_be_run():
     assert "missing 1 required positional argument: 'right'" in warning
     assert "monitor.describe(model, batch)" in warning
     ids = torch.zeros(3, 5, dtype=torch.long)
+    (warning,) = monitor.describe(Pairs(), {"left": ids}).warnings
+    assert "could not be run on this batch" in warning
     found = monitor.describe(Pairs(), {"left": ids, "right": ids})
     assert (found.warnings, found.num_rows) == ((), 15)
     compiled = torch.compile(NanoGPT(), backend="eager")
@@ -182,6 +199,16 @@ def test_the_text_is_readable_at_100_columns():
     assert any(line.startswith("time       about ") and "estimate for this machine" in line for line in lines)
     assert found.seconds > 0
     assert lines[-1] == "No warnings."
+
+
+def test_the_rows_of_a_probe_are_those_of_its_batches():
+    ids = torch.zeros(12, 7, dtype=torch.long)
+    batches = [{"ids": ids[:6]}, {"ids": ids[6:]}]
+    found = GeometryMonitor(metrics=only_moments, probe=batches).describe(gpt_neox(), batch_size=2, seq_len=64)
+    assert (found.num_rows, found.rows) == (84, "2 × 6 sequences × 7 tokens")
+    loader = torch.utils.data.DataLoader(ids, batch_size=4)
+    found = GeometryMonitor(metrics=only_moments, probe=loader).describe(gpt_neox(), batch_size=2, seq_len=64)
+    assert found.rows == "3 × 4 sequences × 64 tokens"
 
 
 def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():

@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
@@ -102,6 +103,50 @@ def test_a_logger_that_fails_is_an_error_where_errors_are_raised(monkeypatch, dr
     monkeypatch.setattr(page, "adapters", list)
     with pytest.raises(ValueError, match="no room"):
         page.Page("geometry", on_error="raise").write([Taker(ValueError("no room"))], records(0))
+
+
+def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no such font")
+
+    monkeypatch.setattr(live, "_pictures", fail)
+    taker = Taker()
+    monkeypatch.setattr(page, "adapters", lambda loggers: [taker])
+    monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
+    with pytest.warns(
+        UserWarning, match=r"loggers get no more pictures of geometry.*RuntimeError: no such font"
+    ) as all_:
+        fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
+    assert len([each for each in all_ if "no such font" in str(each.message)]) == 1
+    assert taker.texts
+    assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="no such font"):
+        page.Page("geometry", on_error="raise").write([None], records(0))
+
+
+def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(monkeypatch, drawings):
+    def make(loggers):
+        if loggers == ["old"]:
+            raise AttributeError("no context_vars")
+        return loggers
+
+    monkeypatch.setattr(page, "adapters", make)
+    taker, written = Taker(), page.Page("geometry")
+    with pytest.warns(UserWarning, match=r"str gets no more charts, text and pictures.*no context_vars"):
+        written.write(["old", taker], records(0))
+    written.write(["old", taker], [*records(0), *records(1)])
+    assert len(taker.images) == 8
+
+
+def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, drawings):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    model = gpt_neox()
+    for log in (CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board")):
+        with StepMonitor(model, log=log, **OPTIONS) as monitor, monitor.step(0):
+            model(**token_batch(2))
+        assert monitor.history
+    assert not drawings
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "history.parquet"]
 
 
 def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch):

@@ -33,7 +33,7 @@ class Seen:
         dtype: of the hidden states.
         token_ids: the tables that were called, with the shape of the ids.
         masks: modules that are called with a mask of shape (batch, positions), with the argument's name.
-        error: why the model could not be run; None if it could.
+        error: why the model could not be run; None if it could, or if parts of it could that reach all layers.
     """
 
     hidden: dict[str, torch.Size] = field(default_factory=dict)
@@ -99,8 +99,9 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], inputs: ForwardIn
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             else:
                 hooks.callback(module.register_forward_hook(lambda m, a, value, layer=layer: read(layer, value)).remove)
-        seen.error = run_small(model, inputs.enclosing_modules, batch)
+        error = run_small(model, inputs.enclosing_modules, batch)
     seen.hidden = shapes
+    seen.error = error if any(layer.name not in shapes for layer in layers) else None
     return seen
 
 
@@ -128,14 +129,16 @@ def named_rows(model: nn.Module) -> list[str]:
 
 
 def run_small(model: nn.Module, modules: Sequence[nn.Module], batch: Any = None) -> Exception | None:
-    """Run the measured model, or the first of the modules that can be, on the batch or on synthetic inputs.
+    """Run the measured model, or those of the modules that can be, on the batch or on synthetic inputs.
 
     Returns:
-        None, or the first error where none of them could be run.
+        None, or the first error where the measured model could not be run.
     """
-    measured = measured_model(model)
+    measured, ran = measured_model(model), set[nn.Module]()
     errors: list[Exception] = []
     for module in filter(is_callable, dict.fromkeys((measured, *modules))):
+        if module in ran:
+            continue
         for args, kwargs in _calls(module) if batch is None else [_call(batch)]:
             try:
                 with torch.no_grad():
@@ -143,7 +146,10 @@ def run_small(model: nn.Module, modules: Sequence[nn.Module], batch: Any = None)
             except Exception as error:
                 errors.append(error)
             else:
-                return None
+                ran.update(module.modules())
+                break
+    if measured in ran:
+        return None
     return errors[0] if errors else ValueError("it has no forward()")
 
 

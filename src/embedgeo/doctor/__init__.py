@@ -24,7 +24,8 @@ class DoctorSettings:
             ``embedgeo.default_metrics``.
         rows: as for ``sweep``; default: those of the file, else ``tokens``.
         window: optimizer steps that are measured together; default: those of the file, else 1.
-        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the file, else 8.
+        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the file, times
+            ``trainer.accumulate_grad_batches``, else 8.
         seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
         max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings; default: that of

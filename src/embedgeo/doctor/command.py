@@ -12,6 +12,7 @@ from embedgeo.doctor.models import configured, made, pretrained
 from embedgeo.results.wording import reason
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.quiet import quiet
+from embedgeo.training.description import Description
 from embedgeo.training.lightning import GeometryMonitor
 
 _SIZES = {"batch_size": 8, "seq_len": 512}
@@ -37,12 +38,21 @@ def run_doctor(settings: DoctorSettings) -> None:
             sizes[name] = sizes.get(name, default) if given is None else given
         texts = []
         for asked in monitors or [{}]:
-            description = GeometryMonitor(**{**asked, **options}).describe(model, **sizes)
+            description = _described({**asked, **options}, model, sizes)
             if not description.layers:
                 raise ValueError(description.warnings[0])
             texts.append(str(description))
     print("\n\n".join(texts))
     sys.stdout.flush()
+
+
+def _described(arguments: dict[str, Any], model: nn.Module, sizes: dict[str, int]) -> Description:
+    try:
+        return GeometryMonitor(**arguments).describe(model, **sizes)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of the arguments in a file, or of a function that they name
+        raise ValueError(f"a GeometryMonitor of these options cannot start on this model ({reason(error)}).") from error
 
 
 def _found(settings: DoctorSettings) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:

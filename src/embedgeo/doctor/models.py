@@ -43,8 +43,8 @@ def pretrained(source: str, *, trust_remote_code: bool = False) -> nn.Module:
 def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
-            f"model_or_config must be a folder with a config.json, or a YAML file, or name a function; {folder.name} "
-            "has none. Of a folder of checkpoints give one of them."
+            f"model_or_config must be a folder with a config.json, or a YAML file, or name a function; {folder} has "
+            "none. Of a folder of checkpoints give one of them."
         )
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     return empty_model(config, trust_remote_code=trust_remote_code)
@@ -76,7 +76,10 @@ def configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dic
         ValueError: the file does not say how to make a model.
         OSError: it cannot be read.
     """
-    asked = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        asked = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} must be a YAML file; it is not ({reason(error)}).") from error
     model = asked.get("model") if isinstance(asked, dict) else None
     is_whole = isinstance(model, dict) and "class_path" in model
     if isinstance(model, str) or not (is_whole or model_class):
@@ -90,9 +93,12 @@ def configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dic
         monitors = [_arguments(each) for each in _callbacks(asked) if _is_monitor(each)]
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
-    data = asked.get("data") or {}
-    data = data.get("init_args", data)
+    data = _part(asked, "data")
+    data = _part(data, "init_args") or data
     sizes = {name: data[name] for name in ("batch_size", "seq_len") if isinstance(data.get(name), int)}
+    num_batches = _part(asked, "trainer").get("accumulate_grad_batches")
+    if "batch_size" in sizes and isinstance(num_batches, int):
+        sizes["batch_size"] *= num_batches  # of an optimizer step
     return module, monitors, sizes
 
 
@@ -107,13 +113,25 @@ def _instance(name: str, given: Any, class_name: str | None) -> Any:
     return parser.instantiate(parser.parse_object({name: given}))[name]
 
 
-def _callbacks(asked: dict[str, Any]) -> list[Any]:
-    found = (asked.get("trainer") or {}).get("callbacks") or []
-    return found if isinstance(found, list) else [found]
+def _part(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    found = asked.get(name)
+    return found if isinstance(found, dict) else {}
 
 
-def _is_monitor(callback: Any) -> bool:
-    name = callback.get("class_path", "") if isinstance(callback, dict) else ""
+def _callbacks(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The callbacks, also those of which there is only a name; that of a monitor may be short."""
+    found = _part(asked, "trainer").get("callbacks") or []
+    every = [
+        {"class_path": each} if isinstance(each, str) else each
+        for each in (found if isinstance(found, list) else [found])
+    ]
+    return [each for each in every if isinstance(each, dict) and isinstance(each.get("class_path"), str)]
+
+
+def _is_monitor(callback: dict[str, Any]) -> bool:
+    name = callback["class_path"]
+    if name == GeometryMonitor.__name__:
+        return True
     kind = import_named(name) if "." in name else None
     return isinstance(kind, type) and issubclass(kind, GeometryMonitor)
 

@@ -146,11 +146,7 @@ def auto_metrics(
     """
     moments = EmbeddingMoments(dim)
     wanted: list[Any] = default_metrics(dim, seed, **options)
-
-    def size(metric: GeometryMetric) -> int:
-        copies = jackknife if metric.has_copies else 0
-        return (1 + copies) * metric.state_bytes(_NUM_ROWS, num_token_types)
-
+    size = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
     left = max_state_bytes - size(moments)
     kept: dict[type[Metric], bool] = {}
     for metric in sorted(wanted, key=size):
@@ -159,6 +155,11 @@ def auto_metrics(
         left -= more if more <= left else 0
     table, *others = wanted
     return [table if kept[TokenMoments] else moments, *(metric for metric in others if kept[type(metric)])]
+
+
+def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
+    """Bytes of a metric's states with so many token types, and with their copies for standard errors."""
+    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
 
 
 def metric_factory(
@@ -194,8 +195,9 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
     kept = [type(metric) for metric in make(dim)]
     function: Any = make
     whole = partial(function, max_state_bytes=inf)(dim)
-    num_types = getattr(make, "keywords", {}).get("num_token_types", _NUM_TYPES)
-    return {type(m).__name__: m.state_bytes(_NUM_ROWS, num_types) for m in whole if type(m) not in kept}
+    given: dict[str, Any] = getattr(make, "keywords", {})
+    counted = {name: given[name] for name in ("num_token_types", "jackknife") if name in given}
+    return {type(m).__name__: _largest(m, **counted) for m in whole if type(m) not in kept}
 
 
 def is_auto(make: MetricFactory) -> bool:

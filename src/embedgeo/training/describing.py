@@ -1,7 +1,7 @@
 """Find out what a monitor would do on a model, before a run of days starts."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +35,8 @@ def describe(
         model: as it is given to the trainer.
         batch: one to run the model on, where it does not take token ids alone: given by keyword if it is a mapping.
             Its shape is then that of training batches.
-        batch_size: sequences in the batches of one optimizer step on one rank.
-        seq_len: tokens in a sequence.
+        batch_size: sequences in the batches of one optimizer step on one rank; of a probe that has its own, that.
+        seq_len: tokens in a sequence; of a probe that is a list of batches, theirs.
 
     Raises:
         ValueError: ``batch_size`` or ``seq_len`` is not positive.
@@ -55,20 +55,31 @@ def describe(
             found |= {"rows": "unknown", "metrics": (), "state_bytes": 0, "seconds": None}
             return Description(**found, warnings=(_unresolved(model, error),))
         seen = inspect_forward(geometry.model, geometry.layers, geometry._inputs, batch)
-        shape = next((ids.shape for ids in _integers(batch) if ids.ndim == 2), (batch_size, seq_len))
-        return _Run(monitor, model, geometry, seen, *shape).description(about)
+        shape = _shape(batch) or (batch_size, seq_len)
+        return _Run(monitor, model, geometry, seen, *shape, has_batch=batch is not None).description(about)
 
 
 class _Run:
     """A measurement that a monitor would make: so many sequences of so many positions at each of the window's steps."""
 
     def __init__(
-        self, monitor: "Monitor", model: nn.Module, geometry: Geometry, seen: Seen, batch_size: int, seq_len: int
+        self,
+        monitor: "Monitor",
+        model: nn.Module,
+        geometry: Geometry,
+        seen: Seen,
+        batch_size: int,
+        seq_len: int,
+        *,
+        has_batch: bool,
     ) -> None:
+        self._tried = "this batch" if has_batch else "synthetic token ids"
         self._monitor, self._model, self._geometry, self._seen = monitor, model, geometry, seen
         self._make, unit = geometry.make_metrics, geometry.settings["rows"]
         probe: Any = monitor.probe
         num_batches = monitor.schedule.window if probe is None else getattr(probe, "__len__", lambda: 1)()
+        if probe is not None:
+            batch_size, seq_len = _shape_of_first(probe) or (getattr(probe, "batch_size", None) or batch_size, seq_len)
         length, by = (seq_len, f" × {seq_len} tokens") if unit in ("tokens", "words") else (1, f", by {unit}")
         self._by = f"{num_batches} × {batch_size} sequences{by}"
         num_sequences = num_batches * batch_size
@@ -150,7 +161,7 @@ class _Run:
         reached = [layer for layer in layers if layer.name in seen.hidden]
         if seen.error is not None:
             yield (
-                f"The model could not be run on synthetic token ids ({reason(seen.error)}): widths and sources may be "
+                f"The model could not be run on {self._tried} ({reason(seen.error)}): widths and sources may be "
                 "missing or guessed. Give a batch: monitor.describe(model, batch)."
             )
         elif silent := [layer.name for layer in layers if layer not in reached]:
@@ -200,6 +211,13 @@ def _unresolved(model: nn.Module, error: ValueError) -> str:
     return f"{' '.join(str(error).split())}{remedy}"
 
 
-def _integers(batch: Any) -> Iterator[Tensor]:
+def _shape(batch: Any) -> tuple[int, int] | None:
+    """Sequences and tokens of a batch: the shape of its first matrix of integers, if it has one."""
     values = batch.values() if hasattr(batch, "values") and not isinstance(batch, Tensor) else [batch]
-    return (each for each in values if isinstance(each, Tensor) and not each.is_floating_point())
+    integers = (each for each in values if isinstance(each, Tensor) and not each.is_floating_point())
+    return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
+
+
+def _shape_of_first(probe: Any) -> tuple[int, int] | None:
+    """That of the first of a list of batches."""
+    return _shape(probe[0]) if isinstance(probe, Sequence) and probe else None

@@ -6,6 +6,9 @@ for any other one, which it recognizes without importing the logger's package.
 
 from collections.abc import Iterable
 
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
 from embedgeo.training.loggers import aim, comet, csv, mlflow, tensorboard, trackio, wandb
 from embedgeo.training.loggers.base import Adapter, Charts, Picture
 
@@ -15,10 +18,11 @@ _LOGGERS = (tensorboard, wandb, csv, mlflow, comet, trackio, aim)
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:
-    """The adapters of the loggers that take more than scalars.
+    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone.
 
     Args:
         loggers: Lightning's, callbacks of a Hugging Face Trainer, or what `embedgeo.StepMonitor` is given as ``log``.
     """
-    found = (module.adapter(logger) for logger in loggers for module in _LOGGERS)
+    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
+    found = (module.adapter(logger) for logger in here for module in _LOGGERS)
     return [adapter for adapter in found if adapter is not None]

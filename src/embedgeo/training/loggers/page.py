@@ -16,6 +16,8 @@ from embedgeo.training.loggers import Adapter, Charts, Picture, adapters
 if TYPE_CHECKING:
     from embedgeo.report.live import LivePictures
 
+_ALL = "charts, text and pictures"
+
 
 class Page:
     """The charts, the text and the pictures of one monitor in one run.
@@ -24,7 +26,7 @@ class Page:
     fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
     Nothing is drawn where no logger takes pictures.
 
-    A logger that fails gets nothing more beside scalars, with one warning.
+    A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
 
     Args:
         prefix: the monitor's.
@@ -58,7 +60,7 @@ class Page:
         if not history:
             return
         if self._adapters is None:
-            self._adapters = adapters(loggers)
+            self._adapters = list(self._found(loggers))
         if not self._adapters:
             return
         step, is_first = history[-1]["step"], not self._metrics
@@ -75,8 +77,15 @@ class Page:
             for tag, picture in self._drawn(history, is_due):
                 self._give(methodcaller("write_image", tag, picture, step))
 
+    def _found(self, loggers: Iterable[object]) -> Iterator[Adapter]:
+        for logger in loggers:
+            try:
+                yield from adapters([logger])
+            except Exception as error:
+                self._warn(f"{type(logger).__name__} gets", _ALL, error)
+
     def _drawn(self, history: Sequence[StepRecord], is_due: bool) -> Iterator[tuple[str, Picture]]:
-        """The pictures to write now; none, said once, where what draws them is not installed."""
+        """The pictures to write now; none, said once, where what draws them is not installed or fails."""
         try:
             if self._pictures is None:
                 require_extra("report", "drawing them")
@@ -87,6 +96,9 @@ class Page:
         except ImportError as error:
             self._can_draw = False
             rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
+        except Exception as error:
+            self._can_draw = False
+            self._warn("loggers get", "pictures", error)
 
     def _give(self, write: Callable[[Adapter], None]) -> None:
         """Call each adapter, and leave out from now on those that fail."""
@@ -95,12 +107,14 @@ class Page:
             try:
                 write(adapter)
             except Exception as error:
-                if self._on_error == "raise":
-                    raise
                 self._adapters.remove(adapter)
-                logger = type(adapter).__module__.rpartition(".")[2]
-                rule = f"{logger} gets no more charts, text and pictures of {self._prefix}; scalars and training go on"
-                warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
+                self._warn(f"{type(adapter).__module__.rpartition('.')[2]} gets", _ALL, error)
+
+    def _warn(self, who_gets: str, what: str, error: Exception) -> None:
+        if self._on_error == "raise":
+            raise error
+        rule = f"{who_gets} no more {what} of {self._prefix}; scalars and training go on"
+        warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
 def _explanation(metrics: Iterable[str]) -> Iterator[str]:
