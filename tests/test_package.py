@@ -21,26 +21,21 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
-PUBLIC = ["functional.two_nearest_distances", "metrics.TokenMoments", "observe", "text.builtin_corpus"]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_are_there_after_import_embedgeo_alone(name):
-    done = run(f"import embedgeo; print(embedgeo.{name}.__name__)")
-    assert done.stdout.strip() == name.split(".")[-1], done.stderr
-
-
-def test_import_alone_loads_neither_torch_nor_lightning():
-    done = run("import embedgeo, sys; print({'torch', 'lightning', 'transformers'} & sys.modules.keys())")
-    assert done.stdout.strip() == "set()", done.stderr
-
-
-def test_the_mathematics_and_the_metrics_load_no_estimators():
+def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
     """``embedgeo.metrics`` loads scipy, by way of torchmetrics."""
-    done = run("import embedgeo.functional, sys; print({'scipy', 'numba', 'sklearn', 'skdim'} & sys.modules.keys())")
-    assert done.stdout.strip() == "set()", done.stderr
-    done = run("import embedgeo.metrics, sys; print({'numba', 'sklearn', 'skdim'} & sys.modules.keys())")
-    assert done.stdout.strip() == "set()", done.stderr
+    done = run("""if True:
+        import sys
+        import embedgeo
+        print({"torch", "lightning", "transformers"} & sys.modules.keys())
+        print(embedgeo.functional.two_nearest_distances.__name__)
+        print({"scipy", "numba", "sklearn", "skdim"} & sys.modules.keys())
+        assert not {"metrics", "observe", "text"} & vars(embedgeo).keys()
+        print(embedgeo.metrics.TokenMoments.__name__, embedgeo.observe.__name__)
+        print({"numba", "sklearn", "skdim"} & sys.modules.keys())
+        print(embedgeo.text.builtin_corpus.__name__)
+    """)
+    lines = ["set()", "two_nearest_distances", "set()", "TokenMoments observe", "set()", "builtin_corpus"]
+    assert done.stdout.splitlines() == lines, done.stderr
 
 
 def python_with(folder, extra, *arguments):
@@ -106,6 +101,13 @@ def test_what_several_packages_miss_is_one_line():
         ImportError, match=r"^it needs no_a, no_b, which are not installed: pip install 'embedgeo\[x\]'$"
     ):
         extras.require_extra("x", "it", "no_a", "torch", "no_b")
+
+
+def test_a_folder_is_not_a_package(tmp_path, monkeypatch):
+    tmp_path.joinpath("no_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="it needs no_package, which is not installed"):
+        extras.require_extra("datasets", "it", "no_package")
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -4,8 +4,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from embedgeo.extras import require_extra
-
 if TYPE_CHECKING:
     from embedgeo import plot as plot
     from embedgeo.geometry import Geometry as Geometry
@@ -49,22 +47,11 @@ _MODULES = {
 }
 """Where each public name is."""
 
-_EXTRAS = {
-    "GeometryCallback": "accelerate",
-    "checkpoints": "sweep",
-    "plot": "report",
-    "report": "report",
-    "text": "sweep",
-}
-"""What cannot be imported without packages of an extra."""
-
 __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
-    if name in _EXTRAS:
-        require_extra(_EXTRAS[name], f"embedgeo.{name}")
     if name in _MODULES:
         return getattr(import_module(f"embedgeo.{_MODULES[name]}"), name)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:

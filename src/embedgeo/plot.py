@@ -13,6 +13,10 @@ the colour bar takes some of their room, and returns their figure: ``plt.show()`
 made it. The settings of the session (``matplotlib.rcParams``) stay as they are.
 """
 
+from embedgeo.extras import require_extra
+
+require_extra("report", "embedgeo.plot")
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -49,6 +49,9 @@ def test_packed_sequences_are_told_by_an_argument_positions_as_well():
     ids, positions = token_batch(rows=2, length=8)["input_ids"], torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
     geometry = observed(Titan(), {"tokens": ids, "positions": positions}, skip_first_positions=2)
     assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, [2, 3, 4, 7]].flatten())
+    coordinates = torch.tensor([[0.7, 0.1, 0.9, 0.2, 0.5, 0.3, 0.8, 0.4]])
+    geometry = observed(Titan(), {"tokens": ids, "positions": coordinates}, skip_first_positions=2)
+    assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, 2:].flatten())
 
 
 def test_positions_that_padding_makes_stand_still_start_no_sequence():

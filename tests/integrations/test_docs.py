@@ -6,6 +6,9 @@ import pytest
 
 from tests.docs import blocks
 
+# transformers 5.23 and trl 1.16 use old names of their own
+pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:

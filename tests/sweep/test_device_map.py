@@ -91,7 +91,7 @@ def test_a_mapping_in_yaml(tmp_path, options):
 
 
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
-    monkeypatch.setattr("embedgeo.extras.find_spec", lambda name: name != "accelerate" or None)
+    monkeypatch.setattr("embedgeo.extras._is_installed", lambda name: name != "accelerate")
     with pytest.raises(
         ImportError, match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'"
     ):

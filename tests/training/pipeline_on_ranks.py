@@ -69,27 +69,31 @@ def moments(dim):
 
 
 class Pipeline:
-    """The stage on this rank, with its schedule: one block, then two.
+    """The stage on this rank, with its schedule: one block, then two; or all of them in a single stage.
 
     On four ranks there are two such pipelines, or (``other="tp"``) one whose stages are on two ranks each.
     """
 
-    def __init__(self, kind="gpipe", *, masked=("first", "last"), other="dp"):
-        self.mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", other))
+    def __init__(self, kind="gpipe", *, masked=("first", "last"), other="dp", num_stages=2):
+        sizes = num_stages, dist.get_world_size() // num_stages
+        self.mesh = dist.init_device_mesh("cpu", sizes, mesh_dim_names=("pp", other))
         self.number, self.source = self.mesh.get_coordinate()
+        self.is_last = self.number == num_stages - 1
         self.is_masked = ("first", "last")[self.number] in masked
-        self.model = Transformer((1, 2) if self.number else (0,), numbered=kind == "gpipe")
+        blocks = ((0,), (1, 2)) if num_stages == 2 else ((0, 1, 2),)
+        self.model = Transformer(blocks[self.number], numbered=kind == "gpipe")
         if other == "tp":
             self.source, plan = 0, {"layers.*.mlp": ColwiseParallel(output_layouts=Replicate())}
             parallelize_module(self.model, self.mesh["tp"], plan)
         elif self.mesh.size() > 2:
             fully_shard(self.model, mesh=self.mesh["dp"])
-        stage = PipelineStage(self.model, self.number, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
+        group = self.mesh.get_group("pp")
+        stage = PipelineStage(self.model, self.number, num_stages, torch.device("cpu"), group=group)
         self.schedule = SCHEDULES[kind](stage, 2, loss_fn=lambda output, target: output.square().mean())
 
     def forward(self, run, batch):
         ids, mask = batch["input_ids"], {"attention_mask": batch["attention_mask"]} if self.is_masked else {}
-        run(*([] if self.number else [ids]), target=ids if self.number else None, **mask)
+        run(*([] if self.number else [ids]), target=ids if self.is_last else None, **mask)
 
     def run(self, *monitors, gives_batch=True, learning_rate=0.0):
         optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
@@ -123,6 +127,13 @@ def measured(kind, masked=("first", "last"), other="dp", **options):
     train = pipeline.monitor(window=2, log=log, **options)
     held = pipeline.monitor(prefix="held", **probe, **{**options, "token_ids": None, "mask": None})
     return pipeline.run(train, *([held] if masked else [])) | {"logged": logged}
+
+
+def single_stage(ids, mask):
+    """What a monitor measures where each rank has a whole pipeline, and what one of the blocks' mean measures."""
+    pipeline = Pipeline(masked=(), num_stages=1)
+    given = {"token_ids": ids, "mask": mask}
+    return pipeline.run(pipeline.monitor(**given), pipeline.monitor(**given, layers="mean(last2)", prefix="mean"))
 
 
 def weights(*, is_measured):
@@ -193,6 +204,7 @@ def on_two(rank):
     return {
         "gpipe": measured("gpipe"),
         "1f1b": measured("1f1b", masked=(), token_ids=ids, mask=mask, layers=MLPS),
+        "single stage": single_stage(ids, mask),
         "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
         "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
         "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),

@@ -153,7 +153,7 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     said = []
     monkeypatch.setattr(page, "rank_zero_info", said.append)
     monkeypatch.setattr(page, "adapters", list)
-    monkeypatch.setattr("embedgeo.extras.find_spec", lambda name: name != "matplotlib" or None)
+    monkeypatch.setattr("embedgeo.extras._is_installed", lambda name: name != "matplotlib")
     taker, written, history = Taker(), page.Page("geometry"), []
     for step in range(3):
         history += records(step)

@@ -57,6 +57,17 @@ def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_micro
     assert "layers.02.mlp" in by_step(two[0]["1f1b"]["histories"][0])[0]
 
 
+def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
+    for rank in two:
+        outcome = rank["single stage"]
+        assert outcome["warned"] == []
+        for history, layers in zip(outcome["histories"], ("blocks", "mean(last2)"), strict=True):
+            tables = by_step(history)
+            assert list(tables) == [0, 2, STEPS]
+            for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
+                assert_same(tables[step], in_one_process([batch_at(0, trained), batch_at(1, trained)], layers))
+
+
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
     four = on_two_ranks(on_four, tmp_path, world_size=4)
     assert_as_in_one_process(four, "gpipe", sources=(0, 1))

@@ -27,7 +27,7 @@ class Call(NamedTuple):
         module: the module that is called.
         batch: its only argument, if that is given without a name, otherwise the arguments by name.
         mask: shape (batch, positions), True = count; None if there is none of this shape.
-        position_ids: shape (batch or 1, positions), likewise; of an argument ``positions`` if there is no other.
+        position_ids: shape (batch or 1, positions), likewise; else an argument ``positions`` of integers.
         embeddings: what the module is to take for embeddings of tokens, shape (batch, positions, d), likewise.
         has_gradients: whether gradients were on when it began; see `has_gradients`.
     """
@@ -45,11 +45,14 @@ class Call(NamedTuple):
         given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
         padding = next((given[name] for name in _PADDING_MASKS if given.get(name) is not None), None)
         mask = _tensor(given.get("attention_mask") if padding is None else padding.logical_not(), 2)
+        positions = _tensor(given.get("positions"), 2)  # torchtitan's name; elsewhere it may be of coordinates
+        if positions is not None and positions.is_floating_point():
+            positions = None
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else given,
             mask=None if mask is None else mask != 0,
-            position_ids=_tensor(given.get("position_ids", given.get("positions")), 2),  # torchtitan's name
+            position_ids=_tensor(given.get("position_ids", positions), 2),
             embeddings=_tensor(given.get("inputs_embeds"), 3),
             has_gradients=has_gradients(),
         )

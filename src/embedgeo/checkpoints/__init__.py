@@ -1,5 +1,9 @@
 """Checkpoints of training runs: where they are, which are the same, and how to load them."""
 
+from embedgeo.extras import require_extra
+
+require_extra("sweep", "embedgeo.checkpoints")
+
 from embedgeo.checkpoints.checkpoint import UNREADABLE as UNREADABLE
 from embedgeo.checkpoints.checkpoint import Checkpoint as Checkpoint
 from embedgeo.checkpoints.files import Contents as Contents

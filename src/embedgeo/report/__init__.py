@@ -1,5 +1,9 @@
 """Figures, numbers and one page from the records of runs: the command ``embedgeo report``."""
 
+from embedgeo.extras import require_extra
+
+require_extra("report", "embedgeo.report")
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby

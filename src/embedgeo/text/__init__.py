@@ -1,5 +1,9 @@
 """Text to run models on: read, cut into texts or sequences, and tokenized."""
 
+from embedgeo.extras import require_extra
+
+require_extra("sweep", "embedgeo.text")
+
 from embedgeo.text.reading import Documents as Documents
 from embedgeo.text.reading import builtin_corpus as builtin_corpus
 from embedgeo.text.reading import hash_documents as hash_documents

@@ -187,7 +187,7 @@ class _Run:
                     excess -= num_bytes
         if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._model.modules()):
             yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
-        if getattr(self._monitor, "_stage", None) is not None:
+        if getattr(getattr(self._monitor, "_stage", None), "is_part", False):
             yield "The model is one stage of a pipeline: layers and bytes are those of this stage."
 
 

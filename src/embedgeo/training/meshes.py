@@ -56,10 +56,10 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
 def pipeline_groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
     """The ranks of the stages of one model, in order, and those that have this rank's stage; every rank must call this.
 
-    None: the mesh has no dimension of a pipeline, or one of a single stage.
+    None: the mesh has no dimension of a pipeline.
     """
     stages = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if _STAGES.fullmatch(name)]
-    if math.prod(mesh.shape[i] for i in stages) == 1:
+    if not stages:
         return None
     return _group(mesh, stages), _group(mesh, [i for i in range(mesh.ndim) if i not in stages])
 

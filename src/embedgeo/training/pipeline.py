@@ -31,10 +31,14 @@ class Stage:
         model: the stage.
         stages: the ranks of the stages of one model, in forward order.
         ranks: those that have this stage.
+
+    Attributes:
+        is_part: whether there are other stages.
     """
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
         self.stages, self.ranks = stages, ranks
+        self.is_part = dist.get_world_size(stages) > 1
         self._model = unwrapped(model)
         self._attached = ExitStack()
         self._num_stages: int | None = None  # in the pipeline that has run it

@@ -92,7 +92,7 @@ class StepMonitor(Monitor):
         if device_mesh is not None:
             self._make_geometry = partial(self._make_geometry, sequence_mesh=sequence_mesh(device_mesh))
         self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
-        if self._stage is not None:
+        if self._stage is not None and self._stage.is_part:
             require_forward(self.probe, self.probe_forward)
             self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
             self._keeps_batches = False  # a stage alone cannot be run on them

@@ -1,5 +1,9 @@
 """The monitor as a callback of the Hugging Face Trainer."""
 
+from embedgeo.extras import require_extra
+
+require_extra("accelerate", "embedgeo.GeometryCallback")
+
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
