@@ -85,6 +85,9 @@ def test_one_key():
     figure, ax = plt.subplots()
     assert value.plot([torch.tensor(1.0), torch.tensor(3.0)], ax=ax) == (figure, ax)
     assert ax.lines[0].get_ydata().tolist() == [1, 3]
+    of_all = metric.compute()
+    assert [line.get_ydata()[0] for line in value.plot(of_all)[1].lines] == [value.compute()]
+    assert value.plot([of_all, of_all])[1].lines[0].get_ydata().tolist() == [value.compute()] * 2
     assert repr(value) == "IntrinsicDimension()['intrinsic_dimension']"
     assert pickle.loads(pickle.dumps(value)).compute() == value.compute()
     assert (value * 2).compute() == 2 * value.compute()

@@ -34,20 +34,27 @@ class KeyMetric(CompositionalMetric):
     def __repr__(self) -> str:
         return f"{self.metric_a!r}[{self.key!r}]"
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
+    def plot(
+        self, val: "Tensor | Values | Sequence[Tensor | Values] | None" = None, ax: "Axes | None" = None
+    ) -> tuple[Any, Any]:
         """Draw the value, or one after the other.
 
         Args:
-            val: what ``compute`` or ``forward`` has returned, or a list of these; default: ``compute()`` now.
+            val: what ``compute`` or ``forward`` of this or of the whole metric has returned, or a list of these;
+                default: ``compute()`` now.
             ax: axes to draw into; default: those of a new figure.
 
         Returns:
             The figure and its axes.
         """
-        values = self.compute() if val is None else list(val) if isinstance(val, Sequence) else val
+        given = self.compute() if val is None else val
+        values = [self._of_key(each) for each in given] if isinstance(given, Sequence) else self._of_key(given)
         drawn: Any
         _, drawn = plot_single_or_multi_val(values, ax=ax, name=self.key)
         return drawn.figure, drawn
+
+    def _of_key(self, value: "Tensor | Values") -> Tensor:
+        return value[self.key] if isinstance(value, Mapping) else value
 
 
 def plot_values(values: Values | Sequence[Values], ax: "Axes | None", chosen: Sequence[str]) -> tuple[Any, Any]:
