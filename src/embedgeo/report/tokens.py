@@ -58,6 +58,8 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
         types = regressed[regressed["layer"] == layer]
         panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
         slope, r2 = _draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
+        if types.empty:
+            panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
             panel.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
         else:
