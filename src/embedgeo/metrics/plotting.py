@@ -10,6 +10,8 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.plot import plot_single_or_multi_val
 
+from embedgeo.extras import require_extra
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -47,6 +49,7 @@ class KeyMetric(CompositionalMetric):
         Returns:
             The figure and its axes.
         """
+        require_extra("report", "plot", "matplotlib")
         given = self.compute() if val is None else val
         values = [self._of_key(each) for each in given] if isinstance(given, Sequence) else self._of_key(given)
         drawn: Any
@@ -69,8 +72,10 @@ def plot_values(values: Values | Sequence[Values], ax: "Axes | None", chosen: Se
         The figure, and its axes or array of axes.
 
     Raises:
+        ImportError: matplotlib is not installed.
         ValueError: there are no values.
     """
+    require_extra("report", "plot", "matplotlib")
     series = [values] if isinstance(values, Mapping) else list(values)
     keys = list(dict.fromkeys(key for each in series for key in each))
     if not keys:
