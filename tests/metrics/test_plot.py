@@ -54,10 +54,8 @@ def test_a_value_that_is_given_is_drawn_instead_of_computed():
 
 
 def test_several_values_have_a_panel_for_each_key():
-    metric, values = TokenMoments(DIM), []
-    for seed in range(3):
-        x, ids = token_rows(N, DIM, seed=seed)
-        values.append(metric(x, token_ids=ids))
+    metric = Anisotropy(DIM)
+    values = [metric(token_rows(N, DIM, seed=seed)[0]) for seed in range(3)]
     figure, axes = metric.plot(values)
     figure.canvas.draw()
     drawn = {ax.get_title(): ax.lines[0].get_ydata() for ax in axes.flat if ax.lines}
