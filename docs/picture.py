@@ -1,19 +1,26 @@
-"""Make the README's pictures of a demo's run: TensorBoard's pages as they are, and two figures of the report.
+"""Make the README's pictures of a demo's run: what the loggers get, TensorBoard's pages, two figures of the report.
 
     python docs/picture.py runs/demo docs/images
 
 Needs Chromium.
 """
 
+import io
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 from PIL import Image
 
-PAGES = {"tensorboard": ("images", 950), "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680)}
+from embedgeo.report.curves import curves
+from embedgeo.report.drawing import png, style
+from embedgeo.report.reading import runs_of_records
+
+CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension")
+PAGES = {"tensorboard": ("images", 615), "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680)}
 """Name of the picture: page, and height of the window."""
 
 FIGURES = ("M_over_Q-dynamics", "V_W_over_V_unbiased-profile")
@@ -23,6 +30,13 @@ HEADLESS = (
     "--disable-component-update --disable-sync --hide-scrollbars --force-device-scale-factor=2 "
     "--virtual-time-budget=60000"
 )
+
+
+def draw_curves(demo: Path) -> list[Image.Image]:
+    """The monitor's curves of some metrics, as loggers get them."""
+    (run,) = runs_of_records(pd.read_parquet(demo / "history.parquet"))
+    with style():
+        return [Image.open(io.BytesIO(png(curves(run, metric).figure)[0])) for metric in CURVES]
 
 
 def take_pictures(demo: Path, out: Path, profile: Path) -> None:
@@ -41,12 +55,11 @@ def take_pictures(demo: Path, out: Path, profile: Path) -> None:
         server.terminate()
 
 
-def put_beside(figures: list[Path], out: Path) -> None:
-    """Put figures of the same size into one picture, from left to right."""
-    images = [Image.open(path).convert("RGB") for path in figures]
+def put_beside(images: list[Image.Image], out: Path) -> None:
+    """Put images of the same size into one picture, from left to right."""
     whole = Image.new("RGB", (sum(image.width for image in images), images[0].height), "white")
     for i, image in enumerate(images):
-        whole.paste(image, (i * image.width, 0))
+        whole.paste(image.convert("RGB"), (i * image.width, 0))
     save(whole, out)
 
 
@@ -57,6 +70,8 @@ def save(image: Image.Image, path: Path) -> None:
 
 if __name__ == "__main__":
     demo, images = Path(sys.argv[1]), Path(sys.argv[2]).absolute()
-    put_beside([demo / "sweep" / "report" / "figures" / f"{name}.png" for name in FIGURES], images / "report.png")
+    put_beside(draw_curves(demo), images / "curves.png")
+    figures = demo / "sweep" / "report" / "figures"
+    put_beside([Image.open(figures / f"{name}.png") for name in FIGURES], images / "report.png")
     with tempfile.TemporaryDirectory() as profile:
         take_pictures(demo, images, Path(profile))

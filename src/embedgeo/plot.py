@@ -62,7 +62,7 @@ def dynamics(
         The figure.
 
     Raises:
-        TypeError: ``results`` is something else.
+        TypeError: ``results`` or ``ax`` is something else.
         ValueError: nothing was measured, not this metric, or of several runs.
         FileNotFoundError: there is no such folder.
     """
@@ -165,6 +165,8 @@ def _of_metric(
 
 
 def _drawn(draw: Callable[..., FigureData], ax: Axes | None) -> Figure:
+    if ax is not None and not isinstance(ax, Axes):
+        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
     with style():
         return draw(ax=ax).figure
 

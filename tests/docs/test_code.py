@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 import yaml
+from PIL import Image
 
 from embedgeo.cli import _parser
 from embedgeo.sweep import SweepSettings
@@ -95,5 +96,8 @@ def test_links_of_the_readme_lead_to_files_and_others_out_are_well_formed():
 
 def test_the_readme_is_short():
     readme = blocks.text("README.md")
-    assert len(readme.splitlines()) <= 75
+    assert len(readme.splitlines()) <= 62
+    (picture,) = re.findall(r"!\[[^]]*\]\((.*?)\)", readme)
+    with Image.open(ROOT / picture) as image:
+        assert image.height < image.width / 3
     assert len(blocks.blocks("README.md", "python")) == 1

@@ -2,9 +2,11 @@
 
 import math
 from html.parser import HTMLParser
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchmetrics import Metric
 
@@ -12,7 +14,6 @@ from embedgeo import TokenMoments, observe
 from embedgeo.results.glossary import HEADLINES, term
 from embedgeo.results.wording import measured, number
 from tests.models import gpt_neox, token_batch
-from tests.ranks import on_two_ranks
 
 
 class Table(HTMLParser):
@@ -117,11 +118,14 @@ def test_what_cannot_be_computed_is_said_and_not_raised():
     assert "it cannot be computed" in html
 
 
-def show_on_one_rank(rank):
+def test_it_calls_on_no_other_rank():
     geometry = seen(nn.Sequential(nn.Linear(2, 2)), torch.ones(4, 2), layers="0")
-    if rank == 0:  # a collective would wait for the other rank
-        assert "on several ranks" in geometry._repr_html_()
-
-
-def test_it_calls_on_no_other_rank(tmp_path):
-    on_two_ranks(show_on_one_rank, tmp_path)
+    shown = geometry._repr_html_()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert geometry._repr_html_() == shown
+        with mock.patch.object(dist, "get_world_size", return_value=2), mock.patch.object(geometry, "records") as records:
+            assert "on several ranks" in geometry._repr_html_()
+        records.assert_not_called()  # every rank would have to call it
+    finally:
+        dist.destroy_process_group()

@@ -16,6 +16,9 @@ from tests.docs.blocks import PAGES, ROOT
 
 SEEN = ["", "how-to/metric/", "reference/monitors/", "definitions/"]
 _FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8")
+_EMPTY_HEADS = """
+return [...document.querySelectorAll("thead")].filter(e => !e.innerText.trim() && e.offsetHeight).length;
+"""
 _LINKED = """
 return [...document.querySelectorAll("script[src], link[href], img[src], iframe[src]")].map(e => e.src || e.href);
 """
@@ -73,6 +76,7 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
         grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
         wrong = ("contrast", "did not load", "has no alt", "leads to #", "is there twice")
         assert [fault for fault in browser.run(_FAULTS) if any(words in fault for words in wrong)] == []
+        assert browser.run(_EMPTY_HEADS) == 0
         assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
         fetched = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
         assert [name for name in fetched + browser.run(_LINKED) if not name.startswith((url, "data:", "blob:"))] == []

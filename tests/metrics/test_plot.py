@@ -54,10 +54,8 @@ def test_a_value_that_is_given_is_drawn_instead_of_computed():
 
 
 def test_several_values_have_a_panel_for_each_key():
-    metric, values = TokenMoments(DIM), []
-    for seed in range(3):
-        x, ids = token_rows(N, DIM, seed=seed)
-        values.append(metric(x, token_ids=ids))
+    metric = Anisotropy(DIM)
+    values = [metric(token_rows(N, DIM, seed=seed)[0]) for seed in range(3)]
     figure, axes = metric.plot(values)
     figure.canvas.draw()
     drawn = {ax.get_title(): ax.lines[0].get_ydata() for ax in axes.flat if ax.lines}
@@ -85,6 +83,9 @@ def test_one_key():
     figure, ax = plt.subplots()
     assert value.plot([torch.tensor(1.0), torch.tensor(3.0)], ax=ax) == (figure, ax)
     assert ax.lines[0].get_ydata().tolist() == [1, 3]
+    of_all = metric.compute()
+    assert [line.get_ydata()[0] for line in value.plot(of_all)[1].lines] == [value.compute()]
+    assert value.plot([of_all, of_all])[1].lines[0].get_ydata().tolist() == [value.compute()] * 2
     assert repr(value) == "IntrinsicDimension()['intrinsic_dimension']"
     assert pickle.loads(pickle.dumps(value)).compute() == value.compute()
     assert (value * 2).compute() == 2 * value.compute()

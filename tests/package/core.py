@@ -115,6 +115,9 @@ def observed(folder):
     assert geometry.compute()["embed"]["n"] == 48
     named("report", "pandas", geometry.to_frame)
     named("report", "pandas", geometry.token_tables)
+    value = {"Q": torch.tensor(1.0)}
+    named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
+    named("report", "matplotlib", lambda: embedgeo.TokenMoments(2)["Q"].plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
     assert not (folder / "saved").exists()
 

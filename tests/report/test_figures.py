@@ -65,6 +65,7 @@ def drawn(run: Run) -> list[FigureData]:
         comparison.compare_profiles([run, run], "V"),
         comparison.compare_profiles([run], "M_over_Q"),
         tokens.mean_against_variance(run),
+        tokens.mean_against_variance(run, [run.depth[-1]]),
         tokens.statistics(run),
         tokens.against_frequency(run),
         tokens.histograms(run),

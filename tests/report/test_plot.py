@@ -238,6 +238,7 @@ def test_two_models_at_the_same_steps_are_two_runs() -> None:
             "needs M and V",
         ),
         (lambda sweep: plot.tokens(history(sweep)), ValueError, "tokens needs a table of token types"),
+        (lambda sweep: plot.profile(sweep, METRIC, ax=[]), TypeError, "ax must be one of matplotlib's Axes; got list"),
         (lambda sweep: plot.tokens(sweep, layer="x"), ValueError, "layer must be one of embed.*; got 'x'"),
         (lambda sweep: plot.tokens(pd.DataFrame({"token_id": [1]})), ValueError, "n, Q, M, V missing"),
     ],
@@ -245,6 +246,24 @@ def test_two_models_at_the_same_steps_are_two_runs() -> None:
 def test_errors_say_the_rule_and_what_came(sweep: Path, draw: Callable, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         draw(sweep)
+
+
+def test_an_axis_of_layers_says_what_its_numbers_are() -> None:
+    names = {
+        "layer (numbers are blocks)": ["embed", "block.00"],
+        "layer": ["hidden.00", "hidden.01"],
+        "layer (#0 is the first)": [
+            f"{side}coder.block.{i}.layer.0.attention.q" for side in ("en", "de") for i in (0, 1)
+        ],
+    }
+    for said, layers in names.items():
+        rows = [{"layer": layer, "metric": "Q", "value": 1.0} for layer in layers]
+        assert plot.profile(rows, "Q").axes[0].get_xlabel() == said
+
+
+def test_too_few_occurrences_are_said_where_points_would_be() -> None:
+    table = pd.DataFrame({"token_id": [1, 2], "n": [9, 3], "Q": 1.0, "M": 0.5, "V": 0.5})
+    assert [text.get_text() for text in plot.tokens(table).axes[0].texts] == ["no type occurs so often"]
 
 
 def test_names_are_drawn_as_they_are(ax: Axes) -> None:

@@ -10,6 +10,8 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.plot import plot_single_or_multi_val
 
+from embedgeo.extras import require_extra
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -34,20 +36,28 @@ class KeyMetric(CompositionalMetric):
     def __repr__(self) -> str:
         return f"{self.metric_a!r}[{self.key!r}]"
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
+    def plot(
+        self, val: "Tensor | Values | Sequence[Tensor | Values] | None" = None, ax: "Axes | None" = None
+    ) -> tuple[Any, Any]:
         """Draw the value, or one after the other.
 
         Args:
-            val: what ``compute`` or ``forward`` has returned, or a list of these; default: ``compute()`` now.
+            val: what ``compute`` or ``forward`` of this or of the whole metric has returned, or a list of these;
+                default: ``compute()`` now.
             ax: axes to draw into; default: those of a new figure.
 
         Returns:
             The figure and its axes.
         """
-        values = self.compute() if val is None else list(val) if isinstance(val, Sequence) else val
+        require_extra("report", "plot", "matplotlib")
+        given = self.compute() if val is None else val
+        values = [self._of_key(each) for each in given] if isinstance(given, Sequence) else self._of_key(given)
         drawn: Any
         _, drawn = plot_single_or_multi_val(values, ax=ax, name=self.key)
         return drawn.figure, drawn
+
+    def _of_key(self, value: "Tensor | Values") -> Tensor:
+        return value[self.key] if isinstance(value, Mapping) else value
 
 
 def plot_values(values: Values | Sequence[Values], ax: "Axes | None", chosen: Sequence[str]) -> tuple[Any, Any]:
@@ -62,8 +72,10 @@ def plot_values(values: Values | Sequence[Values], ax: "Axes | None", chosen: Se
         The figure, and its axes or array of axes.
 
     Raises:
+        ImportError: matplotlib is not installed.
         ValueError: there are no values.
     """
+    require_extra("report", "plot", "matplotlib")
     series = [values] if isinstance(values, Mapping) else list(values)
     keys = list(dict.fromkeys(key for each in series for key in each))
     if not keys:

@@ -111,8 +111,10 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
     if vertical:
         ax.set_ylabel("layer" if max(map(len, labels)) <= 6 else "", labelpad=2)
     else:
-        are_blocks = any(label[-1:].isdecimal() for label in labels)
-        ax.set_xlabel(f"layer: * in {pattern}" if pattern else "layer (numbers are blocks)" if are_blocks else "layer")
+        are_blocks = any(label.rpartition(" ")[2].isdecimal() for label in labels)
+        are_counted = any(label.startswith("#") for label in labels)
+        meaning = " (numbers are blocks)" if are_blocks else " (#0 is the first)" if are_counted else ""
+        ax.set_xlabel(f"layer: * in {pattern}" if pattern else f"layer{meaning}")
 
 
 def _fitting(ax: Axes, most: int, *, vertical: bool) -> int:

@@ -44,7 +44,7 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
     layers = layers or some_layers(run, table)
     figure, axes = new_figure(
         run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step),
-        f"a point a token type with {_REGRESSED}; squared embedding units",
+        f"types with {_REGRESSED}; squared embedding units",
         panels=len(layers),
         sidebar=True,
         ax=ax,
@@ -58,6 +58,8 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
         types = regressed[regressed["layer"] == layer]
         panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
         slope, r2 = _draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
+        if types.empty:
+            panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
             panel.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
         else:
@@ -122,7 +124,7 @@ def against_frequency(run: Run) -> FigureData:
     logs["n"] = np.log10(at["n"].to_numpy())
     figure, axes = new_figure(
         run.titled(f"Q, M and V against frequency at {layer}", step),
-        f"a point a token type with {_REGRESSED}; squared embedding units, logarithms",
+        f"token types with {_REGRESSED}; squared embedding units, logarithms",
         panels=3,
     )
     texts = []
