@@ -124,8 +124,9 @@ def test_it_calls_on_no_other_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert geometry._repr_html_() == shown
-        with mock.patch.object(dist, "get_world_size", return_value=2), mock.patch.object(geometry, "records") as records:
+        records = mock.patch.object(geometry, "records")  # which every rank would have to call
+        with mock.patch.object(dist, "get_world_size", return_value=2), records as called:
             assert "on several ranks" in geometry._repr_html_()
-        records.assert_not_called()  # every rank would have to call it
+        called.assert_not_called()
     finally:
         dist.destroy_process_group()
