@@ -1,5 +1,10 @@
-"""Fixtures of the sweeps' tests."""
+"""Fixtures of the sweeps' tests, and what loggers leave to the garbage collector, which may find it in any test."""
 
 from tests.sweep.conftest import hub, options, text
 
 __all__ = ["hub", "options", "text"]
+
+
+def pytest_configure(config):
+    for left in ("unclosed <socket", "Implicitly cleaning up"):  # Comet's socket; wandb's images, tables
+        config.addinivalue_line("filterwarnings", f"ignore:{left}:ResourceWarning")

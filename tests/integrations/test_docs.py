@@ -10,10 +10,7 @@ pytestmark = [
     # transformers 5.23 and trl 1.16 use old names of their own; a Trainer without a GPU
     pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning"),
-    # MLflow's store; wandb's images; Comet's look at this machine's address
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-    pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),  # MLflow's store
 ]
 
 

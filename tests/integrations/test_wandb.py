@@ -18,9 +18,6 @@ from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, moments
 from tests.training.test_transformers import hf_trainer
 
-# the temporary folders of wandb's tables, which it leaves to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
-
 
 def png(size):
     buffer = io.BytesIO()

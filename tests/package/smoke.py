@@ -63,7 +63,7 @@ def main(folder):
     venv.create(folder / "venv")
     python = folder / "venv" / "bin" / "python"
     # --no-compile: most modules of torch are never imported here
-    install = (sys.executable, "-m", "pip", "--python", python, "-q", "--disable-pip-version-check", "--no-input")
+    install = (sys.executable, "-m", "pip", "--python", python, "-qq", "--disable-pip-version-check", "--no-input")
     install += ("install", "--no-compile", "--progress-bar", "off", "-c", ROOT / "constraints.txt")
     run(*install, wheel)
     for script, extras in (("core.py", ""), ("extras.py", "[report,sweep]")):
