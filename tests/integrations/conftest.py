@@ -1,8 +1,9 @@
-"""Fixtures of the sweeps' tests, and what loggers leave to the garbage collector, which may find it in any test."""
+"""Fixtures of other tests, and what loggers leave to the garbage collector, which may find it in any test."""
 
+from tests.browser.conftest import browser
 from tests.sweep.conftest import hub, options, text
 
-__all__ = ["hub", "options", "text"]
+__all__ = ["browser", "hub", "options", "text"]
 
 
 def pytest_configure(config):

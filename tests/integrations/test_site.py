@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import MISSING, Browser
 from tests.docs.blocks import PAGES, ROOT
 
 SEEN = ["", "how-to/metric/", "reference/monitors/", "definitions/"]
@@ -47,14 +46,6 @@ def url(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if MISSING:
-        pytest.skip(f"{MISSING} not found: apt-get install chromium chromium-driver")
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def opened(browser, page):
