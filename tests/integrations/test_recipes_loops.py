@@ -4,6 +4,7 @@ import runpy
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from embedgeo import StepMonitor, observe
 from embedgeo.text import builtin_corpus
+from tests.docs import blocks
 from tests.ranks import on_two_ranks
 from tests.training.runs import moments
 
@@ -136,13 +138,16 @@ def titan_on_rank(rank):
     parallel_dims.device_type = "cpu"
     sizes = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "etp": 1, "world_size": 2}
     dims = parallel_dims.ParallelDims(**sizes)
-    names = [name for name in ("pp", "dp_replicate", "fsdp", "tp") if dims.get_optional_mesh(name)]
     apply_tp(model, dims.get_mesh("tp"), loss_parallel=False, enable_float8_tensorwise_tp=False)
-    monitor = StepMonitor(model, device_mesh=dims.get_mesh(names), metrics=moments, on_error="raise")
+    names = {"model": model, "parallel_dims": dims}
+    names["StepMonitor"] = partial(StepMonitor, metrics=moments, on_error="raise")
+    (shown,) = blocks.blocks("docs/how-to/recipes.md", "text")  # it needs ranks, so not python, which is run on one
+    exec(shown.code, names)
+    monitor = names["monitor"]
     with monitor.step(0):
         model(token_ids).square().mean().backward()
     monitor.close()
-    return {"mesh": names, "history": monitor.history}
+    return {"mesh": names["names"], "history": monitor.history}
 
 
 def test_torchtitans_own_mesh_and_tensor_parallel_plan(tmp_path):

@@ -104,9 +104,9 @@ def test_the_scheme_can_be_changed_by_hand(browser, url):
     browser.prefer("light")
     opened(browser, url)
     browser.run("document.querySelector('label[for=__palette_1]').click()")
-    browser.wait("return document.body.dataset.mdColorScheme === 'slate'")
+    assert browser.wait("return document.body.dataset.mdColorScheme === 'slate'")
     browser.run("document.querySelector('label[for=__palette_0]').click()")
-    browser.wait("return document.body.dataset.mdColorScheme === 'default'")
+    assert browser.wait("return document.body.dataset.mdColorScheme === 'default'")
 
 
 @pytest.mark.parametrize("page", [*SEEN, "training/"])
