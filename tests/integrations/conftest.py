@@ -7,5 +7,5 @@ __all__ = ["browser", "hub", "options", "text"]
 
 
 def pytest_configure(config):
-    for left in ("unclosed <socket", "Implicitly cleaning up"):  # Comet's socket; wandb's images, tables
+    for left in ("unclosed ", "Implicitly cleaning up"):  # sockets, event loops; wandb's images, tables
         config.addinivalue_line("filterwarnings", f"ignore:{left}:ResourceWarning")

@@ -33,6 +33,7 @@ def _offline(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # seconds: its process starts slowly on a busy machine
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     yield
     wandb.finish()

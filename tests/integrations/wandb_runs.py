@@ -20,6 +20,8 @@ def records(run_folder):
             at += BLOCK - at % BLOCK
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + CHUNK])
+        if at + CHUNK + length > len(data):
+            return  # it is being written
         whole += data[at + CHUNK : at + CHUNK + length]
         at += CHUNK + length
         if kind in (1, 4):  # whole, or its last part
