@@ -127,15 +127,24 @@ def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
     assert_exact(x.to(dtype))
 
 
+@pytest.mark.parametrize("side", [64, 240])
+@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "outlier", "duplicates", "shell"])
+def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_products, monkeypatch):
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", side**2 * first_products.itemsize)
+    monkeypatch.setattr(neighbors, "_SQUARE", side // 4)
+    assert_exact(CLOUDS[cloud].float())
+
+
 @pytest.mark.parametrize("precision", ["medium", "highest"])
 @FIRST_PRODUCTS
 def test_distances_do_not_depend_on_the_process_settings(precision):
     x = 10 + gaussian(300, 64).float()
+    expected = two_nearest_distances(x)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert_exact(x)
+            assert two_nearest_distances(x).equal(expected)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -193,12 +202,12 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
     x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
     n, dim = x.shape
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 4 * n * torch.float64.itemsize)  # 4 rows, or 16 of bfloat16
-    monkeypatch.setattr(neighbors, "_GATHERED_ELEMENTS", 1)
+    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 8 * n * torch.float64.itemsize)
+    monkeypatch.setattr(neighbors, "_CACHED_ELEMENTS", 1024)
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    whole_groups = math.ceil(n / neighbors._GROUPS) * neighbors._GROUPS
-    assert largest.elements <= max(n * (dim + 6), 16 * whole_groups)
+    operand = (n + neighbors._GROUP) * (dim + 2 * neighbors._NORM_PARTS)
+    assert largest.elements <= max(operand, 48 * n)  # that, the candidates of each row or a block
     assert largest.elements < n**2 / 10
 
 

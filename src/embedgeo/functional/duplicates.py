@@ -5,14 +5,17 @@ import math
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import row_chunks
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision, row_norms
+from embedgeo.functional.moments import CHUNK_ELEMENTS, row_chunks
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 DUPLICATE_TOLERANCE = 1e-5
 """How near to each other rows are one and the same, relative to the median distance from the mean, unless told."""
 
 _DIRECTIONS = 4
 """Number of directions that rows are projected on, to find those near to each other."""
+
+_CACHED_ELEMENTS = 1 << 16
+"""Elements of rows centred at a time, so that they stay in the processor's cache."""
 
 
 def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
@@ -100,17 +103,16 @@ def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]
 def _projections(x: Tensor) -> tuple[Tensor, Tensor]:
     """Distances of the rows of ``x`` from their mean, shape (n,), and their places along some directions, (n, k)."""
     n, dim = x.shape
-    narrow, wide = torch.promote_types(x.dtype, torch.float32), accumulator_dtype(x.device)
-    center = x.to(narrow).mean(0)
+    wide = accumulator_dtype(x.device)
+    center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device)
-    directions = angles.square().sin().view(dim, _DIRECTIONS)  # generic: no layer's rows are constant along them
-    directions = (directions / torch.linalg.vector_norm(directions, dim=0)).to(narrow)
-    norm, place = center.new_empty(n, dtype=wide), center.new_empty(n, _DIRECTIONS)
-    for chunk in row_chunks(x):
-        rows = x[chunk].to(narrow) - center
+    directions = angles.square().sin().view(_DIRECTIONS, dim)  # generic: no layer's rows are constant along them
+    directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    norm, place = (torch.empty(shape, dtype=wide, device=x.device) for shape in ((n,), (n, _DIRECTIONS)))
+    for chunk in row_chunks(x, _CACHED_ELEMENTS if x.device.type == "cpu" else CHUNK_ELEMENTS):
+        rows = x[chunk].to(wide) - center
         norm[chunk] = row_norms(rows)
-        with matmul_precision(x.device):
-            place[chunk] = rows @ directions
+        torch.mm(rows, directions.T, out=place[chunk])  # in float64 no setting matters
     return norm, place
 
 

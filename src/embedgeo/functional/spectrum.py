@@ -126,19 +126,18 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     vector /= torch.linalg.vector_norm(vector)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
-    with matmul_precision(s.device):
-        for step in range(1, _MAX_LANCZOS_STEPS + 1):
-            image = torch.mv(s, vector).sub_(beta * previous)
-            alpha = torch.dot(image, vector)
-            image.sub_(alpha * vector)
-            beta = torch.linalg.vector_norm(image)
-            tridiagonal[step - 1, step - 1], tridiagonal[step, step - 1] = alpha, beta
-            previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
-            if step % _LANCZOS_STEPS == 0:
-                values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
-                lower, residual = values[-1], beta * vectors[-1, -1].abs()
-                if bool(residual <= 1e-6 * lower) and _bounded_by(s, lower * (1 + rtol)):
-                    return lower
+    for step in range(1, _MAX_LANCZOS_STEPS + 1):
+        image = torch.mv(s, vector).sub_(beta * previous)
+        alpha = torch.dot(image, vector)
+        image.sub_(alpha * vector)
+        beta = torch.linalg.vector_norm(image)
+        tridiagonal[step - 1, step - 1], tridiagonal[step, step - 1] = alpha, beta
+        previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
+        if step % _LANCZOS_STEPS == 0:
+            values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
+            lower, residual = values[-1], beta * vectors[-1, -1].abs()
+            if bool(residual <= 1e-6 * lower) and _bounded_by(s, lower * (1 + rtol)):
+                return lower
     return torch.linalg.eigvalsh(s)[-1]
 
 
