@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from embedgeo.functional import neighbors, two_nearest_distances
+from embedgeo.functional import neighbors, products, two_nearest_distances
 from tests import references
 from tests.data import gaussian
 
@@ -75,7 +75,7 @@ CLOUD = pytest.mark.parametrize("x", CLOUDS.values(), ids=CLOUDS.keys())
 def first_products(request, monkeypatch):
     """What the first products are taken in depends on the processor: each is tried on any."""
     dtype = getattr(torch, request.param)
-    monkeypatch.setattr(neighbors, "_fast_dtype", lambda device: dtype)
+    monkeypatch.setattr(neighbors, "fast_dtype", lambda device: dtype)
     return dtype
 
 
@@ -98,7 +98,7 @@ def test_distances_equal_brute_force(x, dtype):
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
 def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, first_products, monkeypatch):
     x = CLOUDS[cloud][:300].float()
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
+    monkeypatch.setattr(products, "BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
     assert_exact(x)
 
 
@@ -130,8 +130,8 @@ def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
 @pytest.mark.parametrize("side", [64, 240])
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "outlier", "duplicates", "shell"])
 def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_products, monkeypatch):
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", side**2 * first_products.itemsize)
-    monkeypatch.setattr(neighbors, "_SQUARE", side // 4)
+    monkeypatch.setattr(products, "BLOCK_BYTES", side**2 * first_products.itemsize)
+    monkeypatch.setattr(products, "_SQUARE", side // 4)
     assert_exact(CLOUDS[cloud].float())
 
 
@@ -202,11 +202,12 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
     x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
     n, dim = x.shape
-    monkeypatch.setattr(neighbors, "_BLOCK_BYTES", 8 * n * torch.float64.itemsize)
-    monkeypatch.setattr(neighbors, "_CACHED_ELEMENTS", 1024)
+    for module in (neighbors, products):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * torch.float64.itemsize)
+    monkeypatch.setattr(neighbors, "CACHED_ELEMENTS", 1024)
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    operand = (n + neighbors._GROUP) * (dim + 2 * neighbors._NORM_PARTS)
+    operand = (n + products._GROUP) * (dim + 2 * products._NORM_PARTS)
     assert largest.elements <= max(operand, 48 * n)  # that, the candidates of each row or a block
     assert largest.elements < n**2 / 10
 
@@ -216,7 +217,7 @@ def test_a_process_does_not_grow_by_all_distances(first_products):
     program = f"""
 import resource, torch
 from embedgeo.functional import neighbors
-neighbors._fast_dtype = lambda device: {first_products}
+neighbors.fast_dtype = lambda device: {first_products}
 torch.set_num_threads(1)
 x = torch.randn(8192, 8)
 neighbors.two_nearest_distances(x[:512])

@@ -5,17 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import CHUNK_ELEMENTS, row_chunks
+from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.products import CACHED_ELEMENTS, blocked
 
 DUPLICATE_TOLERANCE = 1e-5
 """How near to each other rows are one and the same, relative to the median distance from the mean, unless told."""
 
 _DIRECTIONS = 4
 """Number of directions that rows are projected on, to find those near to each other."""
-
-_CACHED_ELEMENTS = 1 << 16
-"""Elements of rows centred at a time, so that they stay in the processor's cache."""
 
 
 def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
@@ -109,7 +107,7 @@ def _projections(x: Tensor) -> tuple[Tensor, Tensor]:
     directions = angles.square().sin().view(_DIRECTIONS, dim)  # generic: no layer's rows are constant along them
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
     norm, place = (torch.empty(shape, dtype=wide, device=x.device) for shape in ((n,), (n, _DIRECTIONS)))
-    for chunk in row_chunks(x, _CACHED_ELEMENTS if x.device.type == "cpu" else CHUNK_ELEMENTS):
+    for chunk in row_chunks(x, blocked(CACHED_ELEMENTS, x.device)):
         rows = x[chunk].to(wide) - center
         norm[chunk] = row_norms(rows)
         torch.mm(rows, directions.T, out=place[chunk])  # in float64 no setting matters
