@@ -19,8 +19,8 @@ CPU waits for counts. The JSON has an entry for each part, written as soon as it
 - ``steps <model> <way>``: ``plain_ms`` of a training step; ``added_ms`` by a measurement; ``measured_over_plain``,
   1 + added_ms / plain_ms; ``unmeasured_over_plain`` (null in the background, where the block after the measured one has
   its share of what is added); medians, with ``low`` and ``high`` of the rounds; ``plain`` and ``monitored``, the
-  ``graphs`` that were compiled without the monitor and, beyond those, with it, and their ``breaks``. The ways: eager,
-  background, compiled, stable.
+  ``graphs`` that were compiled without the monitor and with it, and their ``breaks``. The ways: eager, background,
+  compiled, stable.
 - ``errors``: what has failed, by part; the others go on.
 """
 

@@ -102,8 +102,17 @@ def ranks(shape: str, batch: tuple[int, int], num_rounds: int) -> dict[str, Any]
     return {"backend": backend, "ranks": 1, "compute_ms": together, "alone_ms": alone}
 
 
+def new_backend() -> Callable[..., Any]:
+    """A backend of one model's own: graphs of other models of the class would fit, for hooks are not compared."""
+    compile_graph = torch._dynamo.lookup_backend("inductor" if GPU else "eager")
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        return compile_graph(graph, inputs)
+
+    return backend
+
+
 def steps(shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: int) -> dict[str, Any]:
-    compiled = {"backend": "inductor" if GPU else "eager", "dynamic": False}
     is_compiled = way in ("compiled", "stable")
     stats: list[dict[str, int]] = []
     monitors: list[StepMonitor] = []
@@ -123,7 +132,7 @@ def steps(shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: 
         if monitored and way == "stable":
             monitor = StepMonitor(model, 2 * block, **options)
             monitor.prepare(model)
-        run = torch.compile(model, **compiled) if is_compiled else model
+        run = torch.compile(model, backend=new_backend(), dynamic=False) if is_compiled else model
         if monitored and monitor is None:
             monitor = StepMonitor(run, 2 * block, **options)
         monitors.extend([monitor] if monitor else [])
