@@ -1,0 +1,43 @@
+"""On a GPU the numbers are the CPU's, and training is untouched; a module is skipped where there is no CUDA."""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU with CUDA", allow_module_level=True)
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms; read at the first product
+
+GPU = torch.device("cuda", 0)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Context in which the same work on the GPU gives the same bits, and what cannot is refused."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def waits() -> Iterator[Counter[str]]:
+    """Context that counts, by file and line, the operations for whose results the CPU waits for the GPU."""
+    lines: Counter[str] = Counter()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lines
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines.update(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing CUDA operation" in str(w.message))
