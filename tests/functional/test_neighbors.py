@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
-from embedgeo.functional import neighbors, products, two_nearest_distances
+from embedgeo.functional import neighbors, products, top_eigenvalue, two_nearest_distances, twonn_dimension
 from tests import references
 from tests.data import gaussian
 
@@ -133,6 +134,44 @@ def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_produc
     monkeypatch.setattr(products, "BLOCK_BYTES", side**2 * first_products.itemsize)
     monkeypatch.setattr(products, "_SQUARE", side // 4)
     assert_exact(CLOUDS[cloud].float())
+
+
+class Settings(TorchDispatchMode):
+    """Records the settings of the process under which operations run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+        precisions = [backend.fp32_precision for backend in backends]
+        self.seen.add((*precisions, torch.get_num_threads(), torch.is_autocast_enabled("cpu")))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "outlier"])
+@FIRST_PRODUCTS
+def test_no_setting_of_the_process_is_changed(cloud):
+    """Other threads train meanwhile."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), Settings() as settings:
+            twonn_dimension(CLOUDS[cloud].float())
+            top_eigenvalue(torch.diag(torch.arange(1.0, 65.0, dtype=torch.float64)))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert len(settings.seen) == 1
+
+
+def test_each_pair_of_rows_is_multiplied_once(first_products, monkeypatch):
+    x = manifold(512, 32)
+    monkeypatch.setattr(products, "BLOCK_BYTES", 128**2 * first_products.itemsize)
+    monkeypatch.setattr(products, "_SQUARE", 32)
+    with FlopCounterMode(display=False) as counter:
+        two_nearest_distances(x)
+    assert counter.get_total_flops() < 0.8 * 2 * 512**2 * 32
 
 
 @pytest.mark.parametrize("precision", ["medium", "highest"])

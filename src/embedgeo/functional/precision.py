@@ -47,23 +47,17 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 @contextmanager
-def matmul_precision(device: torch.device, *, reduced: bool = False) -> Iterator[None]:
-    """Fix how float32 products are computed on ``device``: in full float32, or in the matrix units' fast mode.
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """Compute float32 products on ``device`` in full float32, not in the matrix units' fast mode.
 
     ``torch.set_float32_matmul_precision`` degrades the CPU as well, and autocast is active inside forward hooks.
     Inside this context neither has an effect; on leaving it both are restored.
-
-    Args:
-        device: where the products run.
-        reduced: allow bfloat16 (CPU) or TF32 (CUDA) multiplication. Operands that bfloat16 represents are multiplied
-            exactly even then; only the order of the float32 sums differs.
     """
     backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
-    wanted = ("bf16", "tf32") if reduced else ("ieee", "ieee")
     try:
-        for backend, precision in zip(backends, wanted, strict=True):
-            backend.fp32_precision = precision
+        for backend in backends:
+            backend.fp32_precision = "ieee"
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
