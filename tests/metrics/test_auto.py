@@ -9,19 +9,33 @@ import torch
 
 import embedgeo
 from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, observe
-from embedgeo.metrics import left_out
-from embedgeo.sweep.metrics import metric_factory
+from embedgeo.metrics import (
+    MAX_STATE_BYTES,
+    default_metrics,
+    full_metrics,
+    left_out,
+    metric_factory,
+    metric_name,
+    streaming_metrics,
+)
+from embedgeo.sweep.metrics import metric_factory as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
 from tests.models import VOCABULARY, gpt_neox, token_batch
 from tests.training.runs import fit
 
-KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "EI", 16_384: "E"}
-NAMES = {"T": "TokenMoments", "E": "EmbeddingMoments", "A": "Anisotropy", "I": "IntrinsicDimension"}
+KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "ESI", 16_384: "ES"}
+NAMES = {
+    "T": "TokenMoments",
+    "E": "EmbeddingMoments",
+    "A": "Anisotropy",
+    "S": "Anisotropy (sketch)",
+    "I": "IntrinsicDimension",
+}
 
 
 def kinds(metrics):
-    return [type(metric).__name__ for metric in metrics]
+    return [metric_name(metric) for metric in metrics]
 
 
 @pytest.mark.parametrize("dim", KINDS)
@@ -30,7 +44,27 @@ def test_what_is_measured_at_a_width(dim):
 
 
 def test_a_small_vocabulary_leaves_room_for_its_table_also_at_a_large_width():
-    assert kinds(auto_metrics(8192, num_token_types=32)) == ["TokenMoments", "IntrinsicDimension"]
+    found = kinds(auto_metrics(8192, num_token_types=32))
+    assert found == ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
+
+
+def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
+    for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
+        assert (Anisotropy(dim).state_bytes(0) > MAX_STATE_BYTES) == ("sketch" in name)
+        for make in (default_metrics, streaming_metrics, metric_factory(None), sweep_factory(SweepSettings("m"))):
+            assert kinds(make(dim))[1] == name
+    assert kinds(default_metrics(5793, max_state_bytes=2**29))[1] == "Anisotropy"
+    assert kinds(metric_factory(None, max_state_bytes=2**20)(1024))[1] == "Anisotropy (sketch)"
+    assert kinds(default_metrics(512, max_state_bytes=1))[1] == "Anisotropy"  # a sketch would be no smaller
+
+
+def test_what_only_a_scatter_tells_keeps_it():
+    for metrics in (
+        full_metrics(8192),
+        default_metrics(8192, spectrum=True),
+        streaming_metrics(8192, anisotropy_batch=9),
+    ):
+        assert kinds(metrics)[1] == "Anisotropy"
 
 
 @pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 30_000, 400_000, 10_000_000])
@@ -48,8 +82,8 @@ def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
 
 
 def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
-    missing = left_out(partial(auto_metrics, jackknife=16), 2048)
-    assert missing["Anisotropy"] == 17 * Anisotropy(2048).state_bytes(0) > 2**28
+    missing = left_out(partial(auto_metrics, jackknife=16), 8192)
+    assert missing["Anisotropy"] == 17 * Anisotropy(8192).state_bytes(0) > 2**28
 
 
 @pytest.mark.parametrize("n", [7, 5000])
@@ -93,13 +127,13 @@ def test_with_room_for_all_auto_gives_the_default_numbers():
 
 def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
     settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
-    (_, anisotropy) = metric_factory(settings)(16)
+    (_, anisotropy) = sweep_factory(settings)(16)
     assert isinstance(anisotropy, Anisotropy)
     assert anisotropy.spectrum
     asked = settings.as_manifest("")
     assert (asked["metrics"], asked["max_state_bytes"]) == ("auto", 3000)
     with pytest.raises(ValueError, match="full_metrics does not take max_state_bytes"):
-        metric_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
+        sweep_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
 
 
 def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):

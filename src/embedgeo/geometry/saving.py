@@ -102,8 +102,8 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
         numbers = metrics.row_numbers(sample.positions)
         held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
     for metric in metrics.synced(Anisotropy):
-        mean, eigenvalues = metric.mean.where(metric.num_rows > 0, torch.nan).cpu(), metric.eigenvalues().cpu()
-        held |= {"n": int(metric.num_rows), "mean": mean, "eigenvalues": eigenvalues}
+        held |= {"n": int(metric.num_rows), "mean": metric.mean.where(metric.num_rows > 0, torch.nan).cpu()}
+        held |= {"eigenvalues": metric.eigenvalues().cpu()} if metric.sketch is None else {}
     return LayerSample(**held) if held else None
 
 
