@@ -1,8 +1,8 @@
 """Anisotropy of wide rows from a randomised sketch of their scatter, with its error.
 
 The scatter S, shape (d, d), is seen through Z = S Ω alone, Ω a fixed Gaussian matrix of k columns: one pass over the
-rows, and 8 d k bytes instead of 8 d². Half of the columns give an approximation of S (Nyström); the other half, which it
-does not depend on, shows what it has missed, and so bounds the largest eigenvalue from both sides.
+rows, and 8 d k bytes instead of 8 d². Half of the columns give an approximation of S (Nyström); the other half, which
+that does not depend on, shows what it has missed, and so bounds the largest eigenvalue from both sides.
 
 No linear sketch tells the largest eigenvalue of a flat spectrum more closely than by a factor of about (d / k)^¼ (Li,
 Nguyen & Woodruff 2014): there the error is as large as the value, a small multiple of 1 / d.
