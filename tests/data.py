@@ -73,6 +73,7 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
         "Anisotropy": Anisotropy(dim, **kwargs),
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
+        "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
         "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
     }

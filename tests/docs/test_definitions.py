@@ -24,6 +24,7 @@ SIMULATED = {"M_freq_r2", "V_freq_r2"}
 def all_values(x, ids):
     metrics = [
         TokenMoments(x.shape[1]),
+        Anisotropy(x.shape[1], sketch=32),
         Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
         AfterProcessing(x.shape[1]),
@@ -48,7 +49,10 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert updated(TokenMoments(6), x, ids).compute().keys() == of_rows | of_types
     in_a_range = updated(TokenMoments(6, count_range=(1, 300)), x, ids).compute()
     assert in_a_range.keys() == keys_under("Size") | of_types
-    assert updated(Anisotropy(6, spectrum=True, batch_size=BATCH), x).compute().keys() == keys_under("Spectrum")
+    of_scatter = updated(Anisotropy(6, spectrum=True, batch_size=BATCH), x).compute().keys()
+    of_sketch = updated(Anisotropy(6, sketch=8), x).compute().keys()
+    assert of_scatter | of_sketch == keys_under("Spectrum")
+    assert of_sketch - of_scatter == {"anisotropy_error", "participation_ratio_error"}
     assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
 

@@ -52,3 +52,28 @@ def test_before_any_update_everything_is_undefined():
 def test_a_full_batch_keeps_no_rows_alive():
     metric = updated(Anisotropy(3, batch_size=10), gaussian(1000, 3))
     assert metric.batch_pending.untyped_storage().nbytes() == 0
+
+
+def test_a_sketch_tells_estimates_and_their_errors_without_the_scatter():
+    x = spectral(500, [0.8**i for i in range(200)])
+    metric = updated(Anisotropy(200, sketch=32), x, None, [slice(0, 100), slice(100, 500)])
+    values, exact = metric.compute(), updated(Anisotropy(200), x).compute()
+    of_sketch = {"anisotropy", "participation_ratio"}
+    assert values.keys() == of_sketch | {f"{key}_error" for key in of_sketch} | {"anisotropy_null"}
+    for key in of_sketch:
+        assert 0 < abs(values[key] - exact[key]) <= values[f"{key}_error"] < exact[key] / 2
+    assert max(state.numel() for state in metric.metric_state.values()) == 200 * 32
+    with pytest.raises(ValueError, match="eigenvalues need the whole scatter; got sketch=32"):
+        metric.eigenvalues()
+
+
+@pytest.mark.parametrize("arguments", [{"sketch": 7}, {"sketch": True}, {"sketch": 16.0}])
+def test_wrong_numbers_of_columns_are_refused(arguments):
+    with pytest.raises(ValueError, match="sketch must be a number of columns, 8 or more"):
+        Anisotropy(3, **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"spectrum": True}, {"batch_size": 5}])
+def test_what_needs_the_scatter_is_refused_with_a_sketch(arguments):
+    with pytest.raises(ValueError, match="sketch must be None with spectrum or batch_size"):
+        Anisotropy(3, sketch=16, **arguments)

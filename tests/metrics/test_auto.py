@@ -8,20 +8,38 @@ import pytest
 import torch
 
 import embedgeo
-from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, observe
-from embedgeo.metrics import left_out
-from embedgeo.sweep.metrics import metric_factory
+from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, load_sample, observe
+from embedgeo.geometry import Geometry
+from embedgeo.metrics import (
+    MAX_STATE_BYTES,
+    default_metrics,
+    full_metrics,
+    left_out,
+    metric_factory,
+    metric_name,
+    streaming_metrics,
+)
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.metrics import metric_factory as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
 from tests.models import VOCABULARY, gpt_neox, token_batch
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, local_run
 from tests.training.runs import fit
 
-KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "EI", 16_384: "E"}
-NAMES = {"T": "TokenMoments", "E": "EmbeddingMoments", "A": "Anisotropy", "I": "IntrinsicDimension"}
+KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "ESI", 16_384: "ES"}
+NAMES = {
+    "T": "TokenMoments",
+    "E": "EmbeddingMoments",
+    "A": "Anisotropy",
+    "S": "Anisotropy (sketch)",
+    "I": "IntrinsicDimension",
+}
 
 
 def kinds(metrics):
-    return [type(metric).__name__ for metric in metrics]
+    return [metric_name(metric) for metric in metrics]
 
 
 @pytest.mark.parametrize("dim", KINDS)
@@ -30,7 +48,27 @@ def test_what_is_measured_at_a_width(dim):
 
 
 def test_a_small_vocabulary_leaves_room_for_its_table_also_at_a_large_width():
-    assert kinds(auto_metrics(8192, num_token_types=32)) == ["TokenMoments", "IntrinsicDimension"]
+    found = kinds(auto_metrics(8192, num_token_types=32))
+    assert found == ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
+
+
+def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
+    for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
+        assert (Anisotropy(dim).state_bytes(0) > MAX_STATE_BYTES) == ("sketch" in name)
+        for make in (default_metrics, streaming_metrics, metric_factory(None), sweep_factory(SweepSettings("m"))):
+            assert kinds(make(dim))[1] == name
+    assert kinds(default_metrics(5793, max_state_bytes=2**29))[1] == "Anisotropy"
+    assert kinds(metric_factory(None, max_state_bytes=2**20)(1024))[1] == "Anisotropy (sketch)"
+    assert kinds(default_metrics(512, max_state_bytes=1))[1] == "Anisotropy"  # a sketch would be no smaller
+
+
+def test_what_only_a_scatter_tells_keeps_it():
+    for metrics in (
+        full_metrics(8192),
+        default_metrics(8192, spectrum=True),
+        streaming_metrics(8192, anisotropy_batch=9),
+    ):
+        assert kinds(metrics)[1] == "Anisotropy"
 
 
 @pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 30_000, 400_000, 10_000_000])
@@ -48,8 +86,8 @@ def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
 
 
 def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
-    missing = left_out(partial(auto_metrics, jackknife=16), 2048)
-    assert missing["Anisotropy"] == 17 * Anisotropy(2048).state_bytes(0) > 2**28
+    missing = left_out(partial(auto_metrics, jackknife=16), 8192)
+    assert missing["Anisotropy"] == 17 * Anisotropy(8192).state_bytes(0) > 2**28
 
 
 @pytest.mark.parametrize("n", [7, 5000])
@@ -93,13 +131,13 @@ def test_with_room_for_all_auto_gives_the_default_numbers():
 
 def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
     settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
-    (_, anisotropy) = metric_factory(settings)(16)
+    (_, anisotropy) = sweep_factory(settings)(16)
     assert isinstance(anisotropy, Anisotropy)
     assert anisotropy.spectrum
     asked = settings.as_manifest("")
     assert (asked["metrics"], asked["max_state_bytes"]) == ("auto", 3000)
     with pytest.raises(ValueError, match="full_metrics does not take max_state_bytes"):
-        metric_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
+        sweep_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
 
 
 def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
@@ -119,3 +157,50 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
         GeometryMonitor(metrics="all")
     with pytest.raises(ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"):
         GeometryMonitor(metrics="auto", max_state_bytes=0)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """A sketch that is smaller than the scatter at the width of a tiny model, and a limit between them."""
+    monkeypatch.setattr("embedgeo.metrics.SKETCH_COLUMNS", 8)
+    return 2000
+
+
+IN_A_SKETCH = (
+    "Anisotropy holds a sketch (1.02 kB) at layers of width 16, not the scatter (2.05 kB): anisotropy_error says how "
+    "far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes."
+)
+
+
+def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog, narrow):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(max_state_bytes=narrow, on_error="raise")
+    fit(tmp_path, monitor, max_steps=1)
+    said = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    assert [line for line in said if "sketch (" in line] == [f"GeometryMonitor: {IN_A_SKETCH}"]
+    assert any("TokenMoments, Anisotropy (sketch), IntrinsicDimension, every 100 steps" in line for line in said)
+    found = {record["metric"] for record in monitor.history}
+    assert {"anisotropy", "anisotropy_error", "participation_ratio", "anisotropy_null"} <= found
+    assert "anisotropy_standardized" not in found
+
+
+def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys, narrow):
+    local_run(tmp_path / "run", steps=(0, 8))
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(TEXT), encoding="utf-8")
+    options = {"text": str(text), "num_tokens": 64, "seq_len": 16, "out": str(tmp_path / "out"), "save_samples": True}
+    assert sweep(str(tmp_path / "run"), max_state_bytes=narrow, **options) == 0
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert printed.count(IN_A_SKETCH) == 1
+    records = SweepFolder(tmp_path / "out").read("step8").set_index(["layer", "metric"])["value"]
+    assert records["block.01", "anisotropy_error"] > 0
+    sample = load_sample(tmp_path / "out", "step8").layers["block.01"]
+    assert float(sample.mean.square().sum()) == pytest.approx(records["block.01", "M"], rel=1e-6)
+    assert sample.eigenvalues is None
+
+
+def test_another_limit_of_the_default_metrics_is_recorded_with_what_is_saved():
+    given: list[dict[str, int]] = [{}, {"max_state_bytes": 2**28}, {"max_state_bytes": 2000}]
+    metrics = [Geometry(gpt_neox(), **options).settings["metrics"] for options in given]
+    assert metrics[0] == metrics[1]
+    assert metrics[2] == {"max_state_bytes": 2000, "metrics": metrics[0]}

@@ -14,6 +14,7 @@ METRICS = {
     "TokenMoments(d)": TokenMoments,
     "TokenMoments(d, count_range=…)": lambda d: TokenMoments(d, count_range=(1, 99)),
     "Anisotropy(d)": Anisotropy,
+    "Anisotropy(d, sketch=512)": lambda d: Anisotropy(d, sketch=512),
     "IntrinsicDimension(d)": IntrinsicDimension,
     "streaming_metrics(d)": embedgeo.streaming_metrics,
     "default_metrics(d)": embedgeo.default_metrics,

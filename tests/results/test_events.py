@@ -20,7 +20,13 @@ GROUPS = {
     "norms": ["norm_mean", "norm_cv", "norm_max"],
     "shape": [
         *("anisotropy_standardized", "participation_ratio", "effective_rank", "isoscore", "top5_share"),
-        *("anisotropy_without_top5", "anisotropy_null", "top_dim_share"),
+        *(
+            "anisotropy_without_top5",
+            "anisotropy_error",
+            "participation_ratio_error",
+            "anisotropy_null",
+            "top_dim_share",
+        ),
         *("anisotropy_batch_mean", "anisotropy_batch_std"),
     ],
     "token types": [

@@ -140,12 +140,20 @@ def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
     found = GeometryMonitor(metrics=lambda dim: [embedgeo.Anisotropy(dim)]).describe(model, batch_size=1, seq_len=16)
     (warning,) = found.warnings
     assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
-    assert 'metrics="auto"' in warning
+    assert "Anisotropy(dim, sketch=512)" in warning
     auto = GeometryMonitor(metrics="auto").describe(model, batch_size=1, seq_len=16)
-    assert [metric.name for metric in auto.metrics] == ["TokenMoments", "IntrinsicDimension"]
-    assert auto.warnings == (
-        'metrics="auto" leaves out Anisotropy (537 MB) at layers of width 8192. To have it raise max_state_bytes.',
+    names = ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
+    assert [metric.name for metric in auto.metrics] == names
+    default = GeometryMonitor().describe(model, batch_size=1, seq_len=16)
+    assert [metric.name for metric in default.metrics] == names
+    assert default.warnings == auto.warnings
+    assert default.warnings == (
+        "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB): anisotropy_error says "
+        "how far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes.",
     )
+    whole = GeometryMonitor(max_state_bytes=10**9).describe(model, batch_size=1, seq_len=16)
+    assert [metric.name for metric in whole.metrics] == ["TokenMoments", "Anisotropy", "IntrinsicDimension"]
+    assert not whole.warnings
 
 
 def test_all_monitors_describe_and_nothing_is_changed():

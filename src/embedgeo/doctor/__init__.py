@@ -28,8 +28,8 @@ class DoctorSettings:
             ``trainer.accumulate_grad_batches``, else 8.
         seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
-        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings; default: that of
-            the file, else 2**28.
+        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings, and a scatter
+            of the default metrics alone; default: that of the file, else 2**28.
         trust_remote_code: run code that comes with a repository.
     """
 

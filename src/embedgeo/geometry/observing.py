@@ -57,7 +57,8 @@ def observe(
         no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
             up to G + 1 times the memory; 0: there are none.
-        max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together.
+        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``; else what its scatter
+            may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
 
     Yields:
         Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a table.

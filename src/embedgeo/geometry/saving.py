@@ -16,7 +16,7 @@ import torch
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
-from embedgeo.metrics import Anisotropy, IntrinsicDimension, is_auto
+from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension, is_auto
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample
@@ -102,8 +102,8 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
         numbers = metrics.row_numbers(sample.positions)
         held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
     for metric in metrics.synced(Anisotropy):
-        mean, eigenvalues = metric.mean.where(metric.num_rows > 0, torch.nan).cpu(), metric.eigenvalues().cpu()
-        held |= {"n": int(metric.num_rows), "mean": mean, "eigenvalues": eigenvalues}
+        held |= {"n": int(metric.num_rows), "mean": metric.mean.where(metric.num_rows > 0, torch.nan).cpu()}
+        held |= {"eigenvalues": metric.eigenvalues().cpu()} if metric.sketch is None else {}
     return LayerSample(**held) if held else None
 
 
@@ -116,7 +116,11 @@ def described(metric: Any) -> str:
 def described_metrics(make: MetricFactory) -> Any:
     """What makes the metrics, as it is recorded: by the metrics, and if they depend on the width, by what on."""
     metrics = [described(metric) for metric in make(2)]
-    return {**getattr(make, "keywords", {}), "metrics": metrics} if is_auto(make) else metrics
+    given = getattr(make, "keywords", {})
+    if is_auto(make):
+        return {**given, "metrics": metrics}
+    limit = given.get("max_state_bytes", MAX_STATE_BYTES)
+    return metrics if limit == MAX_STATE_BYTES else {"max_state_bytes": limit, "metrics": metrics}
 
 
 def described_layers(layers: Any) -> Any:

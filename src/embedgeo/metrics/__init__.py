@@ -17,6 +17,9 @@ from embedgeo.metrics.tokens import TokenMoments as TokenMoments
 MAX_STATE_BYTES = 2**28
 """What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
 
+SKETCH_COLUMNS = 512
+"""Columns of the sketch that stands in for a scatter which is too large."""
+
 _NUM_TYPES = 2**14
 """Token types that a token table is expected to have at most: 65,536 tokens of text have about 10,000."""
 
@@ -34,8 +37,12 @@ def default_metrics(
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
+    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
+
+    Where the scatter of `Anisotropy` takes more than ``max_state_bytes``, above a width of 5792 if that is not said, it
+    has a sketch of 512 columns instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter tells.
 
     Args:
         dim: d, the width of the layer.
@@ -46,13 +53,19 @@ def default_metrics(
         id_batches: ``num_batches`` of `IntrinsicDimension`.
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
         after_processing: `AfterProcessing`, too.
+        max_state_bytes: what a scatter may take.
 
     Raises:
         ValueError: as these metrics do.
+
+    >>> default_metrics(4096)[1].sketch, default_metrics(8192)[1].sketch
+    (None, 512)
     """
+    whole = Anisotropy(dim, spectrum, anisotropy_batch)
+    is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= max_state_bytes
     return [
         TokenMoments(dim, count_range),
-        Anisotropy(dim, spectrum, anisotropy_batch),
+        whole if is_small else _smaller(whole),
         IntrinsicDimension(dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed),
         *([AfterProcessing(dim, seed=seed)] if after_processing else []),
     ]
@@ -67,6 +80,7 @@ def streaming_metrics(
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
+    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
     """Like `default_metrics`, but without a table of token types: memory does not grow with the vocabulary.
 
@@ -80,6 +94,7 @@ def streaming_metrics(
         id_batches=id_batches,
         anisotropy_batch=anisotropy_batch,
         after_processing=after_processing,
+        max_state_bytes=max_state_bytes,
     )
     return [EmbeddingMoments(dim), *others]
 
@@ -127,8 +142,9 @@ def auto_metrics(
     `EmbeddingMoments`, of 24 d bytes, always are. The others are taken in the order of their bytes as long as the sum
     stays within ``max_state_bytes``; a `TokenMoments` takes the place of the `EmbeddingMoments`. With the default
     limit of 268 MB all are taken up to a width of 1600. Above it there is no token table: 8 d bytes a token type.
-    `Anisotropy`, whose scatter takes 8 d² bytes, is taken up to a width of 4800; `IntrinsicDimension`, whose sample
-    takes 16,384 d bytes, up to one of 16,000.
+    `Anisotropy`, whose scatter takes 8 d² bytes, is taken up to a width of 4800, and above it with a sketch of 512
+    columns (4096 d bytes) in place of the scatter where there is still room; `IntrinsicDimension`, whose sample takes
+    16,384 d bytes, up to one of 16,000.
 
     Args:
         dim: d, the width of the layer.
@@ -139,13 +155,13 @@ def auto_metrics(
         jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
         options: of `default_metrics`.
 
-    >>> [type(metric).__name__ for metric in auto_metrics(4096)]
+    >>> [metric_name(metric) for metric in auto_metrics(4096)]
     ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
-    >>> [type(metric).__name__ for metric in auto_metrics(8192)]
-    ['EmbeddingMoments', 'IntrinsicDimension']
+    >>> [metric_name(metric) for metric in auto_metrics(8192)]
+    ['EmbeddingMoments', 'Anisotropy (sketch)', 'IntrinsicDimension']
     """
     moments = EmbeddingMoments(dim)
-    wanted: list[Any] = default_metrics(dim, seed, **options)
+    wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
     size = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
     left = max_state_bytes - size(moments)
     kept: dict[type[Metric], bool] = {}
@@ -153,8 +169,32 @@ def auto_metrics(
         more = size(metric) - (size(moments) if isinstance(metric, TokenMoments) else 0)
         kept[type(metric)] = more <= left
         left -= more if more <= left else 0
-    table, *others = wanted
+    table, whole, *others = wanted
+    smaller = whole if kept[Anisotropy] else _smaller(whole)
+    kept[Anisotropy] = kept[Anisotropy] or (smaller is not whole and size(smaller) <= left)
+    others = [smaller, *others]
     return [table if kept[TokenMoments] else moments, *(metric for metric in others if kept[type(metric)])]
+
+
+def _smaller(whole: Anisotropy) -> Anisotropy:
+    """The same with a sketch in place of the scatter, if that is smaller."""
+    sketched = Anisotropy(whole.dim, sketch=SKETCH_COLUMNS)
+    return sketched if sketched.state_bytes(0) < whole.state_bytes(0) else whole
+
+
+def metric_name(metric: Metric) -> str:
+    """The name of a metric's class, and whether it holds a sketch."""
+    is_sketched = isinstance(metric, Anisotropy) and metric.sketch is not None
+    return f"{type(metric).__name__}{' (sketch)' if is_sketched else ''}"
+
+
+def sketched(make: MetricFactory, dim: int) -> tuple[int, int] | None:
+    """Bytes of a sketch, and of the scatter in whose place it is at a width; None where it is not for the width."""
+    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
+        return None
+    if not any(isinstance(metric, Anisotropy) and metric.sketch is not None for metric in make(dim)):
+        return None
+    return 8 * dim * SKETCH_COLUMNS, 8 * dim * dim
 
 
 def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
@@ -174,7 +214,7 @@ def metric_factory(
     if not max_state_bytes > 0:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
     if metrics is None:
-        return partial(default_metrics, seed=seed)
+        return partial(default_metrics, seed=seed, max_state_bytes=max_state_bytes)
     if metrics == "auto":
         return partial(auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
     if not callable(metrics):

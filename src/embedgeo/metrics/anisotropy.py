@@ -6,6 +6,7 @@ from torch import Tensor
 
 from embedgeo.functional.batches import AnisotropyBatches, batch_values
 from embedgeo.functional.rows import Rows
+from embedgeo.functional.sketch import ScatterSketch, row_sketch, sketch_values
 from embedgeo.functional.spectrum import Scatter, covariance_eigenvalues, row_scatter, spectrum_values
 from embedgeo.metrics.base import GeometryMetric
 
@@ -18,6 +19,10 @@ class Anisotropy(GeometryMetric):
     see `embedgeo.functional.spectrum_values` for their definitions. All but the baseline are NaN where the rows do not
     vary.
 
+    With ``sketch=k`` the scatter is not held: of a random d × k projection of it ``anisotropy`` and
+    ``participation_ratio`` are estimated, and ``anisotropy_error`` and ``participation_ratio_error`` say how far from
+    the exact values they may be (see `embedgeo.functional.sketch_values`); the standardized anisotropy is absent.
+
     Source: Razzhigaev et al. 2024 (arXiv 2311.05928).
 
     Args:
@@ -26,10 +31,11 @@ class Anisotropy(GeometryMetric):
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least two batches) over
             consecutive batches of this many rows, as published curves are averaged. Batches do not span ranks, and
             rows that do not fill one are left out.
+        sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is held.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: ``batch_size`` is less than 2.
+        ValueError: ``batch_size`` is less than 2, ``sketch`` less than 8, or a sketch is to tell what it cannot.
 
     >>> import torch
     >>> metric = Anisotropy(2)
@@ -40,33 +46,56 @@ class Anisotropy(GeometryMetric):
 
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
 
-    def __init__(self, dim: int, spectrum: bool = False, batch_size: int | None = None, **kwargs: Any) -> None:
-        super().__init__(dim, spectrum, batch_size, **kwargs)
+    def __init__(
+        self, dim: int, spectrum: bool = False, batch_size: int | None = None, sketch: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(dim, spectrum, batch_size, *([] if sketch is None else [sketch]), **kwargs)
         if batch_size is not None and batch_size < 2:
             raise ValueError(f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}.")
+        if sketch is not None:
+            _require_sketch(sketch, spectrum, batch_size)
         self.spectrum = spectrum
         self.batch_size = batch_size
-        self.declare(Scatter.empty(dim))
+        self.sketch = sketch
+        self.declare(Scatter.empty(dim) if sketch is None else ScatterSketch.empty(dim, sketch))
         if batch_size is not None:
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_scatter(rows.embeddings))
+        x = rows.embeddings
+        self.extend(row_scatter(x) if self.sketch is None else row_sketch(x, self.sketch))
         if self.batch_size is not None:
-            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
+            self.store(self.load(AnisotropyBatches).extend(x))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
-        return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + pending * itemsize * self.dim
+        matrix = self.dim**2 - 1 if self.sketch is None else (self.dim - 1) * self.sketch
+        return super().state_bytes(num_rows) + 8 * matrix + pending * itemsize * self.dim
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.
 
         The rows are those that this process has seen or, within ``sync_context()``, those of all ranks;
         ``mean``, shape (d,), is the mean row of the same.
+
+        Raises:
+            ValueError: the metric holds a sketch.
         """
+        if self.sketch is not None:
+            raise ValueError(f"eigenvalues need the whole scatter; got sketch={self.sketch}. Leave sketch= out.")
         return covariance_eigenvalues(self.load(Scatter).expanded())
 
     def compute(self) -> dict[str, Tensor]:
+        if self.sketch is not None:
+            return sketch_values(self.load(ScatterSketch))
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
+
+
+def _require_sketch(sketch: int, spectrum: bool, batch_size: int | None) -> None:
+    if isinstance(sketch, bool) or not isinstance(sketch, int) or sketch < 8:
+        raise ValueError(f"sketch must be a number of columns, 8 or more (512, say), or None for none; got {sketch!r}.")
+    if spectrum or batch_size is not None:
+        raise ValueError(
+            f"sketch must be None with spectrum or batch_size, which need the scatter; got {sketch}. Leave one out."
+        )

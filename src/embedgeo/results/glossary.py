@@ -15,6 +15,7 @@ def _grouped(group: str, **terms: Term) -> dict[str, Term]:
 
 
 _SQUARED = "squared embedding units"
+_OF_A_SKETCH = "How far the estimate may be from the exact value, where wide layers have a sketch of their scatter."
 
 TERMS = {
     **_grouped(
@@ -114,6 +115,8 @@ TERMS = {
             "λ₆ / Σλ beyond the fifth",
             "Anisotropy that is left without the five largest directions.",
         ),
+        anisotropy_error=Term("error of the anisotropy", "half-width", _OF_A_SKETCH, is_drawn=False),
+        participation_ratio_error=Term("error of the participation ratio", "half-width", _OF_A_SKETCH, is_drawn=False),
         anisotropy_null=Term(
             "anisotropy of a Gaussian",
             "expected σ₁² / Σσ²",

@@ -30,6 +30,16 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value + 0.0:.4g}"  # without a sign of zero
 
 
+def size(num_bytes: float) -> str:
+    """A number of bytes.
+
+    >>> size(536_936_480), size(88), size(24_664)
+    ('537 MB', '88 B', '24.7 kB')
+    """
+    unit, name = next(((u, s) for u, s in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "B"))
+    return f"{num_bytes / unit:.3g} {name}"
+
+
 def measured(value: float, error: float) -> str:
     """A number with its standard error, where it has one: to two digits of the error.
 

@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
+from embedgeo.geometry.widths import choices
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.locks import Locks
 from embedgeo.results.parquet import to_frame, to_records
@@ -19,6 +20,7 @@ from embedgeo.results.schema import Record, model_record
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.downloads import Downloads
 from embedgeo.sweep.measure import Measured
+from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.settings import SweepSettings
@@ -91,6 +93,9 @@ class Sweep:
         finally:
             self._locks.release(begun(planned))
         if frame is not None:
+            for width in sorted(set(frame["width"]) - {0}):
+                for choice in choices(metric_factory(self.settings), int(width)):
+                    self._say_once(choice)
             line = self._lines.measured(planned, number, frame, time.monotonic() - started)
         else:
             line = self._lines.failed(planned, number, self._fail(planned, str(result)))

@@ -61,7 +61,8 @@ class SweepSettings:
             ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto`` (those of the default
             ones that ``max_state_bytes`` leaves room for), or ``package.function``, which may be in the working
             directory. Only its name is recorded: change that with what it makes.
-        max_state_bytes: of ``auto``, what the metrics of a layer may hold together.
+        max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its scatter may take,
+            above which the default metrics have a sketch.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.

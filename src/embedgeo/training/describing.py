@@ -11,10 +11,11 @@ from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import measured_model, model_width, weights_device
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import is_auto, left_out
-from embedgeo.results.wording import listed, reason
+from embedgeo.geometry.widths import choices
+from embedgeo.metrics import is_auto, metric_name
+from embedgeo.results.wording import listed, reason, size
 from embedgeo.training.costs import Rows, estimated_seconds, held_bytes
-from embedgeo.training.description import DescribedLayer, DescribedMetric, Description, size, too_large
+from embedgeo.training.description import DescribedLayer, DescribedMetric, Description
 from embedgeo.training.states import kept_buffers, kept_modes, kept_random_states
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class _Run:
         """What each metric of a layer of this width holds."""
         held: Counter[str] = Counter()
         for metric in self._make(width):
-            held[type(metric).__name__] += held_bytes(metric, width, self._rows)
+            held[metric_name(metric)] += held_bytes(metric, width, self._rows)
         return held
 
     def _seconds(self, width: int) -> float:
@@ -177,8 +178,7 @@ class _Run:
                 "that out of layers=, or give token_ids= and mask= in the order of its rows."
             )
         for width, held in bytes_of.items():
-            if missing := left_out(self._make, width):
-                yield too_large(missing, width)
+            yield from choices(self._make, width)
             excess = sum(held.values()) - self._monitor.max_state_bytes
             for name, num_bytes in sorted(held.items(), key=lambda item: -item[1]):
                 if excess > 0:
@@ -193,7 +193,7 @@ class _Run:
 
 _FEWER = "Measure fewer layers (layers=)."
 _REMEDIES = {
-    "Anisotropy": 'Its scatter is d × d: metrics="auto" leaves it out; or measure fewer layers (layers=).',
+    "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
     "TokenMoments": (
         "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
         'metrics="auto" where it is too large; or measure fewer layers (layers=).'

@@ -1,11 +1,11 @@
 """What a monitor would do on a model, as fields and as a text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import fill
 
-from embedgeo.results.wording import number
+from embedgeo.results.wording import number, size
 
 _WIDTH = 100
 """Columns of the text."""
@@ -99,31 +99,6 @@ class Description:
         text = "\n\n".join("\n".join(_lines(table)) for table in tables)
         notes = [fill(f"! {each}", _WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings]
         return "\n".join([text, "", *(notes or ["No warnings."])])
-
-
-def size(num_bytes: float) -> str:
-    """A number of bytes.
-
-    >>> size(536_936_480), size(88), size(24_664)
-    ('537 MB', '88 B', '24.7 kB')
-    """
-    unit, name = next(((u, s) for u, s in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "B"))
-    return f"{num_bytes / unit:.3g} {name}"
-
-
-def too_large(missing: Mapping[str, int], width: int) -> str:
-    """What ``metrics="auto"`` leaves out at a width, and what to do to have it.
-
-    >>> too_large({"Anisotropy": 536_936_480}, 8192)
-    'metrics="auto" leaves out Anisotropy (537 MB) at layers of width 8192. To have it raise max_state_bytes.'
-    """
-    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
-    pronoun = "it" if len(names) == 1 else "them"
-    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
-    return (
-        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
-        "max_state_bytes."
-    )
 
 
 def _runs(layers: Sequence[DescribedLayer]) -> Iterator[list[DescribedLayer]]:

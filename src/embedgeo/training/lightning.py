@@ -74,7 +74,8 @@ class GeometryMonitor(Monitor, Callback):
         jackknife: number of groups of whole sequences for the standard errors in ``history``, such as 16, which takes
             so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
-        max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together, in bytes.
+        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``, in bytes; else what its
+            scatter may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from embedgeo.capture.structure import model_width
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import is_auto, left_out
+from embedgeo.geometry.widths import choices
+from embedgeo.metrics import metric_name
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, shell_command
 from embedgeo.training.adapter import history_lacks
-from embedgeo.training.description import too_large
 from embedgeo.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 
 def opening(monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None") -> str:
-    """Layers, metrics, steps and file in a line, for the start of training; in another one what has been left out.
+    """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
 
     Metrics are those at the width of the model.
     """
     name, layers = type(monitor).__name__, [layer.name for layer in geometry.layers]
-    width = (model_width(geometry.model) or 2) if is_auto(geometry.make_metrics) else 2
-    kinds = [type(metric).__name__ for metric in geometry.make_metrics(width)]
+    width = model_width(geometry.model) or 2
+    kinds = [metric_name(metric) for metric in geometry.make_metrics(width)]
     why_not = history_lacks() or "folder= has it written"
     where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
     line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
-    missing = left_out(geometry.make_metrics, width)
-    return "\n".join([line, f"{name}: {too_large(missing, width)}"] if missing else [line])
+    return "\n".join([line, *(f"{name}: {each}" for each in choices(geometry.make_metrics, width))])
 
 
 def closing(monitor: object, file: "HistoryFile") -> str:
