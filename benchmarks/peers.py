@@ -33,9 +33,7 @@ def cdist_topk(x: Tensor) -> Tensor:
 
 
 def llm_microscope(name: str) -> Callable[..., float]:
-    """A function of llm-microscope 0.0.7, whose package cannot be imported: it looks for a module of its own by the
-    wrong name.
-    """
+    """A function of llm-microscope, whose package cannot be imported: 0.0.7 asks for a module ``logit_lens``."""
     file = distribution("llm-microscope").locate_file("llm_microscope/functions.py")
     function: Callable[..., float] = runpy.run_path(str(file))[name]
     return function

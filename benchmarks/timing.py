@@ -25,7 +25,8 @@ def clocked(run: Callable[[], object]) -> Side:
 def take_turns(sides: Mapping[str, Side], rounds: int, pause: float = 0.3) -> dict[str, list[float]]:
     """Seconds of each side, one number a round, after one round that does not count.
 
-    Every other round is in reverse order. The pause lets the threads of the other sides' libraries stop spinning, so that nobody pays for them.
+    Every other round is in reverse order. The pause lets the threads of the other sides' libraries stop spinning, so
+    that nobody pays for them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for i in range(rounds + 1):
