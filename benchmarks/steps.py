@@ -110,7 +110,7 @@ class Runs:
         return f"{self.name}: {found['n']} runs, median {found['median']:.3f}, largest {found['max']:.3f}; {limits}"
 
 
-def eager(shape: Shape, at_most: float, rounds: int) -> Line:
+def eager(shape: Shape, at_most: float | None, rounds: int) -> Line:
     """Measured ÷ plain step, of the same model."""
     loop = Loop(shape, options={})
     seconds = take_turns({"plain": clocked(loop.plain), "measured": clocked(loop.measured)}, rounds)
