@@ -55,10 +55,11 @@ class Loop:
         if backend is not None:
             if self.monitor is not None and options is not None and options.get("compiled") == "stable":
                 self.monitor.prepare(self.model)
-            self.forward = torch.compile(self.model, backend=backend)
+            # Otherwise a prepared model runs graphs of one that is not: hooks are not guarded.
+            self.forward = torch.compile(self.model, backend=backend, isolate_recompiles=True)
 
     def monitored(self, **options: Any) -> StepMonitor:
-        self._last = -2  # the last measured step
+        self._last = 0  # the last even step
         return StepMonitor(self.model, every_n_steps=2, on_error="raise", measure_last=False, **options)
 
     def plain(self) -> None:

@@ -98,6 +98,13 @@ def test_other_estimators():
         holds(line)
 
 
+def test_the_measured_steps_of_a_loop_are_measured_and_the_others_are_not():
+    loop = steps.Loop(TINY, options={})
+    for run in (loop.other, loop.plain, loop.measured, loop.other, loop.plain, loop.measured):
+        run()
+    assert {record["step"] for record in loop.monitor.history} == {2, 4}
+
+
 def test_a_measured_step():
     line, runs = steps.eager_runs(TINY, 1.06, 1.12, runs=1, rounds=1)
     assert (line.over, line.under) == ("measured", "plain")
@@ -107,6 +114,13 @@ def test_a_measured_step():
 
 def test_a_measured_step_in_the_background():
     holds(steps.background(TINY, rounds=1))
+
+
+def test_a_compiled_model_is_measured_beside_one_without_a_monitor():
+    loop, without = steps.Loop(TINY, "eager", {"compiled": "stable"}), steps.Loop(TINY, "eager")
+    for run in (loop.measured, without.plain, loop.other, loop.measured):
+        run()
+    assert {record["step"] for record in loop.monitor.history} == {2, 4}
 
 
 def test_a_measured_step_that_is_compiled():
