@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test integrations soak lint docs package bench constraints clean
+.PHONY: help setup demo test integrations soak lint docs package bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -9,9 +9,11 @@ BIN := .venv/bin
 PIP_INSTALL := -m pip -qq --disable-pip-version-check --no-input install --progress-bar off
 INSTALLED := .venv/.installed
 INTEGRATIONS := .venv/.integrations
+BENCH := .venv/.bench
+DADAPY := .venv-dadapy/.installed
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: $(INSTALLED) ## create .venv with the pinned versions
 
@@ -25,6 +27,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(INTEGRATIONS): $(INSTALLED)
 	@echo "adding what the integrations and the documentation need"
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@touch $@
+
+$(BENCH): $(INSTALLED)
+	@echo "adding what the benchmarks compare with"
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+# An environment of its own: it asks for older versions of numpy and others.
+$(DADAPY):
+	@rm -f $@; $(PYTHON) -m venv --clear .venv-dadapy
+	@.venv-dadapy/bin/python $(PIP_INSTALL) dadapy==0.3.4
 	@touch $@
 
 demo: $(INSTALLED) ## train a small model on real text and watch its geometry
@@ -53,16 +66,26 @@ docs: $(INTEGRATIONS) ## build the documentation into site/
 package: $(INSTALLED) ## build the wheel and the sdist, and try both in environments of their own
 	$(BIN)/python tests/package/smoke.py
 
-bench: $(INSTALLED) ## time what the design promises
-	$(BIN)/python benchmarks/bench.py
+# JSON=FILE has the results written, too.
+WRITTEN = $(if $(JSON),--json $(JSON))
+
+bench: $(BENCH) $(DADAPY) ## time what the design promises, some 5 minutes
+	$(BIN)/python -m benchmarks.bench $(WRITTEN)
+
+bench-full: $(BENCH) $(DADAPY) ## time everything: peers, steps, scaling, long runs, sweeps, reports; over an hour
+	$(BIN)/python -m benchmarks.full $(WRITTEN)
 	$(BIN)/python benchmarks/sweep.py
-	PYTHONPATH=. $(BIN)/python benchmarks/report.py
-	PYTHONPATH=. $(BIN)/python benchmarks/standard_errors.py
+	$(BIN)/python benchmarks/large.py
+	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.standard_errors
+
+bench-compare: $(BENCH) ## time this tree beside another revision: BASE=main, say
+	$(BIN)/python -m benchmarks.compare $(WRITTEN) $(or $(BASE),$(error BASE must be a git revision: BASE=main, say))
 
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
 constraints: ## pin again what a fresh install under constraints.txt gives
 	@$(PYTHON) -m venv --clear .venv-constraints
-	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench,dev,docs,integrations]'
 	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
 		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt
@@ -70,6 +93,6 @@ constraints: ## pin again what a fresh install under constraints.txt gives
 
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-constraints .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-constraints .venv-dadapy .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

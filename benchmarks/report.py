@@ -1,6 +1,6 @@
 """What a report costs over 154 checkpoints x 33 layers x 12 metrics: seconds, peak memory, and size of the page.
 
-make bench
+python -m benchmarks.report
 """
 
 import resource
@@ -30,7 +30,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = make_sweep(Path(name) / "sweep", PYTHIA_STEPS, 31, dim=WIDTH, metrics=METRICS[:12], tokens=True)
-        subprocess.run([sys.executable, __file__, folder], check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.report", folder], check=True)
 
 
 def sum_bytes(files: list[Path]) -> int:

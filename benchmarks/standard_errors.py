@@ -1,6 +1,6 @@
 """Standard errors by the jackknife: how often their intervals hold the truth, and what they cost.
 
-Run as ``PYTHONPATH=. python benchmarks/standard_errors.py [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows in 64
+Run as ``python -m benchmarks.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows in 64
 sequences, whose rows share an effect of their sequence, in 16 groups.
 """
 

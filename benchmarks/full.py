@@ -1,0 +1,56 @@
+"""Everything that is timed on a CPU, beside what `benchmarks/sweep.py` and the other scripts time: an hour or so.
+
+    make bench-full   or   python -m benchmarks.full [--only peers steps compiled scaling long] [--json FILE]
+
+`docs/benchmarks.md` says what each part does, and what the JSON holds.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from benchmarks import estimators, long_runs, scaling, steps
+from benchmarks.timing import Record, arguments_parser, report
+
+
+def peers() -> Iterator[Record]:
+    yield from estimators.all_twonn(rounds=11)
+    yield from estimators.published(rounds=3)
+    yield estimators.anisotropies(4096, 768, rounds=11)
+    yield estimators.token_tables(65_536, 768, rounds=11)
+    yield estimators.updates((8, 512), 512, 8, rounds=11)
+    yield estimators.updates((4, 512), 768, 14, rounds=11)
+
+
+def training_steps() -> Iterator[Record]:
+    yield from steps.eager_runs(steps.SHAPE_70M, 1.06, 1.12, runs=9, rounds=3)
+    yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
+    yield steps.eager(steps.SMALL, None, rounds=11)
+    yield steps.background(steps.SHAPE_70M, rounds=3)
+
+
+def compiled() -> Iterator[Record]:
+    yield steps.graphs(backend="inductor")
+    yield from steps.compiled(steps.SHAPE_70M, 1.10, rounds=5)
+    yield from steps.compiled(steps.SMALL, None, rounds=21)
+
+
+PARTS: dict[str, Callable[[], Iterator[Record]]] = {
+    "peers": peers,
+    "steps": training_steps,
+    "compiled": compiled,
+    "scaling": lambda: scaling.slopes(rounds=5),
+    "long": long_runs.growth,
+}
+
+
+def main() -> None:
+    parser = arguments_parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    report((record for part in arguments.only for record in PARTS[part]()), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

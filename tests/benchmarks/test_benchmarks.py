@@ -1,0 +1,161 @@
+"""Each benchmark runs, on tiny sizes, and its JSON has the fields that the documentation lists."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import compare, estimators, long_runs, peers, scaling, steps, timing, workers
+from benchmarks.timing import Line, Slope, report, spread, take_turns
+from benchmarks.workers import ROOT, Worker
+
+TINY = steps.Shape("tiny", 1, 16, (2, 8), heads=2, vocabulary=32)
+LINE = Line("name", {"embedgeo": [1.0, 2.0, 2.0], "slow": [9.0, 9.0, 9.0], "fast": [2.0, 4.0, 6.0]}, at_least=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch):
+    """No pauses, one run a turn, small rates."""
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(workers, "SHORTEST", 1e-9)
+    monkeypatch.setattr(estimators, "floors", lambda n, d, products: {"one read of the rows": 1e-3})
+
+
+def documented(kind: str) -> set[str]:
+    """The fields of a kind of record, in the table of the page."""
+    (row,) = re.findall(rf"^\| `{kind}` \|.*$", Path(ROOT, "docs/benchmarks.md").read_text(), re.MULTILINE)
+    return {"kind", *re.findall(r"`(\w+)`", row)[1:]}
+
+
+def holds(record: timing.Record) -> None:
+    """A record says something, and its JSON has the fields that are documented."""
+    fields = json.loads(json.dumps(record.as_dict(), allow_nan=False))
+    assert set(fields) == documented(fields["kind"])
+    assert str(record)
+
+
+def test_sides_take_turns_and_the_first_round_does_not_count():
+    ran: list[str] = []
+    seconds = take_turns({name: lambda name=name: ran.append(name) or float(len(ran)) for name in "ab"}, rounds=2)
+    assert ran == ["b", "a", "a", "b", "b", "a"]
+    assert seconds == {"a": [3, 6], "b": [4, 5]}
+
+
+def test_a_line_compares_with_the_fastest_peer_round_by_round():
+    assert LINE.over == "fast"
+    assert LINE.ratios == [2, 2, 3]
+    assert LINE.as_dict()["holds"]
+    assert not Line(LINE.name, LINE.seconds, at_least=2.5).as_dict()["holds"]
+    assert not Line(LINE.name, LINE.seconds, "slow", at_most=4).as_dict()["holds"]
+    assert "at least 2" in str(LINE)
+    assert spread([1, 2, 3]) == {"median": 2, "low": 1.5, "high": 2.5, "min": 1, "max": 3, "n": 3}
+
+
+def test_a_slope_is_that_of_the_logarithms():
+    slope = Slope("squares", [1, 10, 100], [3, 300, 30_000])
+    assert slope.exponent == pytest.approx(2)
+    holds(slope)
+
+
+def test_runs_hold_where_their_median_and_each_of_them_do():
+    assert steps.Runs("name", [1.0, 1.05, 1.1], 1.06, 1.12).as_dict()["holds"]
+    assert not steps.Runs("name", [1.0, 1.05, 1.13], 1.06, 1.12).as_dict()["holds"]
+    assert not steps.Runs("name", [1.0, 1.07, 1.1], 1.06, 1.12).as_dict()["holds"]
+
+
+def test_records_are_printed_and_written(tmp_path, capsys):
+    report([LINE, Slope("rows", [1, 2], [1, 2])], tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [record["name"] for record in found["records"]] == ["name", "rows"]
+    assert {"torch", "processors", "threads"} <= set(found["machine"])
+    assert "fast ÷ embedgeo: 2 (2 to 2.5)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", estimators.ROWS)
+def test_twonn(kind, monkeypatch):
+    monkeypatch.setattr(peers, "DADAPY", Path("none"))
+    line = estimators.twonn(64, 8, kind, 1, at_least=2)
+    assert set(line.seconds) == {"embedgeo", "scikit-dimension", "cdist + topk"}
+    holds(line)
+
+
+def test_the_peers_find_the_same_dimension():
+    x = estimators.gaussian(256, 8)
+    ours = estimators.twonn_dimension(x).dimension
+    assert peers.scikit_dimension(x) == pytest.approx(ours, rel=1e-5)
+    assert float(peers.cdist_topk(x)) == pytest.approx(ours, rel=1e-2)
+    assert float(peers.svd_anisotropy(x)) == pytest.approx(float(estimators.anisotropy(x)), rel=1e-4)
+
+
+def test_other_estimators():
+    for line in (
+        estimators.anisotropies(64, 8, 1),
+        estimators.token_tables(64, 8, 1),
+        estimators.updates((2, 8), 8, 2, 1),
+    ):
+        holds(line)
+
+
+def test_the_measured_steps_of_a_loop_are_measured_and_the_others_are_not():
+    loop = steps.Loop(TINY, options={})
+    for run in (loop.other, loop.plain, loop.measured, loop.other, loop.plain, loop.measured):
+        run()
+    assert {record["step"] for record in loop.monitor.history} == {2, 4}
+
+
+def test_a_measured_step():
+    line, runs = steps.eager_runs(TINY, 1.06, 1.12, runs=1, rounds=1)
+    assert (line.over, line.under) == ("measured", "plain")
+    holds(line)
+    holds(runs)
+
+
+def test_a_measured_step_in_the_background():
+    holds(steps.background(TINY, rounds=1))
+
+
+def test_a_measured_step_that_is_compiled():
+    for line in steps.compiled(TINY, 1.1, rounds=1, backend="eager"):
+        holds(line)
+    found = steps.graphs(TINY, steps=4, backend="eager")
+    assert found.without["graphs"] > 0
+    assert found.as_dict()["holds"]
+    holds(found)
+
+
+def test_scaling():
+    update, compute = scaling.slopes(1, {"width": [8, 16]})
+    assert (update.name, compute.name) == ("update, width", "compute, width")
+    assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
+
+
+def test_a_long_run(monkeypatch):
+    monkeypatch.setattr("embedgeo.report.live._pictures", lambda *_: ())  # drawing takes seconds
+    first, second = long_runs.growth((1, 2), TINY)
+    holds(first)
+    assert second.records == 2 * first.records
+    assert min(first.seconds, first.resident, first.history_file, first.event_files) > 0
+
+
+def test_what_a_worker_times(monkeypatch):
+    monkeypatch.setattr(compare, "extract", lambda base, folder: None)
+    monkeypatch.setattr(compare, "worker", lambda tree: Worker("tests.benchmarks.sleeper"))
+    monkeypatch.setattr(estimators, "cases", lambda: dict.fromkeys(("0.001", "0.002", "no number")))
+    lines = [*compare.compared("base", "*", rounds=1)]
+    assert [line.name for line in lines] == ["0.001", "0.002"]
+    assert (lines[0].over, lines[0].under) == ("base", "embedgeo")
+    assert all(seconds >= float(line.name) for line in lines for (seconds,) in line.seconds.values())
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="there are no revisions")
+def test_a_revision_is_extracted(tmp_path):
+    compare.extract("HEAD", tmp_path)
+    assert (tmp_path / "src/embedgeo/__init__.py").exists()
+
+
+def test_a_case_of_the_comparison_runs():
+    case = estimators.cases()["update, 1 layer of 2 × 16 × 32"]()
+    case()
+    assert torch.is_grad_enabled()
