@@ -60,11 +60,6 @@ def is_prepared(module: nn.Module, event: Event) -> bool:
     return module in _keys and _is_hooked(module, event)
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a module inside is compiled, as far as modules tell."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
-
-
 @contextmanager
 def listening(module: nn.Module, event: Event, listener: Listener) -> Iterator[None]:
     """Context in which ``listener`` is called at each event of a prepared module."""

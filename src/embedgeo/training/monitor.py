@@ -17,6 +17,7 @@ from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter, run_model
+from embedgeo.training.compiling import Compiled, listen, prepare, require_compiled
 from embedgeo.training.configuration import probe_batches
 from embedgeo.training.describing import describe
 from embedgeo.training.description import Description
@@ -35,8 +36,9 @@ class Monitor(Measuring):
       its backward pass and, where there is one, the optimizer step;
     - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model, the
-    random states are left as they are, and no exception in here reaches the training loop unless ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the hooks of `prepare` is
+    on the model, the random states are left as they are, and no exception in here reaches the training loop unless
+    ``on_error="raise"``.
 
     Attributes:
         history: what this process has measured, one record for each step, layer and metric.
@@ -65,7 +67,9 @@ class Monitor(Measuring):
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         max_state_bytes: float = MAX_STATE_BYTES,
+        compiled: Compiled = "eager",
     ) -> None:
+        require_compiled(compiled)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
@@ -74,6 +78,7 @@ class Monitor(Measuring):
         self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
         self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
         self._keeps_batches = measure_last and probe is None
+        self.compiled, self._is_told = compiled, False
         require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
         given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
@@ -84,6 +89,15 @@ class Monitor(Measuring):
         """What the monitor would do on a model: see `embedgeo.training.describing.describe` for its arguments."""
         return describe(self, model, batch, **sizes)
 
+    def prepare(self, model: nn.Module) -> None:
+        """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
+
+        They stay, between measured steps as one operator each that finds nobody listening, and add no parameters or
+        buffers. On several ranks every rank calls this.
+        """
+        if self.compiled == "stable":
+            self._is_told = not prepare(self, self._make_geometry(model))
+
     def _reset(self) -> None:
         super()._reset()
         self._place = Place(self.schedule)
@@ -93,6 +107,8 @@ class Monitor(Measuring):
         self._adapter = adapter
         options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
         self._geometry, self._first_step = self._make_geometry(adapter.model, **options), step
+        if self.compiled == "stable":
+            self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
         rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
