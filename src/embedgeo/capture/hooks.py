@@ -15,6 +15,7 @@ class Hook:
         self._module, self._run = module, run
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
+        """Run, if the module is its own."""
         if self._run is not None and module is self._module:
             self._run(module, *call)
 

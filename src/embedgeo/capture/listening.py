@@ -39,7 +39,7 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
     All blocks of a stack get the same hooks, so that they can share a graph as before. Copies and pickles of the
     modules have hooks, too, which nobody can listen to; parameters and buffers are as before.
     """
-    wanted = {(module, event): None for module, event in events}
+    wanted = dict.fromkeys(events)
     for stack in filter(None, map(find_stack, submodels(model).values())):
         of_blocks = {event: None for block, event in wanted if block in stack.blocks}
         wanted |= {(block, event): None for block in stack.blocks for event in of_blocks}
