@@ -141,7 +141,7 @@ def _listen(key: Tensor, event: str, names: str, tensors: list[Tensor], has_grad
         _call(listeners, dict(zip(names.split(), tensors, strict=True)), has_gradients)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _call(listeners: list[Listener], found: dict[str, Tensor], has_gradients: bool) -> None:
     """Call listeners in the gradient mode that the model's code has there: a graph runs in another one."""
     with _set_fwd_grad_enabled(True), torch.set_grad_enabled(has_gradients):
