@@ -19,6 +19,9 @@ OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextM
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
 """Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
 
+READ = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
+"""The arguments that `Call` reads."""
+
 
 class Call(NamedTuple):
     """A module's call, and what its arguments say about the rows of hidden states.

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs
+from embedgeo.capture.hooks import eager_mode, first_float, first_input
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.probe import eager_mode, first_float
 from embedgeo.capture.rows import LayerRows
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
 
@@ -186,8 +186,7 @@ def _calls(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
 
 def _before(read: Callable[[Layer, Any], None], layer: Layer) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = (kwargs[key] for key in sorted(kwargs, key=lambda key: key != "hidden_states"))
-        read(layer, (*args, *named))
+        read(layer, first_input(args, kwargs))
 
     return hook
 

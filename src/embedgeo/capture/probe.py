@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import in_shape_inference, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
+from embedgeo.capture.hooks import Hook, eager_mode, first_float, first_input
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.rows import Aligned
 from embedgeo.capture.shards import gathered
+
+if TYPE_CHECKING:
+    from embedgeo.capture.listening import Event
+
+_AT_CALL, _AT_TABLE = "at the model's call", "at the embedding table"
 
 OnHidden = Callable[[Layer, Tensor, Aligned], None]
 """Called with a layer, its hidden state in one forward pass, and what its rows are."""
@@ -26,7 +32,8 @@ class Probe:
     Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
     activation checkpointing repeats during the backward pass, nor one in which a pipeline stage learns its shapes.
     While the probe is attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do
-    torch's own transformer layers, which otherwise have fused kernels for inference.
+    torch's own transformer layers, which otherwise have fused kernels for inference. A model that is prepared before it
+    is compiled (see `embedgeo.capture.listening`) is read in its compiled graphs instead, where ``is_stable``.
 
     Args:
         layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
@@ -45,6 +52,7 @@ class Probe:
         mask: used instead of the one that the model is given; likewise.
         word_ids: the word of each token; likewise.
         sequence_mesh: the ranks of which each may have a part of the positions; None: no rank has a part.
+        is_stable: listen to the permanent hooks of a prepared model, and leave compiled regions as they are.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -63,6 +71,7 @@ class Probe:
         self.mask: Given | None = None
         self.word_ids: Given | None = None
         self.sequence_mesh: DeviceMesh | None = None
+        self.is_stable = False
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -73,25 +82,59 @@ class Probe:
         self._begin_forward()
 
     def attach(self) -> None:
-        """Add the hooks to the model and make compiled regions run eagerly."""
+        """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, listen."""
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            stack.enter_context(eager_mode)
-            for module in self._inputs.enclosing_modules:
-                stack.enter_context(watched_calls(module, self._call))
-            for table in self._inputs.tables:
-                record = self._hook(table, self._inputs.record_token_ids, "at the embedding table")
-                stack.callback(table.register_forward_hook(record, with_kwargs=True).remove)
-            for layer in self._layers:
-                for i, call in enumerate(layer.calls):
-                    read = self._hook(call.module, partial(self._read, layer, i), f"at layer {layer.name!r}")
-                    if layer.takes_input:
-                        handle = call.module.register_forward_pre_hook(read, with_kwargs=True)
-                    else:
-                        handle = call.module.register_forward_hook(read)
-                    stack.callback(handle.remove)
+            (self._listen if self.is_stable else self._add_hooks)(stack)
             self._attached = stack.pop_all()
+
+    def prepare(self, model: nn.Module) -> None:
+        """Put permanent hooks on the model: see `embedgeo.capture.listening.prepare`."""
+        from embedgeo.capture import listening
+
+        listening.prepare(model, [(module, event) for module, event, _ in self._listeners()])
+
+    def is_prepared(self) -> bool:
+        """Whether `prepare` was called on the model, by this probe or another one of the same layers."""
+        from embedgeo.capture import listening
+
+        return all(listening.is_prepared(module, event) for module, event, _ in self._listeners())
+
+    def _add_hooks(self, stack: ExitStack) -> None:
+        stack.enter_context(eager_mode)
+        for module in self._inputs.enclosing_modules:
+            stack.enter_context(watched_calls(module, self._call))
+        for table in self._inputs.tables:
+            record = Hook(table, self._unless_skipped(self._inputs.record_token_ids, _AT_TABLE))
+            stack.callback(table.register_forward_hook(record, with_kwargs=True).remove)
+        for layer in self._layers:
+            for i, call in enumerate(layer.calls):
+                read = Hook(call.module, self._unless_skipped(partial(self._read, layer, i), _at(layer)))
+                if layer.takes_input:
+                    handle = call.module.register_forward_pre_hook(read, with_kwargs=True)
+                else:
+                    handle = call.module.register_forward_hook(read)
+                stack.callback(handle.remove)
+
+    def _listen(self, stack: ExitStack) -> None:
+        from embedgeo.capture.listening import listening
+
+        for module, event, hook in self._listeners():
+            stack.enter_context(listening(module, event, hook))
+
+    def _listeners(self) -> Iterator[tuple[nn.Module, "Event", Callable[..., None]]]:
+        for module in self._inputs.enclosing_modules:
+            yield module, "call", self._unless_skipped(partial(self._begin_call, module, ()), _AT_CALL)
+            yield module, "return", self._unless_skipped(lambda found: self._inputs.end_call(), _AT_CALL)
+        for table in self._inputs.tables:
+            record = partial(self._inputs.record_token_ids, table, ())
+            recorded = self._unless_skipped(lambda found, record=record: record(found, found["output"]), _AT_TABLE)
+            yield table, "lookup", recorded
+        for layer in self._layers:
+            for i, call in enumerate(layer.calls):
+                read = self._unless_skipped(partial(self._read, layer, i, call.module, ()), _at(layer))
+                yield call.module, "input" if layer.takes_input else "output", read
 
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
@@ -103,10 +146,11 @@ class Probe:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Context in which no other probe reads the forward passes that run."""
+        """Context in which no other probe reads the forward passes that run, and these are eager."""
         previous, Probe._exclusive = Probe._exclusive, self
         try:
-            yield
+            with eager_mode:  # other modes than training's: a stable probe would have a graph compiled for them
+                yield
         finally:
             Probe._exclusive = previous
 
@@ -144,21 +188,24 @@ class Probe:
         if self.should_skip():
             yield
             return
-        with self._guarded("at the model's call"):
-            if self._inputs.begin_call(module, args, kwargs):
-                self._begin_forward()
+        with self._guarded(_AT_CALL):
+            self._begin_call(module, args, kwargs)
         try:
             yield
         finally:
             self._inputs.end_call()
 
-    def _hook(self, module: nn.Module, hook: Callable[..., None], where: str) -> "_Hook":
+    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._inputs.begin_call(module, args, kwargs):
+            self._begin_forward()
+
+    def _unless_skipped(self, hook: Callable[..., None], where: str) -> Callable[..., None]:
         def guarded(*call: Any) -> None:
             if not self.should_skip():
                 with self._guarded(where):
                     hook(*call)
 
-        return _Hook(module, guarded)
+        return guarded
 
     def _read(self, layer: Layer, index: int, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
         """Read ``layer.calls[index]``; ``value`` is its output, or its keyword arguments if the layer is an input."""
@@ -169,9 +216,7 @@ class Probe:
         self._num_calls[layer.name, index] += 1
         if num_calls % call.calls_per_forward != call.index:
             return
-        if layer.takes_input:
-            value = (*args, *(value[key] for key in sorted(value, key=lambda key: key != "hidden_states")))
-        hidden = first_float(value)
+        hidden = first_input(args, value) if layer.takes_input else first_float(value)
         if hidden is None:
             raise TypeError(
                 f"a layer must have a floating-point tensor as its hidden state; got {type(value).__name__}. "
@@ -199,50 +244,5 @@ class Probe:
         return None
 
 
-class _Hook:
-    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
-
-    def __init__(self, module: nn.Module | None = None, run: Callable[..., None] | None = None) -> None:
-        self._module, self._run = module, run
-
-    def __call__(self, module: nn.Module, *call: Any) -> None:
-        if self._run is not None and module is self._module:
-            self._run(module, *call)
-
-    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
-        return _Hook, ()
-
-
-class _EagerMode:
-    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last one ends it."""
-
-    def __init__(self) -> None:
-        self._num_open = 0
-        self._settings = ExitStack()
-
-    def __enter__(self) -> None:
-        if not self._num_open:
-            self._settings.enter_context(torch.compiler.set_stance("force_eager"))
-            self._settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-        self._num_open += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._num_open -= 1
-        if not self._num_open:
-            self._settings.close()
-
-
-eager_mode = _EagerMode()
-"""The one of this process."""
-
-
-def first_float(value: Any) -> Tensor | None:
-    """The first floating-point tensor in the arguments or the output of a module."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        return next((found for found in map(first_float, value) if found is not None), None)
-    return None
+def _at(layer: Layer) -> str:
+    return f"at layer {layer.name!r}"

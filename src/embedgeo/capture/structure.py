@@ -55,6 +55,11 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a module inside is compiled, as far as the modules tell."""
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+
+
 def measured_model(model: nn.Module) -> nn.Module:
     """The outermost Hugging Face model inside ``model``, or ``model`` itself without its wrappers."""
     return next((m for m in model.modules() if is_hugging_face(m)), unwrapped(model))

@@ -35,6 +35,8 @@ def why_silent(geometry: "Geometry") -> str:
         return ""
     if geometry.probe.layers_without_gradients.issuperset(silent):
         return f"only forward passes without gradients reached {', '.join(silent)}: count them by no_grad_passes=True."
+    if geometry.probe.is_stable:
+        return f"no forward pass reached {', '.join(silent)}, at least in no graph compiled after prepare(model)."
     return f"no forward pass reached {', '.join(silent)}."
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.structure import measured_model, model_width, weights_device
+from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics import is_auto, metric_name
@@ -185,7 +185,8 @@ class _Run:
                     remedy = _FEWER if is_auto(self._make) else _REMEDIES.get(name, _FEWER)
                     yield f"{name} holds {size(num_bytes)} at each layer of width {width}. {remedy}"
                     excess -= num_bytes
-        if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in self._model.modules()):
+        is_stable = self._monitor.compiled == "stable" and self._geometry.probe.is_prepared()
+        if is_compiled(self._model) and not is_stable:
             yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
         if getattr(getattr(self._monitor, "_stage", None), "is_part", False):
             yield "The model is one stage of a pipeline: layers and bytes are those of this stage."

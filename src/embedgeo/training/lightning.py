@@ -1,6 +1,7 @@
 """The monitor as a Lightning callback."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ class GeometryMonitor(Monitor, Callback):
     With several optimizers each step of each of them counts, as in ``trainer.global_step``; a scheduled step that
     falls inside a batch is measured, and dated, at the start of the next batch. Nothing is measured in validation,
     test and predict. Training is bit for bit what it is without the monitor, except that a measured step of a compiled
-    model runs eagerly.
+    model runs eagerly, unless ``compiled="stable"``.
 
     Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``;
     those that show more than scalars also charts, pictures and a text. The same values are in
@@ -76,6 +77,10 @@ class GeometryMonitor(Monitor, Callback):
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
         max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``, in bytes; else what its
             scatter may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
+        compiled: how a measured step of a compiled model runs: ``"eager"``, or ``"stable"``, in the graphs of all other
+            steps, which need hooks before the model is compiled. They are put in when ``fit`` begins (``setup``), if
+            the model is not compiled by then; otherwise call ``prepare(model)`` before ``torch.compile``. What the
+            monitor itself runs, on a probe or for the last weights, is eager.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
@@ -117,6 +122,9 @@ class GeometryMonitor(Monitor, Callback):
                     f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; that of a training "
                     "batch is of the weights before the step. Give GeometryMonitor held-out batches: probe=."
                 )
+        if stage == "fit":
+            with suppress(Exception):  # the model may be made later, in configure_model; training starts with the error
+                self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._page = Page(self.prefix, len(self.history), on_error=self.on_error)

@@ -1,37 +1,32 @@
-"""When to measure while a model trains, and what to do about a failure: the part that all trainers share."""
+"""When to measure while a model trains: the part that all trainers share."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from embedgeo.capture.rows import require_exclusions
-from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import MAX_STATE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
-from embedgeo.results.schema import StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter, run_model
+from embedgeo.training.compiling import Compiled, listen, prepare, require_compiled
 from embedgeo.training.configuration import probe_batches
 from embedgeo.training.describing import describe
 from embedgeo.training.description import Description
+from embedgeo.training.measuring import Measuring
 from embedgeo.training.schedule import Place, Schedule
 from embedgeo.training.states import kept_random_states
 
-if TYPE_CHECKING:
-    from embedgeo.results.history import HistoryFile
 
-
-class Monitor:
+class Monitor(Measuring):
     """Measures the geometry of embeddings at chosen steps of training: the base class of the monitors for trainers.
 
     `embedgeo.GeometryMonitor` has arguments and errors. A subclass makes a `TrainerAdapter`, and calls on every rank:
@@ -41,8 +36,9 @@ class Monitor:
       its backward pass and, where there is one, the optimizer step;
     - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing is attached to the model, the
-    random states are left as they are, and no exception in here reaches the training loop unless ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the hooks of `prepare` is
+    on the model, the random states are left as they are, and no exception in here reaches the training loop unless
+    ``on_error="raise"``.
 
     Attributes:
         history: what this process has measured, one record for each step, layer and metric.
@@ -71,41 +67,48 @@ class Monitor:
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         max_state_bytes: float = MAX_STATE_BYTES,
+        compiled: Compiled = "eager",
     ) -> None:
+        require_compiled(compiled)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
-        if on_error not in ("warn", "raise"):
-            raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
+        super().__init__(on_error, {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids})
         self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
         self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
-        self.prefix, self.folder, self.on_error, self.measure_last = prefix, folder, on_error, measure_last
+        self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
         self._keeps_batches = measure_last and probe is None
-        self.history: list[StepRecord] = []
-        self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
+        self.compiled, self._is_told = compiled, False
         require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
         given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
         self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
-        self._geometry: Geometry | None = None
-        self._adapter: TrainerAdapter | None = None
-        self._file: HistoryFile | None = None
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, **sizes: int) -> Description:
         """What the monitor would do on a model: see `embedgeo.training.describing.describe` for its arguments."""
         return describe(self, model, batch, **sizes)
 
+    def prepare(self, model: nn.Module) -> None:
+        """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
+
+        They stay, between measured steps as one operator each that finds nobody listening, and add no parameters or
+        buffers. On several ranks every rank calls this.
+        """
+        if self.compiled == "stable":
+            self._is_told = not prepare(self, self._make_geometry(model))
+
     def _reset(self) -> None:
+        super()._reset()
         self._place = Place(self.schedule)
-        self._measured_step: int | None = None  # the last one
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
-        self._failed = self._cannot_write = False
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         self._adapter = adapter
         options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
         self._geometry, self._first_step = self._make_geometry(adapter.model, **options), step
+        if self.compiled == "stable":
+            self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
         rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
@@ -194,57 +197,3 @@ class Monitor:
         assert self._adapter is not None
         with self._geometry.probe.exclusive():
             run_model(batches, self._adapter, self._attach, self._detach, as_training=as_training)
-
-    def _measure(self, step: int) -> None:
-        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
-        geometry, adapter = self._geometry, self._adapter
-        assert geometry is not None
-        assert adapter is not None
-        failed = torch.tensor(int(self._failed), device=adapter.device)
-        if bool(all_reduce_max(failed) if is_distributed() else failed):
-            if not self._failed:
-                warnings.warn(messages.off(self, f"it failed on another rank before step {step}"), stacklevel=2)
-            self._geometry = None
-            return
-        is_first, self._measured_step = self._measured_step is None, step
-        with self._guarded():
-            records = geometry.records()
-            gap = messages.gap(self, step, records, geometry.why_silent(), self._exclusions)
-            measured = [StepRecord(step=step, **record) for record in records]
-            self.history += measured
-            if self._file is not None:
-                self._write(partial(self._file.add, measured))
-            adapter.log(step, records)
-            geometry.reset()
-            if is_first and gap:
-                warnings.warn(gap, stacklevel=2)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
-        with kept_random_states():
-            try:
-                yield
-            except Exception as error:
-                self._fail(error)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
-        try:
-            write()
-        except (OSError, ValueError) as error:
-            if self.on_error == "raise":
-                raise
-            if not self._cannot_write:
-                self._cannot_write = True
-                warnings.warn(messages.not_written(self, reason(error)), stacklevel=2)
-
-    def _fail(self, error: Exception) -> None:
-        """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
-        if self.on_error == "raise":
-            raise error
-        if not self._failed:
-            self._failed = True
-            warnings.warn(messages.failed(self, error), stacklevel=2)
-        if self._geometry is not None:
-            self._geometry.switch_off()

@@ -6,7 +6,7 @@ require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class GeometryCallback(Monitor, TrainerCallback):
     than scalars get charts, pictures and a text, too. Names, and the records in ``history``, are those of
     `embedgeo.GeometryMonitor`, and so are the arguments; ``probe_forward`` is given the model that the Trainer runs,
     and the default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and predict.
+    ``compiled="stable"`` goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
+    ``prepare(model)``.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -46,6 +48,11 @@ class GeometryCallback(Monitor, TrainerCallback):
     """
 
     _trainer: Trainer | None = None
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if isinstance(model := kwargs.get("model"), nn.Module):  # which the Trainer compiles when training begins
+            with suppress(Exception):  # training starts with the error
+                self.prepare(model)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

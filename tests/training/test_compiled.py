@@ -1,0 +1,123 @@
+"""The monitors on models that are compiled: `prepare`, and what happens without it."""
+
+import warnings
+
+import pytest
+import torch
+from torch._dynamo import eval_frame
+from torch._dynamo.utils import counters
+
+from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import TinyLM, fit, moments, steps, value
+from tests.training.test_transformers import hf_trainer
+
+
+@pytest.fixture(autouse=True)
+def dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def loop(monitor, model, num_steps=5):
+    """What the compiler's stance is in each step of a loop."""
+    stances = []
+    with monitor:
+        for i in range(num_steps):
+            with monitor.step(i, token_batch()):
+                stances.append(eval_frame._stance.stance)
+                model(**token_batch()).logits.mean().backward()
+    return stances
+
+
+def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
+    model = gpt_neox(use_cache=False, num_hidden_layers=1).eval()
+    expected = StepMonitor(model, every_n_steps=2, metrics=moments, on_error="raise")
+    loop(expected, model)
+    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise")
+    monitor.prepare(model)
+    assert loop(monitor, torch.compile(model, backend="eager", fullgraph=True)) == ["default"] * 5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert [record["value"] for record in monitor.history] == [record["value"] for record in expected.history]
+    assert steps(monitor) == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepares):
+    model = torch.compile(gpt_neox(use_cache=False, num_hidden_layers=1), backend="eager")
+    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise")
+    cause = "the model was compiled before" if prepares else "it was not called"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if prepares:
+            monitor.prepare(model)
+        assert loop(monitor, model) == ["force_eager", "default"] * 2 + ["force_eager"]
+    (message,) = [str(each.message) for each in caught]
+    assert message.startswith(f'StepMonitor: compiled="stable" needs prepare(model) before torch.compile; {cause}')
+    assert value(monitor, 2, "block.00", "n") == 48
+
+
+def test_prepare_does_nothing_unless_compiled_is_stable():
+    model = gpt_neox()
+    StepMonitor(model).prepare(model)
+    assert not any(module._forward_hooks for module in model.modules())
+    with pytest.raises(ValueError, match=r'compiled must be "eager" or "stable"; got .fast.'):
+        StepMonitor(model, compiled="fast")
+
+
+def test_a_graph_compiled_before_prepare_is_not_read_and_the_warning_says_so():
+    model = gpt_neox(use_cache=False, num_hidden_layers=1)
+    run = torch.compile(lambda: model(**token_batch()), backend="eager")
+    run()
+    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", measure_last=False)
+    monitor.prepare(model)
+
+    def measured():
+        with monitor.step(0):
+            run()
+        monitor.close(1)
+
+    with pytest.warns(UserWarning, match=r"no forward pass reached embed, .* in no graph compiled after prepare"):
+        measured()
+
+
+class Compiling(TinyLM):
+    """Compiles its model when training begins."""
+
+    def on_fit_start(self):
+        self.model.compile(backend="eager", fullgraph=True)
+
+
+def test_the_lightning_monitor_prepares_the_model_before_it_is_compiled(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, compiled="stable", on_error="raise")
+    fit(tmp_path, monitor, module=Compiling(), max_steps=4)
+    assert steps(monitor) == [0, 2, 4]
+    assert value(monitor, 2, "block.00", "n") == value(monitor, 0, "embed", "n") > 0
+    assert counters["stats"]["unique_graphs"] >= 1
+
+
+def test_a_model_that_training_makes_is_not_prepared(tmp_path):
+    class Late(TinyLM):
+        def __init__(self):
+            super().__init__()
+            self.made, self.model = [self.model], None
+
+        def configure_model(self):
+            self.model = self.made[0]
+
+    monitor = GeometryMonitor(2, metrics=moments, compiled="stable", on_error="raise")
+    with pytest.warns(UserWarning, match="it was not called, so measured steps run eagerly"):
+        fit(tmp_path, monitor, module=Late(), max_steps=2)
+    assert steps(monitor) == [0, 2]
+
+
+def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
+    callback = GeometryCallback(2, metrics=moments, compiled="stable", on_error="raise", measure_last=False)
+    trainer = hf_trainer(tmp_path, callback, torch_compile=True, torch_compile_backend="eager", max_steps=3)
+    before = counters["stats"]["unique_graphs"]
+    trainer.train()
+    assert steps(callback) == [0, 2]
+    assert value(callback, 2, "block.00", "n") == value(callback, 0, "embed", "n") > 0
+    assert counters["stats"]["unique_graphs"] > before
