@@ -1,6 +1,6 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,10 @@ class GeometryMonitor(Monitor, Callback):
             so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
         max_state_bytes: of ``metrics="auto"``, what the metrics of a layer may hold together, in bytes.
+        background: compute the numbers in a thread while training goes on, and log them when a batch begins after that;
+            on several ranks, at the next measured step. They are the same bit for bit, in the same order and at the
+            same steps; the next measurement, a checkpoint, an exception and the end of training wait for them. Where a
+            ModelCheckpoint, an EarlyStopping or a learning rate follows one of them, training waits at once.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
@@ -99,6 +103,7 @@ class GeometryMonitor(Monitor, Callback):
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
+        self._complete()  # every rank saves
         if self._place.last_step is None:
             return {}
         place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
@@ -131,6 +136,7 @@ class GeometryMonitor(Monitor, Callback):
             process_group=group,
             writes=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers),
+            is_followed=any(map(self._is_own, _followed(trainer))),
         )
         self._start(adapter, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -207,6 +213,14 @@ class GeometryMonitor(Monitor, Callback):
         """Write charts, images and text to the loggers that take them, on rank zero."""
         if trainer.is_global_zero and not self._failed:
             self._page.write(trainer.loggers, self.history, last=last)
+
+
+def _followed(trainer: Trainer) -> Iterator[str]:
+    """The tags by whose values the Trainer stops, saves and sets the learning rate."""
+    for callback in (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks):
+        yield getattr(callback, "monitor", None) or ""
+    for schedule in trainer.lr_scheduler_configs:
+        yield schedule.monitor or ""
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
