@@ -126,7 +126,8 @@ def measured(kind, masked=("first", "last"), other="dp", **options):
     }
     train = pipeline.monitor(window=2, log=log, **options)
     held = pipeline.monitor(prefix="held", **probe, **{**options, "token_ids": None, "mask": None})
-    return pipeline.run(train, *([held] if masked else [])) | {"logged": logged}
+    later = pipeline.monitor(window=2, prefix="later", background=True, **options)
+    return pipeline.run(train, *([held, later] if masked else [])) | {"logged": logged}
 
 
 def single_stage(ids, mask):

@@ -116,21 +116,25 @@ def run(form, rank, **options):
     values = {}
     options = {"metrics": moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
+    later = StepMonitor(model, 2, window=2, prefix="later", background=True, **options)
     held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=moments, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(STEPS):
             batch = batch_at(form, rank, step)
-            with train.step(step, batch), held.step(step, batch):
+            with train.step(step, batch), later.step(step, batch), held.step(step, batch):
                 out = model(**batch)
                 getattr(out, "logits", out).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        train.close()
-        held.close()
+            if rank:
+                later.state_dict()  # of one rank alone
+        for monitor in (train, later, held):
+            monitor.close()
     warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
-    return {"train": train.history, "held": held.history, "logged": list(values), "warned": warned}
+    histories = {"train": train.history, "later": later.history, "held": held.history}
+    return {**histories, "logged": list(values), "warned": warned}
 
 
 def moments(dim):
@@ -142,6 +146,13 @@ class OutOfMemory(EmbeddingMoments):
         if len(embeddings) and dist.get_rank() == 1:
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
         super().update(embeddings, token_ids, mask)
+
+
+class FailsToCompute(EmbeddingMoments):
+    def compute(self):
+        if self.num_rows and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        return super().compute()
 
 
 def refusals():
@@ -187,6 +198,7 @@ class Halved(nn.Module):
 def everything(rank):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["fault"] = run("ddp", rank, metrics=lambda dim: [OutOfMemory(dim)])
+    results["late fault"] = run("tensor parallel", rank, metrics=lambda dim: [FailsToCompute(dim)])
     return results | {"refused": refusals(), "fewer positions": fewer_positions()}
 
 

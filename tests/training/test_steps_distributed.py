@@ -49,6 +49,7 @@ def assert_as_in_one_process(ranks, form, sources):
         outcome = rank[form]
         assert outcome["warned"] == []
         assert outcome["logged"] == ([0, 2, 4, STEPS] if number else [])
+        assert repr(outcome["later"]) == repr(outcome["train"])  # with NaN
         train = by_step(outcome["train"])
         assert list(train) == [0, 2, 4, STEPS]
         for start, table in expected.items():
@@ -69,17 +70,27 @@ def test_the_numbers_on_four_ranks_are_those_of_one_process(four, form):
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
     for rank, cause in zip(two, ("it failed on another rank before step 0", "OutOfMemoryError"), strict=True):
-        (warning,) = rank["fault"]["warned"]
-        assert cause in warning
-        assert rank["fault"]["train"] == []
+        for warning in rank["fault"]["warned"]:
+            assert cause in warning
+        assert len(rank["fault"]["warned"]) == 2
+        assert rank["fault"]["train"] == rank["fault"]["later"] == []
         assert list(by_step(rank["fault"]["held"])) == [0, 3, STEPS]
+
+
+def test_a_failure_to_compute_on_one_rank_turns_monitoring_off_on_all_also_in_the_background(two):
+    for rank, cause in zip(two, ("it failed on another rank before step 2", "OutOfMemoryError"), strict=True):
+        outcome = rank["late fault"]
+        for warning in outcome["warned"]:
+            assert cause in warning
+        assert len(outcome["warned"]) == 2
+        assert list(by_step(outcome["later"])) == list(by_step(outcome["train"]))
 
 
 def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_others(two):
     for rank in two:
         outcome = rank[WITHOUT_MESH]
-        assert outcome["train"] == outcome["held"] == []
-        assert len(outcome["warned"]) == 2
+        assert outcome["train"] == outcome["later"] == outcome["held"] == []
+        assert len(outcome["warned"]) == 3
         for warning in outcome["warned"]:
             assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
 

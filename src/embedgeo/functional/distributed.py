@@ -33,6 +33,11 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def has_other_ranks() -> bool:
+    """Whether there are several processes."""
+    return is_distributed() and dist.get_world_size() > 1
+
+
 def current_rank(group: Any = None) -> int:
     """Rank of this process in a process group; 0 where none has been initialized."""
     return dist.get_rank(group) if is_distributed() else 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_chunks, row_moments, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 
 RTOL = 1e-7
@@ -49,9 +49,8 @@ class Affine(NamedTuple):
         center, matrix = (tensor.to(x.device, wide) for tensor in self)
         rows = x.reshape(-1, dim)
         mapped = rows.new_empty(rows.shape, dtype=narrow)
-        with matmul_precision(x.device):
-            for chunk in row_chunks(rows):
-                mapped[chunk] = ((rows[chunk].to(wide) - center) @ matrix).to(narrow)
+        for chunk in row_chunks(rows):
+            mapped[chunk] = ((rows[chunk].to(wide) - center) @ matrix).to(narrow)
         return mapped.reshape(x.shape)
 
     def scatter(self, scatter: Scatter) -> Scatter:

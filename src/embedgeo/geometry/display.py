@@ -3,9 +3,7 @@
 from html import escape
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
-from embedgeo.functional.distributed import is_distributed
+from embedgeo.functional.distributed import has_other_ranks
 from embedgeo.results.glossary import HEADLINES, in_order, term
 from embedgeo.results.wording import measured, reason
 
@@ -42,7 +40,7 @@ def why_silent(geometry: "Geometry") -> str:
 
 def _table(geometry: "Geometry") -> str:
     start = f"Geometry of {len(geometry.layers)} layers"
-    if is_distributed() and dist.get_world_size() > 1:
+    if has_other_ranks():
         return f"<p>{start}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
     records = geometry.records()
     if not records:

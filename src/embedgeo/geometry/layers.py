@@ -19,6 +19,7 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving, tables
+from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments, for_token_types, metric_factory
@@ -104,29 +105,35 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        pairs: dict[tuple[int, str], Tensor] = {}
-        failures = list[Exception]()
-        for i, layer, metrics in self._reached():
-            for compute in metrics.computed():
-                try:
-                    values, errors = compute()
-                    pairs |= {(i, key): torch.stack((v, errors[key])).to(self._device) for key, v in values.items()}
-                except Exception as error:  # raised after the collectives, so that the ranks stay in step
-                    error.add_note(f"at layer {layer.name!r}")
-                    failures.append(error)
-        numbers = torch.stack([*pairs.values()]).double() if pairs else torch.zeros(0, 2)
-        names = [layer.name for layer in self.layers]
-        failed = torch.tensor(len(failures), device=self._device)
+        return self.agreed(computed(self._reached))
+
+    def hand_over(self) -> HandedOver:
+        """Give the rows seen so far away, to a thread that computes their numbers; every rank must call this."""
+        handed_over = HandedOver(computing(self._reached), self.why_silent())
+        self._metrics = {}
+        self.reset()
+        return handed_over
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Whether `agreed` needs all ranks at the same time."""
+        return self._group is not None
+
+    def agreed(self, computed: Computed) -> list[Record]:
+        """The records of numbers, once the ranks that repeat rows agree on them.
+
+        Raises:
+            Exception: what was raised in place of numbers.
+            ValueError: ranks that repeat rows have other numbers.
+        """
+        failed = torch.tensor(len(computed.failures), device=self._device)
         if self._group is not None and not all_reduce_max(failed, self._stage_group):
-            keys = [f"{key} at layer {names[i]!r}" for i, key in pairs]
-            require_same_values(keys, numbers[:, 0], self._stage_group)
-        if failures:
-            raise failures[0]
-        widths = {i: self._metrics[names[i]].dim for i, _ in pairs}
-        return [
-            Record(layer=names[i], layer_index=i, width=widths[i], metric=key, value=value, stderr=stderr)
-            for (i, key), (value, stderr) in zip(pairs, numbers.tolist(), strict=True)
-        ]
+            keys, numbers = computed.pairs()
+            places = [f"{key} at layer {self.layers[i].name!r}" for i, key in keys]
+            require_same_values(places, numbers[:, 0].to(self._device), self._stage_group)
+        if computed.failures:
+            raise computed.failures[0]
+        return computed.records([layer.name for layer in self.layers])
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -227,7 +234,7 @@ class Geometry:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
         return self._metrics.setdefault(layer_name, LayerMetrics(self.make_metrics, dim, **given))
 
-    def _reached(self) -> list[tuple[int, Layer, LayerMetrics]]:
+    def _reached(self) -> list[Reached]:
         """The layers that have rows on any rank, with their indices and metrics."""
         widths = [self._metrics[each.name].dim if each.name in self._metrics else 0 for each in self.layers]
         if is_distributed():
@@ -237,4 +244,4 @@ class Geometry:
                 no_rows = torch.zeros(0, dim, device=self._device)
                 self._add_metrics(layer.name, dim).update(no_rows, no_rows[:, 0].long(), None, None)
         reached = [(i, layer) for i, layer in enumerate(self.layers) if layer.name in self._metrics]
-        return [(i, layer, self._metrics[layer.name]) for i, layer in reached]
+        return [Reached(i, layer, self._metrics[layer.name]) for i, layer in reached]

@@ -1,6 +1,7 @@
 """Intrinsic dimension of the embeddings."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Self
 
 import torch
@@ -130,7 +131,8 @@ class IntrinsicDimension(GeometryMetric):
     def _estimate(self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0) -> DimensionEstimate:
         tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
-            return estimated_dimension(rows, self.estimator, duplicate_tolerance=tolerance)
+            own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
+            return estimated_dimension(rows, own, duplicate_tolerance=tolerance)
         return twonn_dimension(
             rows,
             discard_fraction=self.discard_fraction,

@@ -107,8 +107,28 @@ class LayerMetrics:
                 with _in_sync([metric]):
                     yield metric
 
+    @property
+    def device(self) -> torch.device:
+        """Where the metrics hold their states."""
+        return next((metric.device for metric in self._all()), torch.device("cpu"))
+
+    def sync(self) -> ExitStack:
+        """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
+        with ExitStack() as stack:
+            stack.enter_context(_in_sync([*self._all()]))
+            return stack.pop_all()
+
+    def reduce(self) -> None:
+        """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
+        for metric in self._all():
+            metric.sync()
+            metric._cache = None
+
     def computed(self) -> Iterator[Callable[[], ValuesAndErrors]]:
-        """Yield, for each metric, what computes its values over the rows of all ranks, and their standard errors."""
+        """Yield, for each metric, what computes its values over the rows of all ranks, and their standard errors.
+
+        Every rank must call this, unless it has called `sync` or `reduce`.
+        """
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):
                 yield partial(self._compute, metric, copies)
@@ -161,6 +181,8 @@ def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
     """Context in which metrics have the rows of all ranks; unlike `sync_context` it ends after an exception, too."""
     with ExitStack() as stack:
         for metric in metrics:
+            if metric._is_synced:
+                continue
             metric.sync()
             stack.callback(metric.unsync, should_unsync=metric._is_synced)
         yield

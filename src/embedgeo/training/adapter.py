@@ -33,6 +33,7 @@ class TrainerAdapter:
         process_group: the ranks that have different rows; None: all ranks.
         writes: whether this process writes files.
         folder: where the trainer writes its results; None: nowhere.
+        is_followed: whether the trainer decides by the values, so that they cannot be late.
         set_train_mode: puts the model into the mode that it has in a training step, if it can be in another one.
     """
 
@@ -44,6 +45,7 @@ class TrainerAdapter:
     process_group: dist.ProcessGroup | None = None
     writes: bool = True
     folder: Path | None = None
+    is_followed: bool = False
     set_train_mode: Callable[[], object] = lambda: None
 
     def history_file(self, folder: str | Path | None, prefix: str) -> "HistoryFile | None":

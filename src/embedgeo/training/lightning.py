@@ -1,6 +1,6 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -81,6 +81,10 @@ class GeometryMonitor(Monitor, Callback):
             steps, which need hooks before the model is compiled. They are put in when ``fit`` begins (``setup``), if
             the model is not compiled by then; otherwise call ``prepare(model)`` before ``torch.compile``. What the
             monitor itself runs, on a probe or for the last weights, is eager.
+        background: compute the numbers in a thread while training goes on, and log them when a batch begins after that;
+            on several ranks, at the next measured step. They are the same bit for bit, in the same order and at the
+            same steps; the next measurement, a checkpoint, an exception and the end of training wait for them. Where a
+            ModelCheckpoint, an EarlyStopping or a learning rate follows one of them, training waits at once.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
@@ -105,6 +109,7 @@ class GeometryMonitor(Monitor, Callback):
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
+        self._complete()  # every rank saves
         if self._place.last_step is None:
             return {}
         place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
@@ -140,6 +145,7 @@ class GeometryMonitor(Monitor, Callback):
             process_group=group,
             writes=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers),
+            is_followed=any(map(self._is_own, _followed(trainer))),
         )
         self._start(adapter, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -216,6 +222,14 @@ class GeometryMonitor(Monitor, Callback):
         """Write charts, images and text to the loggers that take them, on rank zero."""
         if trainer.is_global_zero and not self._failed:
             self._page.write(trainer.loggers, self.history, last=last)
+
+
+def _followed(trainer: Trainer) -> Iterator[str]:
+    """The tags by whose values the Trainer stops, saves and sets the learning rate."""
+    for callback in (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks):
+        yield getattr(callback, "monitor", None) or ""
+    for schedule in trainer.lr_scheduler_configs:
+        yield schedule.monitor or ""
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

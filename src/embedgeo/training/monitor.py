@@ -68,12 +68,14 @@ class Monitor(Measuring):
         word_ids: Callable[[Any], Tensor] | None = None,
         max_state_bytes: float = MAX_STATE_BYTES,
         compiled: Compiled = "eager",
+        background: bool = False,
     ) -> None:
         require_compiled(compiled)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
-        super().__init__(on_error, {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids})
+        exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
+        super().__init__(on_error, background=background, exclusions=exclusions)
         self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
         self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
         self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
@@ -81,7 +83,7 @@ class Monitor(Measuring):
         self.compiled, self._is_told = compiled, False
         require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
-        given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **self._exclusions}
+        given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **exclusions}
         self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
         self._reset()
 
@@ -114,6 +116,7 @@ class Monitor(Measuring):
         rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
 
     def _before_batch(self, step: int, batch: Any) -> None:
+        self._complete_if_done()
         if self._geometry is None:
             return
         if self._keeps_batches and batch is not None:
@@ -146,15 +149,12 @@ class Monitor(Measuring):
             self._measure(self._place.close_window())
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
+        self._complete()
 
     def _stop(self) -> None:
         """Leave the run; `_place` stays, as it may still be saved to a checkpoint."""
         self._detach()
-        if self._file is not None:
-            self._write(self._file.close)
-            if self._file.path.exists() and not self._cannot_write:
-                rank_zero_info(messages.closing(self, self._file))
-        self._adapter = self._geometry = self._file = None
+        self._stop_measuring()
         self._recent = []
 
     def _attach(self, batch: Any) -> None:

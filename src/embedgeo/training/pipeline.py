@@ -14,6 +14,7 @@ from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, unwrapped
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.computing import Computed
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, reason
 from embedgeo.training.meshes import pipeline_groups
@@ -126,7 +127,12 @@ class StageGeometry(Geometry):
         if not names:
             raise ValueError(f"layers={layers!r} matches no layer of any stage of the pipeline.")
 
-    def records(self) -> list[Record]:
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Always: see `agreed`."""
+        return True
+
+    def agreed(self, computed: Computed) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this.
 
         Raises:
@@ -136,7 +142,7 @@ class StageGeometry(Geometry):
 
         def own() -> list[Record]:
             self._stage.require_one_a_rank()
-            return super(StageGeometry, self).records()
+            return super(StageGeometry, self).agreed(computed)
 
         every = _on_all(self._stages, own)
         for before, after in pairwise(every):

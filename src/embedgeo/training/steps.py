@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
 from embedgeo.training.adapter import TrainerAdapter
@@ -131,6 +131,7 @@ class StepMonitor(Monitor):
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run has come in its schedule, for a checkpoint: plain numbers."""
+        self._complete(alone=True)
         if self._place.last_step is None:
             return {}
         return {"last_step": self._place.last_step, "window_start": self._place.window_start}
@@ -190,14 +191,14 @@ class StepMonitor(Monitor):
         """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
         if self._geometry is None:
             self._rest()
-        elif self._place.window_start is not None:
+        elif self._place.window_start is not None or (self._pending is not None and not has_other_ranks()):
             self._after, self._before = inf, -inf
         else:
             assert self._place.last_step is not None
             self._after, self._before = self._place.last_step, self.schedule.next_after(self._place.last_step)
-        if self._after != inf:
+        if self._after != inf or self._place.window_start is None:
             self._optimizers.ignore()
-        elif not (is_distributed() and dist.get_world_size() > 1):
+        elif not has_other_ranks():
             self._optimizers.watch()  # several ranks must agree on when to measure; one of them may skip a step
 
     def _after_optimizer(self) -> None:

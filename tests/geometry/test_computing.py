@@ -1,0 +1,138 @@
+"""Layers are computed side by side, each in its share of the threads, now or in a thread of their own."""
+
+import threading
+
+import pytest
+import torch
+
+from embedgeo import EmbeddingMoments, IntrinsicDimension, full_metrics, observe
+from tests.models import gpt_neox, token_batch
+from tests.training.test_monitor_faults import BreaksLate
+
+LAYERS = 5
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def observed(metrics, **options):
+    with observe(model := gpt_neox(), metrics=metrics, **options) as geometry, torch.no_grad():
+        for seed in range(3):
+            model(**token_batch(seed=seed))
+    return geometry
+
+
+class Sees(EmbeddingMoments):
+    """Notes what is set where it is computed; each of two layers waits for the other one, where they are two."""
+
+    def __init__(self, dim, seen, together=None):
+        super().__init__(dim)
+        self.seen, self.together = seen, together
+
+    def compute(self):
+        if not self.num_rows:
+            return super().compute()  # to find out its keys
+        here = threading.current_thread() is not threading.main_thread()
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        self.seen.append((here, torch.get_num_threads(), *modes))
+        if self.together is not None:
+            self.together.wait(timeout=60)
+        return super().compute()
+
+
+def bits(records):
+    """Equal where all numbers are, NaN too."""
+    return [repr(record) for record in records]
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_layers_are_computed_side_by_side_in_their_share_of_the_threads(is_inference):
+    seen, together = [], threading.Barrier(2)
+    layers = ["embed", "block.00", "block.01", "block.02"]
+    with torch.inference_mode(is_inference):
+        geometry = observed(lambda dim: [Sees(dim, seen, together)], layers=layers)
+        with torch.autocast("cpu", torch.bfloat16):
+            geometry.records()
+    assert seen == [(True, 1, False, is_inference, False)] * 4
+    assert torch.get_num_threads() == 2
+    assert in_a_new_thread(torch.get_num_threads) == [2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_layer_alone_has_all_threads():
+    seen = []
+    observed(lambda dim: [Sees(dim, seen)], layers=["block.01"]).records()
+    ((in_another, num_threads, *_),) = seen
+    assert (in_another, num_threads) == (False, 2)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_numbers_do_not_depend_on_how_many_layers_are_computed_at_a_time():
+    geometry = observed(full_metrics, jackknife=3)
+    together = geometry.records()
+    state = torch.get_rng_state()
+    handed_over = geometry.hand_over()
+    assert geometry.records() == []
+    assert bits(geometry.agreed(handed_over.computed.result())) == bits(together)
+    assert len({record["layer"] for record in together}) == LAYERS
+    assert handed_over.why_silent == ""
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == 2
+    assert in_a_new_thread(torch.get_num_threads) == [2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_no_setting_of_the_whole_process_is_touched_beside_the_main_thread(monkeypatch):
+    def notes(function):
+        def noted(*args, **kwargs):
+            callers.append(threading.current_thread())
+            return function(*args, **kwargs)
+
+        return noted
+
+    callers, geometry = [], observed(full_metrics)
+    # leaving autocast empties the cache of casts, which is one for all threads
+    for owner, name in ((torch.autocast, "__enter__"), (torch, "clear_autocast_cache"), (torch, "manual_seed")):
+        monkeypatch.setattr(owner, name, notes(getattr(owner, name)))
+    geometry.records()
+    geometry.agreed(geometry.hand_over().computed.result())
+    assert not {thread.name for thread in callers} - {threading.main_thread().name}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_first_failure_is_raised_with_its_layer():
+    geometry = observed(lambda dim: [BreaksLate(dim)])
+    for compute in (geometry.records, lambda: geometry.agreed(geometry.hand_over().computed.result())):
+        with pytest.raises(RuntimeError, match="broken metric") as caught:
+            compute()
+        assert caught.value.__notes__[0] == "at layer 'embed'"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_layers_may_share_an_estimator():
+    class Estimator:
+        def fit(self, rows):
+            self.dimension_ = abs(float(rows.sum()))
+            together.wait(timeout=60)
+
+    together, estimator = threading.Barrier(2), Estimator()
+    metrics = {"metrics": lambda dim: [IntrinsicDimension(dim, estimator=estimator)]}
+    geometry = observed(**metrics, layers=["block.00", "block.01"])
+    side_by_side = geometry.records()
+    together = threading.Barrier(1)
+    torch.set_num_threads(1)
+    assert bits(side_by_side) == bits(geometry.records())
+
+
+def in_a_new_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found
