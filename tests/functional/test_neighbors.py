@@ -136,6 +136,18 @@ def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_produc
     assert_exact(CLOUDS[cloud].float())
 
 
+@FIRST_PRODUCTS
+def test_a_few_unsettled_rows_need_no_copy_in_float64(monkeypatch):
+    taken, of = [], products.Operand.of
+    monkeypatch.setattr(
+        products.Operand,
+        "of",
+        lambda x, center, dtype, *, rounded: taken.append(rounded) or of(x, center, dtype, rounded=rounded),
+    )
+    assert_exact(CLOUDS["shell"].float())
+    assert taken == [True]
+
+
 class Settings(TorchDispatchMode):
     """Records the settings of the process under which operations run."""
 

@@ -10,6 +10,9 @@ from embedgeo.functional.products import BLOCK_BYTES, CACHED_ELEMENTS, Operand, 
 _CANDIDATES = 8, 24
 """Number of candidates of each row; the second for rows that the first does not settle."""
 
+_FEW = 16
+"""Number of rows up to which differences to all rows take less time, and memory, than products in float64."""
+
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
 
@@ -19,8 +22,8 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     Candidates are found by squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16. The distances to the first
     two candidates are then computed from the differences of the rows, in float32 with float64 sums, and so are those
     to all candidates that might be nearer but for rounding. A row is settled once its last candidate cannot be nearer.
-    Rows that are not get more candidates, then products in float64, and finally the differences to all rows. Exact
-    duplicates have distance 0. No setting of the process is changed, and none matters.
+    Rows that are not get more candidates, then, if they are many, products in float64, and finally the differences to
+    all rows. Exact duplicates have distance 0. No setting of the process is changed, and none matters.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -47,7 +50,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
         return _compare_with_all(x, pending)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     for dtype, rounded in ((fast_dtype(x.device), True), (wide, False)):
-        if len(pending):
+        if rounded or len(pending) > _FEW:
             pending = _settle(x, Operand.of(x, center, dtype, rounded=rounded), pending, nearest)
     for block in pending.split(chunk_length(n * wide.itemsize, BLOCK_BYTES)) if len(pending) else ():
         nearest[block] = _compare_with_all(x, block)
