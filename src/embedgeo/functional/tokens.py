@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
-from embedgeo.functional.row_ids import Part, Runs, TokenOrder
+from embedgeo.functional.order import Part, Runs, TokenOrder
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _MERGED_ELEMENTS = 1 << 17
