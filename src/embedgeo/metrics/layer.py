@@ -67,9 +67,9 @@ class LayerMetrics:
     def update(
         self,
         hidden: Tensor,
-        token_ids: Tensor | None,
-        mask: Tensor | None,
-        sequence_ids: Tensor | None,
+        token_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
         *,
         ids: RowIds | None = None,
     ) -> None:
@@ -97,16 +97,14 @@ class LayerMetrics:
         if ids.sequence_ids is not None and self._num_groups:
             groups, parts = ids.dealt(self._next_batch() * ids.num_numbers, self._num_groups)
         for metric, copies in zip(self._metrics, self._copies, strict=True):
-            if not isinstance(metric, GeometryMetric):
-                _update(metric, hidden, ids)
-            elif groups is not None and not copies:
-                metric.update(rows.relabelled(groups))
+            if groups is not None and isinstance(metric, GeometryMetric) and not copies:
+                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept), rows.relabelled(groups))
             else:
-                metric.update(rows)
+                _update(metric, hidden, ids, rows)
         for group, part in parts:
             of_group = Rows.of(hidden, part)
             for copies in filter(None, self._copies):
-                copies[group].update(of_group)
+                _update(copies[group], hidden, part, of_group)
 
     def synced(self, kind: type = Metric) -> Iterator[Any]:
         """Yield the metrics of a kind; each has the rows of all ranks until the next one."""
@@ -173,9 +171,11 @@ def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
         yield
 
 
-def _update(metric: Metric, hidden: Tensor, ids: RowIds) -> None:
-    """Update a metric of another package or of the user's, which may take fewer arguments."""
-    if ids.kept is not None:
+def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+    if type(metric).update is GeometryMetric.update:
+        metric.update(rows)
+        return
+    if ids.kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, ids.kept)
     given = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
     given = {name: each.view(hidden.shape[:-1]) for name, each in given.items() if each is not None}
