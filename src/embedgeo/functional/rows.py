@@ -237,7 +237,8 @@ def pool_tokens(
 
 def _finite(rows: Tensor) -> Tensor | None:
     """Which rows are finite, or None where all are: one sum in the usual case."""
-    if bool(rows.sum(dtype=torch.promote_types(rows.dtype, torch.float32)).isfinite()):
+    total = rows @ rows.new_ones(rows.shape[1]) if rows.dtype == torch.float16 else rows.sum()
+    if bool(total.isfinite().all()):
         return None
     finite = torch.isfinite(rows).all(dim=1)  # a sum may overflow although every term is finite
     return None if bool(finite.all()) else finite
