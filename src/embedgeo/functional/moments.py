@@ -132,7 +132,7 @@ def row_moments(x: Tensor) -> Moments:
         mean, norm_mean = rows.mean(0), norm.mean()
         direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
         part = Moments(
-            n=rows.new_tensor(rows.shape[0]),
+            n=rows.new_full((), rows.shape[0]),
             mean=mean,
             m2=rows.sub_(mean).square_().sum(0),
             norm_mean=norm_mean,

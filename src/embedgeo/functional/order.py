@@ -14,7 +14,7 @@ class Part(NamedTuple):
     Attributes:
         rows: their places in the batch, run by run, shape (c,).
         runs: the runs that they belong to.
-        index: which of these each row belongs to, shape (c,).
+        run: which of these each row belongs to, shape (c,).
         first: which row of the part is the first one of each run, shape (k,).
         last: which is the last one, shape (k,).
         lengths: number of rows of each run in the part, shape (k,).
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
     rows: Tensor
     runs: slice
-    index: Tensor
+    run: Tensor
     first: Tensor
     last: Tensor
     lengths: Tensor

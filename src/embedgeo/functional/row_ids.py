@@ -96,8 +96,8 @@ def row_ids(
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
     kept = mask.bool().reshape(-1).to(embeddings.device).nonzero().flatten()
-    of_kept = (None if each is None else each[kept] for each in (ids, sequences))
-    return RowIds(*of_kept, kept=kept, all_sequence_ids=sequences)
+    ids, of_kept = (None if each is None else each[kept] for each in (ids, sequences))
+    return RowIds(ids, of_kept, kept, all_sequence_ids=sequences)
 
 
 def _integers(name: str, given: Tensor, embeddings: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Sample(NamedTuple):
             kept = kept.to(keys.device)
             keys, positions = keys[kept], positions[kept]
         labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
-        return self.merge(Sample(x, keys, labels, positions, self.seen.new_tensor(count), self.size))
+        return self.merge(Sample(x, keys, labels, positions, self.seen.new_full((), count), self.size))
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
@@ -112,7 +112,7 @@ def row_keys(
     """
     z = stream_positions(start, count, stream=stream, device=device)
     # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
-    z = _mix(z) + _mix(_mix(torch.tensor(seed, device=device)))
+    z = _mix(z) + _mix(_mix(torch.full((), seed, device=device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
 

@@ -84,7 +84,7 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
         gram[start:, start - _GRAM_BLOCK : start] = gram[start - _GRAM_BLOCK : start, start:].T
     if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x)
-    n = total.new_tensor(float(len(x)), dtype=wide)
+    n = total.new_full((), len(x), dtype=wide)
     rounding = total.to(wide) / n
     return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
 

@@ -155,10 +155,10 @@ def _add_runs(
     for part in runs.parts(num_rows):
         rows = x.index_select(0, part.rows).to(dtype)
         origin = rows.index_select(0, part.last)
-        rows.sub_(origin.index_select(0, part.index))
+        rows.sub_(origin.index_select(0, part.run))
         offset = _means(rows, part)
-        rows.sub_(offset.index_select(0, part.index))
-        squares = m2.new_zeros(len(part.lengths)).index_add_(0, part.index, row_norms(rows).square())
+        rows.sub_(offset.index_select(0, part.run))
+        squares = m2.new_zeros(len(part.lengths)).index_add_(0, part.run, row_norms(rows).square())
         groups = runs.groups[part.runs]
         if mean is not None or part.is_split:
             center = origin.to(m2.dtype).add_(offset).add_(_means(rows, part))

@@ -84,7 +84,7 @@ class TokenMoments(GeometryMetric):
             raise ValueError("count_range needs token_ids in every update; got none.")
         if ids is not None:
             self.extend(token_table(x, ids, rows.sequence_ids, order=rows.ids.order))
-            self.extend(SequenceCount(torch.tensor(float(rows.num_sequences), device=x.device)))
+            self.extend(SequenceCount(torch.full((), float(rows.num_sequences), device=x.device)))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
