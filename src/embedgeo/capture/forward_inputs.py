@@ -161,8 +161,8 @@ class ForwardInputs:
             kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
             if kept is not None and bool(kept.all()):
                 kept = None
-            given = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
-            self._aligned[key] = Aligned(*given, {})
+            ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
+            self._aligned[key] = Aligned(ids, kept, words, {})
         return self._aligned[key]
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
