@@ -95,8 +95,8 @@ class ForwardInputs:
                 self._forget_token_ids()
         if self._mask is None and call.mask is not None:
             self._mask, self._aligned = call.mask, {}
-        if self._position_ids is None:
-            self._position_ids = call.position_ids
+        if self._position_ids is None and call.position_ids is not None:
+            self._position_ids, self._aligned = call.position_ids, {}
         if self._lookup is not None and call.embeddings is not None:
             self._take_lookup(self._lookup, call.embeddings)
         self._lookup = None
@@ -161,7 +161,8 @@ class ForwardInputs:
             kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
             if kept is not None and bool(kept.all()):
                 kept = None
-            self._aligned[key] = Aligned(*(None if t is None else t.reshape(rows.shape) for t in (ids, kept, words)))
+            ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
+            self._aligned[key] = Aligned(ids, kept, words, {})
         return self._aligned[key]
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:

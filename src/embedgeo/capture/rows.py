@@ -1,12 +1,14 @@
 """The rows of a layer's hidden state, which tensors have an entry for each of them, and which to leave out."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from embedgeo.capture.layers import Layer
+
+T = TypeVar("T")
 
 
 class LayerRows(NamedTuple):
@@ -44,11 +46,22 @@ class Aligned(NamedTuple):
         token_ids: None if there are none.
         mask: bool, True = count this row; None if all rows count.
         word_ids: None if none were given.
+        prepared: what has been made of these, for the other layers of the forward pass: see `prepared_once`.
     """
 
     token_ids: Tensor | None
     mask: Tensor | None
     word_ids: Tensor | None
+    prepared: dict[Any, Any]
+
+    def prepared_once(self, device: torch.device, make: Callable[[], T]) -> T:
+        """What ``make`` makes of these for hidden states on a device, or has made: again if they change in place."""
+        given = (t for t in (self.token_ids, self.mask, self.word_ids) if t is not None and not t.is_inference())
+        key = (device, *(t._version for t in given))
+        if key not in self.prepared:
+            self.prepared[key] = make()
+        found: T = self.prepared[key]
+        return found
 
 
 def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
 from embedgeo.functional.precision import accumulator_dtype
 
-CHUNK_ELEMENTS = 1 << 19
+CHUNK_ELEMENTS = 1 << 18
 """Elements worked on at a time, so that their float64 copies stay in the processor's cache."""
 
 
@@ -125,23 +125,32 @@ class Moments(NamedTuple):
 def row_moments(x: Tensor) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
     dtype = accumulator_dtype(x.device)
-    moments = Moments.empty(x.shape[1], dtype=dtype, device=x.device)
+    parts = [Moments.empty(x.shape[1], dtype=dtype, device=x.device)]
     for chunk in row_chunks(x):
-        rows = x[chunk].to(dtype)
+        rows = x[chunk].to(dtype, copy=True)
         norm = torch.linalg.vector_norm(rows, dim=1)
         mean, norm_mean = rows.mean(0), norm.mean()
+        direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
         part = Moments(
-            n=rows.new_tensor(rows.shape[0]),
+            n=rows.new_full((), rows.shape[0]),
             mean=mean,
-            m2=(rows - mean).square_().sum(0),
+            m2=rows.sub_(mean).square_().sum(0),
             norm_mean=norm_mean,
             norm_m2=(norm - norm_mean).square().sum(),
             norm_max=norm.max(),
             direction_n=(norm > 0).sum().to(dtype),
-            direction_sum=torch.where(norm > 0, 1 / norm, 0) @ rows,
+            direction_sum=direction_sum,
         )
-        moments = moments.merge(part)
-    return moments
+        parts.append(part)
+    together = Moments(*map(torch.stack, zip(*parts, strict=True)))
+    total = partial(torch.sum, dim=0)
+    return Moments(
+        *merge_parts([together[:3]], total),
+        *merge_parts([together._norms()], total)[1:],
+        together.norm_max.max(0).values,
+        total(together.direction_n),
+        total(together.direction_sum),
+    )
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:

@@ -1,47 +1,77 @@
 """From hidden states of any shape and dtype, with a mask, to the rows that count."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.row_ids import RowIds, row_ids
 
 RowUnit = Literal["tokens", "mean", "first", "last", "words"]
 """What a row is: a token; a sequence, as the mean of its tokens, its first token or its last one; or a word."""
 
 
-class Rows(NamedTuple):
-    """The rows of one batch that count.
+class Rows:
+    """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    Attributes:
+    Args:
         embeddings: shape (n, d), floating point, finite, detached.
-        token_ids: shape (n,), int64, or None where none were given.
-        sequence_ids: shape (n,), int64, or None where each row is a sequence of its own.
+        ids: what is known of them beside their embeddings.
         num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
         finite: shape (n + num_nonfinite,), bool, which of the rows that the mask kept these are; None: all of them.
     """
 
-    embeddings: Tensor
-    token_ids: Tensor | None
-    sequence_ids: Tensor | None
-    num_nonfinite: int
-    finite: Tensor | None = None
+    def __init__(self, embeddings: Tensor, ids: RowIds, num_nonfinite: int = 0, finite: Tensor | None = None) -> None:
+        self.embeddings, self.ids, self.num_nonfinite, self.finite = embeddings, ids, num_nonfinite, finite
 
-    def select(self, keep: Tensor) -> "Rows":
-        """The rows for which ``keep``, shape (n,), is true."""
-        ids, sequences = (None if t is None else t[keep] for t in (self.token_ids, self.sequence_ids))
-        return Rows(self.embeddings[keep], ids, sequences, self.num_nonfinite)
+    @classmethod
+    def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
+        """The rows of a batch that ``ids`` say count, without those with a NaN or Inf.
+
+        Args:
+            embeddings: shape (..., d), any floating dtype.
+            ids: of the batch.
+        """
+        x, kept = embeddings.detach(), ids.kept
+        if kept is None or x.is_contiguous():
+            x = x.reshape(-1, x.shape[-1])
+            x = x if kept is None else x.index_select(0, kept)
+        else:  # not all of them are copied
+            x = x[torch.unravel_index(kept, x.shape[:-1])]
+        if x.dtype.itemsize == 1:  # float8 has no arithmetic
+            x = x.float()
+        finite = _finite(x)
+        if finite is None:
+            return cls(x, ids)
+        places = finite.nonzero().flatten()
+        return cls(x.index_select(0, places), ids.select(places), len(x) - len(places), finite)
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """Shape (n,), int64, or None where none were given."""
+        return self.ids.token_ids
+
+    @property
+    def sequence_ids(self) -> Tensor | None:
+        """Shape (n,), int64, or None where each row is a sequence of its own."""
+        return self.ids.sequence_ids
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences that have rows that count."""
-        return len(self.embeddings if self.sequence_ids is None else self.sequence_ids.unique())
+        found = self.ids.num_sequences
+        return len(self.embeddings) if found is None else found
+
+    def relabelled(self, sequence_ids: Tensor) -> "Rows":
+        """The same rows with other sequence ids, which those with a NaN or Inf have, too."""
+        ids = RowIds(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite])
+        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
 
 
 def select_rows(
-    embeddings: Tensor,
+    embeddings: Tensor | Rows,
     token_ids: Tensor | None = None,
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
@@ -51,7 +81,7 @@ def select_rows(
     """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
 
     Args:
-        embeddings: shape (..., d), any floating dtype.
+        embeddings: shape (..., d), any floating dtype; or rows that are selected already, which are returned.
         token_ids: shape (...), any integer dtype.
         mask: shape (...), bool or 0/1; True = count this row.
         sequence_ids: shape (...), any integer dtype; default: each index of the leading axis of three or more is a
@@ -60,39 +90,27 @@ def select_rows(
 
     Raises:
         TypeError: embeddings are not floating point, or token or sequence ids not integers.
-        ValueError: a shape that does not match, or a mask with other values than 0 and 1.
+        ValueError: a shape that does not match, a mask with other values than 0 and 1, or more than `Rows`.
 
     >>> select_rows(torch.eye(3), mask=torch.tensor([1, 0, 1]), dim=3).embeddings.shape
     torch.Size([2, 3])
     """
-    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-        got = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
+    given = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        got = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise TypeError(f"embeddings must be a floating-point tensor; got {got}. Pass hidden states, not ids.")
-    if embeddings.ndim == 0 or embeddings.shape[-1] != dim:
+    if given.ndim == 0 or given.shape[-1] != dim:
         raise ValueError(
-            f"embeddings must have shape (..., {dim}); got {tuple(embeddings.shape)}. "
+            f"embeddings must have shape (..., {dim}); got {tuple(given.shape)}. "
             f"Build the metric with dim= the last dimension of the embeddings."
         )
-    rows = embeddings.detach().reshape(-1, dim)
-    if rows.dtype.itemsize == 1:  # float8 has no arithmetic
-        rows = rows.float()
+    if isinstance(embeddings, Rows):
+        if not token_ids is mask is sequence_ids is None:
+            raise ValueError("Rows have their ids and no mask; got some beside them. Pass the rows alone.")
+        return embeddings
     if sequence_ids is None and embeddings.ndim > 2:
         sequence_ids = sequence_numbers(embeddings.shape[:-1])
-    ids, sequences = (
-        None if given is None else _integers(name, given, embeddings)
-        for name, given in (("token_ids", token_ids), ("sequence_ids", sequence_ids))
-    )
-    kept = Rows(rows, ids, sequences, 0)
-    if mask is not None:
-        _require_shape("mask", mask, embeddings)
-        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
-        keep = mask.bool().reshape(-1).to(rows.device)
-        kept = kept.select(keep)
-    finite = _finite(kept.embeddings)
-    if finite is None:
-        return kept
-    return kept.select(finite)._replace(num_nonfinite=int((~finite).sum()), finite=finite)
+    return Rows.of(embeddings, row_ids(embeddings, token_ids, mask, sequence_ids))
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -217,29 +235,10 @@ def pool_tokens(
     return hidden[sequence, place], ids, kept
 
 
-def _integers(name: str, given: Tensor, embeddings: Tensor) -> Tensor:
-    """Ids of the rows of ``embeddings``, shape (n,), int64."""
-    _require_shape(name, given, embeddings)
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise TypeError(f"{name} must be an integer tensor; got {given.dtype}.")
-    return given.detach().reshape(-1).to(device=embeddings.device, dtype=torch.int64)
-
-
-def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {type(tensor).__name__}.")
-    if tensor.shape != embeddings.shape[:-1]:
-        raise ValueError(
-            f"{name} must have the shape of embeddings without the last dimension, "
-            f"{tuple(embeddings.shape[:-1])}; got {tuple(tensor.shape)}."
-        )
-
-
 def _finite(rows: Tensor) -> Tensor | None:
-    """Which rows are finite, or None where all are: one matrix-vector product in the usual case."""
-    with matmul_precision(rows.device):
-        total = rows @ rows.new_ones(rows.shape[1])
-    if bool(torch.isfinite(total).all()):
+    """Which rows are finite, or None where all are: one sum in the usual case."""
+    total = rows @ rows.new_ones(rows.shape[1]) if rows.dtype == torch.float16 else rows.sum()
+    if bool(total.isfinite().all()):
         return None
     finite = torch.isfinite(rows).all(dim=1)  # a sum may overflow although every term is finite
     return None if bool(finite.all()) else finite

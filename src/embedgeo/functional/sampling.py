@@ -58,25 +58,27 @@ class Sample(NamedTuple):
             stream: number of the stream.
         """
         count = len(x) if kept is None else len(kept)
-        keys = row_keys(int(self.seen), count, seed=seed, stream=stream, device=self.keys.device)
-        positions = stream_positions(int(self.seen), count, stream=stream, device=self.keys.device)
+        keys = row_keys(self.seen, count, seed=seed, stream=stream, device=self.keys.device)
+        positions = stream_positions(self.seen, count, stream=stream, device=self.keys.device)
         if kept is not None:
             kept = kept.to(keys.device)
             keys, positions = keys[kept], positions[kept]
         labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
-        if len(self.keys) == self.size:
-            smaller = (keys < self.keys.max()).nonzero().flatten()
-            x = x.index_select(0, smaller.to(x.device))
-            keys, labels, positions = keys[smaller], labels[smaller], positions[smaller]
-        return self.merge(Sample(x.to(keys.device), keys, labels, positions, self.seen.new_tensor(count), self.size))
+        return self.merge(Sample(x, keys, labels, positions, self.seen.new_full((), count), self.size))
 
     def merge(self, other: "Sample") -> "Sample":
-        """The sample of the rows that both were drawn from."""
-        dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
-        rows = torch.cat((self.rows.to(dtype), other.rows.to(dtype)))
+        """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
+        parts = [self.rows, other.rows]
         keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
-        sample = Sample(rows, keys, labels, positions, self.seen + other.seen, self.size)
-        return sample if len(keys) <= self.size else sample.select(keys.topk(self.size, largest=False).indices)
+        if len(keys) > self.size:
+            drawn = keys.topk(self.size, largest=False, sorted=False).indices.sort().values
+            num_own = int((drawn < len(self.keys)).sum())
+            keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
+            places = drawn[:num_own], drawn[num_own:] - len(self.keys)
+            parts = [rows.index_select(0, each.to(rows.device)) for rows, each in zip(parts, places, strict=True)]
+        dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
+        rows = torch.cat([part.to(keys.device, dtype) for part in parts])
+        return Sample(rows, keys, labels, positions, self.seen + other.seen, self.size)
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
@@ -98,7 +100,9 @@ class Sample(NamedTuple):
         return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], seen, self.size)
 
 
-def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None) -> Tensor:
+def row_keys(
+    start: int | Tensor, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None
+) -> Tensor:
     """Keys of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), float64 in [0, 1).
 
     They are SplitMix64 (Steele, Lea & Flood 2014) of the position of the row, in wrapping int64 arithmetic.
@@ -108,13 +112,13 @@ def row_keys(start: int, count: int, *, seed: int, stream: int = 0, device: torc
     """
     z = stream_positions(start, count, stream=stream, device=device)
     # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
-    z = _mix(z) + _mix(_mix(torch.tensor(seed, device=device)))
+    z = _mix(z) + _mix(_mix(torch.full((), seed, device=device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
 
-def stream_positions(start: int, count: int, *, stream: int = 0, device: torch.device | None = None) -> Tensor:
+def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device: torch.device | None = None) -> Tensor:
     """`Sample.positions` of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), int64."""
-    return torch.arange(start, start + count, dtype=torch.int64, device=device) + (stream << _STREAM_BITS)
+    return torch.arange(count, dtype=torch.int64, device=device) + start + (stream << _STREAM_BITS)
 
 
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ Rudman et al. 2022 for IsoScore; Johnstone 2001 and Ma 2012 for the Gaussian bas
 """
 
 import math
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
 _PRODUCT_ELEMENTS = 1 << 22
+_CENTRED_ROWS = 1024
 _GRAM_BLOCK = 128
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16
@@ -47,6 +48,8 @@ class Scatter(NamedTuple):
 
     def merge(self, other: "Scatter") -> "Scatter":
         """The scatter of the rows of both about their common mean."""
+        if self.scatter.shape != other.scatter.shape:  # that of no rows is the smaller one
+            return max(self, other, key=lambda each: len(each.scatter))
         return Scatter(*merge_parts((self, other)))
 
     def all_reduce(self, group: Any = None) -> "Scatter":
@@ -60,40 +63,30 @@ def row_scatter(x: Tensor) -> Scatter:
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
     matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
     """
-    wide = accumulator_dtype(x.device)
-    narrow = torch.promote_types(x.dtype, torch.float32)
-    dim = x.shape[1]
-    whole = Scatter(*(torch.zeros(shape, dtype=wide, device=x.device) for shape in ((), (dim,), (dim, dim))))
+    narrow, zero = torch.promote_types(x.dtype, torch.float32), x.new_zeros((), dtype=accumulator_dtype(x.device))
+    no_rows = Scatter(zero, zero.new_zeros(x.shape[1]), zero.new_zeros(1, 1))
     with matmul_precision(x.device):
-        for chunk in row_chunks(x, _PRODUCT_ELEMENTS):
-            part = _scatter_in(narrow, x[chunk])
-            whole = whole.merge(part) if chunk.start else part
-    return whole
+        parts = (_scatter_in(narrow, x[chunk]) for chunk in row_chunks(x, _PRODUCT_ELEMENTS))
+        return reduce(Scatter.merge, parts, no_rows).expanded()
 
 
 def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     """Mean and scatter of a chunk of rows, centred twice; in float64 if the squares leave the range of ``dtype``."""
-    wide = accumulator_dtype(x.device)
-    rows = x.to(dtype)
-    center = rows.mean(0)
-    rows = rows - center
-    rounding = rows.mean(0).to(wide)
-    gram = _gram(rows)
+    wide, dim = accumulator_dtype(x.device), x.shape[1]
+    center, gram = x.mean(0, dtype=dtype), x.new_zeros(dim, dim, dtype=dtype)
+    total = torch.zeros_like(center)
+    for part in x.split(_CENTRED_ROWS if x.device.type == "cpu" else len(x)):  # in the processor's cache
+        rows = part.to(dtype) - center
+        total += rows.sum(0)
+        for start in range(0, dim, _GRAM_BLOCK):  # only the blocks on and above the diagonal
+            gram[start : start + _GRAM_BLOCK, start:].addmm_(rows[:, start : start + _GRAM_BLOCK].T, rows[:, start:])
+    for start in range(_GRAM_BLOCK, dim, _GRAM_BLOCK):
+        gram[start:, start - _GRAM_BLOCK : start] = gram[start - _GRAM_BLOCK : start, start:].T
     if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x)
-    n = rounding.new_tensor(float(len(x)))
+    n = total.new_full((), len(x), dtype=wide)
+    rounding = total.to(wide) / n
     return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
-
-
-def _gram(rows: Tensor) -> Tensor:
-    """``rows.T @ rows``, of which only the blocks on and above the diagonal are computed."""
-    dim = rows.shape[1]
-    gram = rows.new_empty(dim, dim)
-    for start in range(0, dim, _GRAM_BLOCK):
-        block = slice(start, start + _GRAM_BLOCK)
-        product = rows[:, block].T @ rows[:, start:]
-        gram[block, start:], gram[start:, block] = product, product.T
-    return gram
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class WithinMoments(NamedTuple):
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
     n = types.n.sum()
-    variance = within_variance(types.without_rounding(), n.new_tensor(num_sequences))
+    variance = within_variance(types.without_rounding(), n.new_full((), num_sequences))
     n_paired = torch.where(variance.isnan(), 0, n)
     return WithinMoments(n, n_paired, n_paired * variance.nan_to_num())
 

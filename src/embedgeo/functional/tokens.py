@@ -3,8 +3,6 @@
 Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1, for the moments of a token type.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
+from embedgeo.functional.order import Part, Runs, TokenOrder
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _MERGED_ELEMENTS = 1 << 17
@@ -98,127 +97,82 @@ class TokenTable(NamedTuple):
         return n, mean, without_rounding(m2, n, torch.linalg.vector_norm(mean))
 
 
-def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
+def token_table(
+    x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None, *, order: TokenOrder | None = None
+) -> TokenTable:
     """The table of the rows of each token type: the paper's Algorithm 1, batched.
 
-    Rows are taken in the order of their token ids and sequences, as many at a time as the processor's cache holds.
-    Those of a token type in a sequence are centred on one of them (the last one: the first one of a text may be an
-    outlier), then on the mean of the differences, and what is left of the mean corrects it. So float32 rows need no
-    float64 copy, and identical rows have a variance of exactly 0. Then the sequences of a token type are merged.
+    Rows are taken in the order of their token ids, as many at a time as the processor's cache holds. Those of a token
+    type are centred on one of them (the last one: the first one of a text may be an outlier), then on the mean of the
+    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows have
+    a variance of exactly 0. Within single sequences the same is done again, of the token types that have several rows
+    in a sequence and others in another one: where there are no others it gives what it gave before, and a row alone
+    does not deviate from itself.
 
     Args:
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64.
         sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
+        order: that of these ids, where it is known already.
 
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]))
     >>> table.token_ids.tolist(), table.mean.flatten().tolist(), table.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
-    order, run, run_types = _runs(token_ids, sequence_ids)
-    types, group = run_types.unique_consecutive(return_inverse=True)
-    mean = torch.zeros(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    table = TokenTable(types, mean.new_zeros(len(types)), mean, *mean.new_zeros(4, len(types)))
-    num_rows = min(chunk_length(x.shape[1], _CENTRED_ELEMENTS), _SUMMED_ROWS)
-    ends, open_run = run.bincount().cumsum(0).tolist(), None
-    for rows, runs, is_continued in _parts(ends, num_rows):
-        parts = _moments_of_runs(x, order[rows], run[rows] - runs.start)
-        if is_continued:
-            _merge_into([state[0] for state in parts], open_run)
-        open_run = [state[-1].clone() for state in parts]
-        whole = slice(len(parts[0]) - (ends[runs.stop - 1] > rows.stop))
-        if sequence_ids is not None:
-            _add_runs(table, group[runs][whole], *(state[whole] for state in parts))
-        else:  # a run is a token type
-            for state, new in zip(table[1:4], parts, strict=True):
-                state[runs][whole] = new[whole]
-    return table if sequence_ids is not None else table._replace(sequences=table.n, sequence_n2=table.n)
+    order = TokenOrder(token_ids, sequence_ids) if order is None else order
+    table = _table_in(torch.promote_types(x.dtype, torch.float32), x, order)
+    wide = accumulator_dtype(x.device)
+    if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
+        return table
+    return _table_in(wide, x, order)  # differences exceed the range of float32
 
 
-def _runs(token_ids: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort rows into runs of one token type, in one sequence where there are ids of them.
+def _table_in(dtype: torch.dtype, x: Tensor, order: TokenOrder) -> TokenTable:
+    """The table of rows that are centred in ``dtype``."""
+    mean = torch.empty(len(order.types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    n, sequences, sequence_n2 = (each.to(mean.dtype) for each in (order.counts, order.sequences, order.squares))
+    m2 = torch.zeros_like(n)
+    _add_runs(m2, x, order.repeated, dtype, mean)
+    rows, types = order.single
+    for chunk in row_chunks(mean[: len(rows)], _CENTRED_ELEMENTS):
+        mean.index_copy_(0, types[chunk], x.index_select(0, rows[chunk]).to(mean.dtype))
+    sequence_m2 = torch.zeros_like(m2)
+    if (runs := order.repeated_in_sequences) is not None:
+        sequence_m2 = torch.where(order.sequences > 1, sequence_m2, n * m2)
+        _add_runs(sequence_m2, x, runs, dtype, weights=runs.lengths.to(n.dtype))
+    return TokenTable(order.types, n, mean, m2, sequences, sequence_n2, sequence_m2)
 
-    Returns:
-        The rows' order, the run (0, 1, 2, …) of each in that order, both of shape (n,), and the runs' token types.
+
+def _add_runs(
+    m2: Tensor, x: Tensor, runs: Runs, dtype: torch.dtype, mean: Tensor | None = None, weights: Tensor | None = None
+) -> None:
+    """Add the squared deviations of the rows of each run to the entry of ``m2`` that it belongs to, in place.
+
+    Their means are put into ``mean``, shape (T, d), if it is given; the deviations are multiplied by ``weights``, one
+    for each run, if these are.
     """
-    if sequence_ids is None:
-        order = token_ids.argsort(stable=True)
-    else:
-        order = sequence_ids.argsort(stable=True)
-        order = order[token_ids[order].argsort(stable=True)]
-    keys = torch.stack([ids[order] for ids in (token_ids, sequence_ids) if ids is not None])
-    begins = torch.ones_like(order, dtype=torch.bool)
-    begins[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
-    return order, begins.cumsum(0) - 1, keys[0][begins]
+    num_rows, held = min(chunk_length(x.shape[1], _CENTRED_ELEMENTS), _SUMMED_ROWS), m2
+    for part in runs.parts(num_rows):
+        rows = x.index_select(0, part.rows).to(dtype)
+        origin = rows.index_select(0, part.last)
+        rows.sub_(origin.index_select(0, part.run))
+        offset = _means(rows, part)
+        rows.sub_(offset.index_select(0, part.run))
+        squares = m2.new_zeros(len(part.lengths)).index_add_(0, part.run, row_norms(rows).square())
+        groups = runs.groups[part.runs]
+        if mean is not None or part.is_split:
+            center = origin.to(m2.dtype).add_(offset).add_(_means(rows, part))
+            if part.num_before:  # merged with the part before, exactly where the means are equal
+                shift, n = center[0] - held, part.lengths[0].to(m2.dtype)
+                squares[0] += row_norms(shift).square() * (n * part.num_before / (n + part.num_before))
+                center[0] = held + shift * (n / (n + part.num_before))
+            held = center[-1]
+            if mean is not None:
+                mean.index_copy_(0, groups, center)
+        m2.index_add_(0, groups, squares if weights is None else squares.mul_(weights[part.runs]))
 
 
-def _add_runs(table: TokenTable, group: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> None:
-    """Merge what token types have in single sequences into the entries ``group``, ascending, of the table, in place.
-
-    ``n``, ``mean`` and ``m2``, shape (R,) and (R, d), are those of the rows in each sequence; ``mean`` is overwritten.
-    """
-    if not len(group):
-        return
-    into = slice(int(group[0]), int(group[-1]) + 1)
-    index, count = group - into.start, group.bincount()[into]
-    total, held, held_m2, sequences, sequence_n2, sequence_m2 = (state[into] for state in table[1:])
-    sequences += count
-    sequence_n2.index_add_(0, index, n.square())
-    sequence_m2.index_add_(0, index, n * m2)
-    place, last = torch.arange(len(n), device=n.device), count.cumsum(0) - 1
-    origin = mean[last]  # so that equal means are merged without rounding
-    mean -= origin.index_select(0, index)
-    shift = embedding_bag(place, mean, last + 1 - count, mode="sum", per_sample_weights=n)
-    before = held - origin
-    shift.addcmul_(total[:, None], before).div_((total + total.new_zeros(len(total)).index_add_(0, index, n))[:, None])
-    held_m2 += total * row_norms(before.sub_(shift)).square()
-    held_m2.index_add_(0, index, m2 + n * row_norms(mean.sub_(shift.index_select(0, index))).square())
-    total.index_add_(0, index, n)
-    held.copy_(origin.add_(shift))
-
-
-def _merge_into(run: Sequence[Tensor], before: Any) -> None:
-    """Merge n, mean and m2 of the rows of a run before ``run`` into it, in place."""
-    origin = before[1]  # so that equal means are merged without rounding
-    n, shift, m2 = merge_parts([(n, center - origin, m2) for n, center, m2 in (before, run)])
-    for state, new in zip(run, (n, origin + shift, m2), strict=True):
-        state.copy_(new)
-
-
-def _parts(ends: Sequence[int], num_rows: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Divide rows into parts of at most ``num_rows``, so that only runs of more rows than that are split.
-
-    Args:
-        ends: where each run of rows ends.
-        num_rows: at least 1.
-
-    Yields:
-        The rows of a part, the runs that they belong to, and whether the first of these began in the part before.
-
-    >>> [(rows.stop, runs.start, runs.stop, is_continued) for rows, runs, is_continued in _parts([2, 3, 9], 4)]
-    [(3, 0, 2, False), (7, 2, 3, False), (9, 2, 3, True)]
-    """
-    start, run = 0, 0
-    while run < len(ends):
-        whole = bisect_right(ends, start + num_rows)  # runs before this one end within the part
-        stop = ends[whole - 1] if whole > run else start + num_rows
-        yield slice(start, stop), slice(run, max(whole, run + 1)), start > (ends[run - 1] if run else 0)
-        start, run = stop, whole
-
-
-def _moments_of_runs(x: Tensor, order: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """n, mean and m2 of each run of equal values in ``index`` (0, 0, 1, …), of x[order]."""
-    rows = x.index_select(0, order).to(torch.promote_types(x.dtype, torch.float32))
-    count = torch.bincount(index)
-    first = count.cumsum(0) - count
-    place = torch.arange(len(rows), device=rows.device)
-    origin = rows.index_select(0, first + count - 1)
-    rows.sub_(origin.index_select(0, index))
-    offset = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
-    rows.sub_(offset.index_select(0, index))
-    rest = embedding_bag(place, rows, first, mode="sum").div_(count[:, None])
-    norm, wide = row_norms(rows), accumulator_dtype(x.device)
-    if rows.dtype != wide and not bool(norm.isfinite().all()):  # the differences exceed the range of float32
-        return _moments_of_runs(x.index_select(0, order).to(wide), place, index)
-    n = count.to(wide)
-    return n, origin.to(wide).add_(offset).add_(rest), torch.zeros_like(n).index_add_(0, index, norm.square())
+def _means(rows: Tensor, part: Part) -> Tensor:
+    """The mean of the rows of each run."""
+    places = torch.arange(len(rows), device=rows.device)
+    return embedding_bag(places, rows, part.first, mode="sum").div_(part.lengths[:, None])

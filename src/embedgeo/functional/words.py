@@ -1,12 +1,43 @@
 """From the tokens of words to one row a word."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.row_ids import RowIds
 
 _BASE = 0x5851F42D4C957F2D
 """Of the polynomial in `spellings`: a multiplier of random number generators."""
+
+
+class Words(NamedTuple):
+    """The words of a batch that have a token that counts, by sequence and number: the same at every layer.
+
+    Attributes:
+        places: of the tokens that count and are of a word, among all tokens of the batch, shape (m,).
+        words: the word of each of these tokens, shape (m,).
+        num_tokens: number of these tokens in each word, shape (n,).
+        ids: the words' types, None where there are neither token ids nor types, and sequences.
+    """
+
+    places: Tensor
+    words: Tensor
+    num_tokens: Tensor
+    ids: RowIds
+
+    def means(self, hidden: Tensor) -> Tensor:
+        """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least.
+
+        Args:
+            hidden: shape (..., d), any floating dtype.
+        """
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        rows = rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
+        total = rows.new_zeros(len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device))
+        total.index_add_(0, self.words, rows[self.places].to(total.dtype))
+        return (total / self.num_tokens[:, None]).to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def pool_words(
@@ -43,28 +74,36 @@ def pool_words(
     (tensor([[2.],
             [9.]]), tensor([7, 5]), tensor([0, 0]))
     """
-    device = hidden.device
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    if rows.dtype.itemsize == 1:  # float8 has no arithmetic
-        rows = rows.float()
+    words = find_words(hidden.device, word_ids, sequence_ids, token_ids=token_ids, types=types, mask=mask)
+    assert words.ids.sequence_ids is not None
+    return words.means(hidden), words.ids.token_ids, words.ids.sequence_ids
+
+
+def find_words(
+    device: torch.device,
+    word_ids: Tensor,
+    sequence_ids: Tensor,
+    *,
+    token_ids: Tensor | None = None,
+    types: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Words:
+    """Find the tokens of each word, for hidden states on ``device``; the other arguments are those of `pool_words`."""
     words, sequences = (ids.reshape(-1).to(device, torch.int64) for ids in (word_ids, sequence_ids))
     place = (words >= 0).nonzero().flatten()
     numbers, number = words[place].unique(return_inverse=True)
     keys, word = (sequences[place] * len(numbers) + number).unique(return_inverse=True)
     counts = slice(None) if mask is None else mask.reshape(-1).to(device)[place]
     num_tokens = word[counts].bincount(minlength=len(keys))
-    total = rows.new_zeros(len(keys), rows.shape[1], dtype=accumulator_dtype(device))
-    total.index_add_(0, word[counts], rows[place[counts]].to(total.dtype))
     kept = num_tokens > 0
-    mean = (total[kept] / num_tokens[kept, None]).to(torch.promote_types(rows.dtype, torch.float32))
+    row = (kept.cumsum(0) - 1)[word[counts]]
     sequence_of_word = keys.div(max(1, len(numbers)), rounding_mode="floor")
-    given = token_ids if types is None else types
-    if given is None:
-        return mean, None, sequence_of_word[kept]
-    order = word.argsort(stable=True)
-    ids, lengths = given.reshape(-1).to(device, torch.int64)[place[order]], word.bincount()
-    of_words = spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths]
-    return mean, of_words[kept], sequence_of_word[kept]
+    of_words = None
+    if (given := token_ids if types is None else types) is not None:
+        order = word.argsort(stable=True)
+        ids, lengths = given.reshape(-1).to(device, torch.int64)[place[order]], word.bincount()
+        of_words = (spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths])[kept]
+    return Words(place[counts], row, num_tokens[kept], RowIds(of_words, sequence_of_word[kept]))
 
 
 def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:

@@ -223,12 +223,10 @@ class Geometry:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
-        has_sequences = self.settings["rows"] in ("tokens", "words")
-        sequence_ids = self._inputs.sequence_ids(hidden.shape[:-1]) if has_sequences else None
-        types = self.probe.token_ids is not None
-        hidden, *given = pooled(hidden, rows, sequence_ids, self.settings["rows"], has_word_types=types)
+        types, unit = self.probe.token_ids is not None, self.settings["rows"]
+        hidden, given = pooled(hidden, rows, self._inputs.sequence_ids, unit, has_word_types=types)
         metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
-        metrics.update(hidden, *given)
+        metrics.update(hidden, **given)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}

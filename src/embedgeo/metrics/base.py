@@ -96,7 +96,7 @@ class GeometryMetric(Metric):
 
     def update(
         self,
-        embeddings: Tensor,
+        embeddings: Tensor | Rows,
         token_ids: Tensor | None = None,
         mask: Tensor | None = None,
         sequence_ids: Tensor | None = None,
@@ -104,7 +104,7 @@ class GeometryMetric(Metric):
         """Update the states with the rows of a batch.
 
         Args:
-            embeddings: shape (..., d), any floating dtype and device.
+            embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all the rest.
             token_ids: shape (...), integer.
             mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
                 and counted in ``n_nonfinite``.

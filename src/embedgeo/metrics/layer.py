@@ -12,6 +12,8 @@ from torchmetrics import Metric
 
 from embedgeo.functional.distributed import all_gather_cat, current_rank, is_distributed
 from embedgeo.functional.precision import state_device
+from embedgeo.functional.row_ids import RowIds, row_ids
+from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
@@ -63,7 +65,13 @@ class LayerMetrics:
             metric.process_group = process_group
 
     def update(
-        self, hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, sequence_ids: Tensor | None
+        self,
+        hidden: Tensor,
+        token_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        sequence_ids: Tensor | None = None,
+        *,
+        ids: RowIds | None = None,
     ) -> None:
         """Update the metrics with a batch, and the copies with the sequences of their groups.
 
@@ -72,33 +80,31 @@ class LayerMetrics:
             token_ids: shape (...), or None.
             mask: shape (...), bool, True = count this row; None if all rows count.
             sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
+            ids: those of these arguments, on the device of ``hidden``, where they are known already.
         """
         shape, device = hidden.shape[:-1], hidden.device
         for metric in self._all():
             if metric.device != state_device(device):
                 metric.to(device)  # copies that see no rows, too: they are merged with the others
-        if sequence_ids is None and self._num_groups:
-            sequence_ids = torch.arange(shape.numel()).view(shape)
-        groups = self._deal(sequence_ids) if sequence_ids is not None and self._num_groups else None
-        tensors = {"token_ids": token_ids, "sequence_ids": sequence_ids, "groups": groups}
-        given = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
-        if mask is not None:
-            mask = mask.to(device)
-            hidden, given = hidden[mask], {name: tensor[mask] for name, tensor in given.items()}
-        groups = given.pop("groups", None)
+        if ids is None:
+            if sequence_ids is None and self._num_groups:
+                sequence_ids = torch.arange(shape.numel()).view(shape)
+            ids = row_ids(hidden, token_ids, mask, sequence_ids)
+        rows, groups, parts = Rows.of(hidden, ids), None, list[tuple[int, RowIds]]()
         if shape.numel():
-            self._batch_sizes.append(hidden.shape[:-1].numel())
+            self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
+        if ids.sequence_ids is not None and self._num_groups:
+            groups, parts = ids.dealt(self._next_batch() * ids.num_numbers, self._num_groups)
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             if groups is not None and isinstance(metric, GeometryMetric) and not copies:
-                _update(metric, hidden, {**given, "sequence_ids": groups})
+                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept), rows.relabelled(groups))
             else:
-                _update(metric, hidden, given)
-        for group in [] if groups is None else groups.unique().tolist():
-            inside = groups == group
-            part, ids = hidden[inside], {name: tensor[inside] for name, tensor in given.items()}
+                _update(metric, hidden, ids, rows)
+        for group, part in parts:
+            of_group = Rows.of(hidden, part)
             for copies in filter(None, self._copies):
-                _update(copies[group], part, ids)
+                _update(copies[group], hidden, part, of_group)
 
     def synced(self, kind: type = Metric) -> Iterator[Any]:
         """Yield the metrics of a kind; each has the rows of all ranks until the next one."""
@@ -155,13 +161,12 @@ class LayerMetrics:
         values = metric.compute()
         return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
 
-    def _deal(self, sequence_ids: Tensor) -> Tensor:
-        """The group of each row of the next batch."""
+    def _next_batch(self) -> int:
+        """The number of the batch among those of all ranks, as one process would see them."""
         num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
         batch = self._num_batches * num_ranks + current_rank(self._process_group)
         self._num_batches += 1
-        num_sequences = int(sequence_ids.max()) + 1 if sequence_ids.numel() else 0
-        return (batch * num_sequences + sequence_ids) % self._num_groups
+        return batch
 
     def _all(self) -> Iterator[Metric]:
         for metric, copies in zip(self._metrics, self._copies, strict=True):
@@ -188,5 +193,12 @@ def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
         yield
 
 
-def _update(metric: Metric, hidden: Tensor, ids: dict[str, Tensor]) -> None:
-    metric.update(hidden, **metric._filter_kwargs(**ids))  # a metric of the user's may take fewer arguments
+def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+    if type(metric).update is GeometryMetric.update:
+        metric.update(rows)
+        return
+    if ids.kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
+        hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, ids.kept)
+    given = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
+    given = {name: each.view(hidden.shape[:-1]) for name, each in given.items() if each is not None}
+    metric.update(hidden, **metric._filter_kwargs(**given))

@@ -48,8 +48,8 @@ class EmbeddingMoments(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
         if rows.token_ids is not None:
-            types = to_state(token_table(rows.embeddings, rows.token_ids, rows.sequence_ids))
-            self.extend(within_moments(types, rows.num_sequences))
+            table = token_table(rows.embeddings, rows.token_ids, rows.sequence_ids, order=rows.ids.order)
+            self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def compute(self) -> dict[str, Tensor]:
         values = moment_values(self.load(Moments))

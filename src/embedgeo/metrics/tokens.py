@@ -75,7 +75,7 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.embeddings, rows.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            if len(x) and had_ids == (ids is None) and bool(self.load(Moments).n > 0):
+            if self.update_count > 1 and len(x) and had_ids == (ids is None) and bool(self.load(Moments).n > 0):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )
@@ -83,8 +83,8 @@ class TokenMoments(GeometryMetric):
         elif ids is None:
             raise ValueError("count_range needs token_ids in every update; got none.")
         if ids is not None:
-            self.extend(token_table(x, ids, rows.sequence_ids))
-            self.extend(SequenceCount(torch.tensor(float(rows.num_sequences), device=x.device)))
+            self.extend(token_table(x, ids, rows.sequence_ids, order=rows.ids.order))
+            self.extend(SequenceCount(torch.full((), float(rows.num_sequences), device=x.device)))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
