@@ -1,8 +1,9 @@
-"""What a sweep does ahead of time: the next checkpoint is loaded while the metrics of one are computed."""
+"""What a sweep does ahead of time and frees early: the next checkpoint takes the place of the present one."""
 
 import gc
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 import embedgeo.sweep
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.loss import TokenLoss
 from embedgeo.sweep.worker import Worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
@@ -73,6 +75,20 @@ def test_a_checkpoint_that_cannot_be_loaded_fails_by_itself(tmp_path, options, c
     assert sweep(str(run), **options) == 3
     assert set(records(options["out"])) == {"step0", "step2"}
     assert "model.safetensors cannot be read" in capsys.readouterr().out
+
+
+def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(tmp_path, options, monkeypatch):
+    seen, run = [], TokenLoss.run
+
+    def noted(self, *given):
+        assert all(states() is None for states in seen)
+        states = run(self, *given)
+        seen.append(weakref.ref(states))
+        return states
+
+    monkeypatch.setattr(TokenLoss, "run", noted)
+    assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
+    assert len(seen) == 2
 
 
 def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatch):

@@ -91,6 +91,7 @@ def _run(
         with geometry.probe:
             states = loss.run(batch.token_ids, batch.mask)
         loss.add(states, batch.token_ids, batch.masked, batch.mask)
+        del states  # they may be the logits of the whole batch, and the next ones are made in their place
     return loss
 
 
