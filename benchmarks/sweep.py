@@ -75,15 +75,19 @@ def without_logits(folder: Path, steps: list[int]) -> dict[str, Any]:
 
 def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
     """The same checkpoints in a sweep: seconds from the start of each to its Parquet file."""
-    seconds = []
-    finish = Sweep._finish
+    seconds, begun = [], []
+    measured, write = Sweep._measured, Sweep._write
 
-    def timed(self: Sweep, *arguments: Any) -> None:
-        start = clocks()
-        finish(self, *arguments)
-        seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
+    def begin(self: Sweep, *arguments: Any) -> Any:
+        begun.append(clocks())
+        return measured(self, *arguments)
 
-    Sweep._finish = timed  # type: ignore[method-assign]
+    def end(self: Sweep, *arguments: Any) -> Any:
+        frame = write(self, *arguments)
+        seconds.append([after - before for before, after in zip(begun[-1], clocks(), strict=True)])
+        return frame
+
+    Sweep._measured, Sweep._write = begin, end  # type: ignore[method-assign]
     try:
         sweep(
             SweepSettings(
@@ -97,7 +101,7 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
             )
         )
     finally:
-        Sweep._finish = finish  # type: ignore[method-assign]
+        Sweep._measured, Sweep._write = measured, write  # type: ignore[method-assign]
     return {"seconds": seconds, "peak": peak_bytes()}
 
 

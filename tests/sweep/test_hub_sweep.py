@@ -200,14 +200,16 @@ def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeyp
     assert max(seen) <= 2
 
 
-def test_a_model_is_freed_before_the_next_is_loaded(run, hub, options, monkeypatch):
+def test_the_weights_of_a_model_are_freed_before_the_next_is_loaded(run, hub, options, monkeypatch):
     hub.add(REPOSITORY, "step3", {**checkpoint_files(3), "config.json": b"{"})
-    models = []
+    models, weights = [], []
 
     def loaded(*args):
-        assert all(model() is None for model in models)
+        assert all(model() is None for model in models[:-1])  # the last one is being measured, without its weights
+        assert all(parameter() is None for parameter in weights)
         result = load(*args)
         models.append(weakref.ref(result.model))
+        weights.extend(map(weakref.ref, result.model.parameters()))
         return result
 
     load = Worker.load
@@ -215,9 +217,9 @@ def test_a_model_is_freed_before_the_next_is_loaded(run, hub, options, monkeypat
     gc.disable()
     try:
         assert sweep(REPOSITORY, **options) == 3
+        assert [model() for model in models] == [None] * 3
     finally:
         gc.enable()
-    assert len(models) == 3
 
 
 def test_evict_false_keeps_everything(run, options):

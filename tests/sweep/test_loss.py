@@ -60,3 +60,28 @@ def test_a_head_that_is_measured_sees_every_position():
         loss.find_head(IDS[:1, :8])
         loss.run(IDS)
     assert widths.seen == [IDS.numel()]
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
+def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_a_time(monkeypatch, kind):
+    made, mask = model(1, kind), torch.arange(IDS.shape[1]) < torch.tensor([40, 3, 17])[:, None]
+    masked = mask & (IDS % 5 == 0) if kind == "bert" else None
+    given = IDS if masked is None else IDS.masked_fill(masked, 4)
+    logits = made(given, attention_mask=mask.long()).logits
+    if masked is None:
+        want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], IDS[:, 1:][mask[:, 1:]])
+    else:
+        want = F.cross_entropy(logits[masked], IDS[masked])
+    monkeypatch.setattr("embedgeo.sweep.loss._TOKEN_TYPES", 70)
+    monkeypatch.setattr("embedgeo.sweep.loss._POSITIONS", 16)
+    seen, linear = [], F.linear
+    loss = TokenLoss(LoadedModel(made, is_encoder=kind == "bert"), [], 4)
+    with torch.inference_mode():
+        loss.find_head(IDS[:1, :8])
+        states = loss.run(IDS, mask)
+        monkeypatch.setattr(F, "linear", lambda *args: seen.append(linear(*args)) or seen[-1])
+        loss.add(states, IDS, masked, mask)
+    assert (loss.total[0] / loss.total[1]).item() == pytest.approx(want.item(), rel=1e-6)
+    pieces = [tuple(each.shape) for each in seen if each.shape[-1] in (70, 20)]
+    assert max(rows for rows, _ in pieces) == min(16, int(loss.total[1]))
+    assert {types for _, types in pieces} == {70, 20}  # of 300

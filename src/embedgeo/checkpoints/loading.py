@@ -71,7 +71,10 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
     hook = register_module_parameter_registration_hook(count)
     try:
         with torch.device("meta"):
-            return _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+            # in the dtype that torch has already: another one would be set for all threads
+            return _auto_class(config).from_config(
+                config, dtype=torch.get_default_dtype(), trust_remote_code=trust_remote_code
+            )
     finally:
         hook.remove()
 

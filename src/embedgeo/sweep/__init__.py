@@ -3,8 +3,10 @@
 The command line imports this module; the commands import what they need when they run.
 """
 
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from embedgeo.extras import require_extra
@@ -46,7 +48,8 @@ def sweep(settings: SweepSettings) -> int:
     if settings.on == "ray":
         _require_ray()
 
-    from embedgeo.sweep.command import run_sweep
+    with uncollected():
+        from embedgeo.sweep.command import run_sweep
 
     return run_sweep(settings)
 
@@ -65,9 +68,22 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     require_extra("sweep", "embedgeo check")
     _require_sources(model=[model] if isinstance(model, str) else model)
 
-    from embedgeo.sweep.command import run_check
+    with uncollected():
+        from embedgeo.sweep.command import run_check
 
     return run_check(model, steps, revisions)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Context without garbage collection, which takes a seventh of the time of imports and finds next to nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _require_ray() -> None:

@@ -1,6 +1,6 @@
 """The loss of a model on the probe text, without holding the logits of a batch, which take the most memory."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints.loading import LoadedModel, num_token_types
 
-_POSITIONS = 128
-"""Logits are computed at so many positions at a time."""
+_POSITIONS, _TOKEN_TYPES = 1024, 2048
+"""Logits are computed of so many token types at so many positions at a time, which the processor's cache holds."""
+_POSITIONS_OF_ALL_TYPES = 128
+"""Likewise, where the head gives the logits of all token types at once."""
 
 
 class TokenLoss:
@@ -34,6 +36,7 @@ class TokenLoss:
         self._mask_token_id = mask_token_id
         self._measured = measured
         self._head: nn.Module | None = None
+        self._is_product = False  # the head, with weights that are at hand
         self._width = None if isinstance(self._model, PreTrainedModel) else num_token_types(self._model)
 
     def find_head(self, token_ids: Tensor) -> None:
@@ -45,6 +48,8 @@ class TokenLoss:
             logits = _logits(self._forward(token_ids))
             if given and logits is not None and torch.equal(logits, head(given[0]).to(logits.device)):
                 self._head = head
+                product = F.linear(given[0][:, -1:], head.weight, head.bias)  # type: ignore[arg-type]
+                self._is_product = torch.equal(product, logits)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None without logits."""
@@ -73,21 +78,57 @@ class TokenLoss:
         if not self.is_wanted:
             return
         assert states is not None
-        token_ids, masked = token_ids.to(states.device), None if masked is None else masked.to(states.device)
-        lengths = [token_ids.shape[1]] * len(token_ids) if mask is None else mask.sum(1).tolist()
-        for i, (row, ids, length) in enumerate(zip(states, token_ids, lengths, strict=True)):
-            chosen = None if masked is None else masked[i]
-            predicted, wanted = (row[: length - 1], ids[1:length]) if chosen is None else (row[chosen], ids[chosen])
-            for part, target in zip(predicted.split(_POSITIONS), wanted.split(_POSITIONS), strict=True):
-                logits = part if self._head is None else self._head(part)
-                loss = F.cross_entropy(logits.float(), target.to(logits.device), reduction="sum")
-                self.total += torch.tensor([float(loss), len(target)], dtype=torch.float64)
+        if masked is None:  # at each position the next token
+            predicts = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask
+            predicts, wanted = predicts.roll(-1, 1), token_ids.roll(-1, 1)
+            predicts[:, -1] = False
+        else:
+            predicts, wanted = masked, token_ids
+        states, wanted = states.flatten(0, 1), wanted.flatten().to(states.device)
+        num_positions = _POSITIONS if self._is_product else _POSITIONS_OF_ALL_TYPES
+        for part in predicts.flatten().nonzero().flatten().to(states.device).split(num_positions):
+            loss = cross_entropy(self._logits_of(states[part]), wanted[part])
+            self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
+
+    def _logits_of(self, states: Tensor) -> Iterator[Tensor]:
+        """The logits of consecutive token types at some positions."""
+        if self._head is None:
+            yield states
+        elif not self._is_product:
+            yield self._head(states)
+        else:
+            weight: Any = self._head.weight
+            bias: Any = self._head.bias
+            for start in range(0, len(weight), _TOKEN_TYPES):
+                types = slice(start, start + _TOKEN_TYPES)
+                yield F.linear(states, weight[types], None if bias is None else bias[types])
 
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):
             return self._model(token_ids)
         given = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **given)
+
+
+def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
+    """The cross-entropy, summed over n positions, from the logits of consecutive classes: all are never held at once.
+
+    Args:
+        logits: shape (n, C_i), any floating dtype; of the first C_1 classes, the next C_2, and so on.
+        target: the class at each position, shape (n,), int64.
+
+    >>> round(float(cross_entropy([torch.zeros(5, 3), torch.zeros(5, 1)], torch.arange(5) % 4)) / 5, 6)  # log 4
+    1.386294
+    """
+    sums, chosen, start = [], torch.zeros(len(target), device=target.device), 0
+    for part in logits:
+        inside = (target >= start) & (target < start + part.shape[1])
+        place = (target - start).clamp(0, part.shape[1] - 1)
+        wide = part.float().to(target.device)
+        chosen = torch.where(inside, wide.gather(1, place[:, None])[:, 0], chosen)
+        sums.append(wide.logsumexp(1))
+        start += part.shape[1]
+    return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
 
 def _logits(output: Any) -> Tensor | None:

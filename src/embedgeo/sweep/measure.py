@@ -1,5 +1,6 @@
 """The geometry of one model over the probe text, and its loss there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,8 +39,17 @@ class Measured:
     sample: dict[str, LayerSample] | None = None
 
 
-def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings) -> Measured:
+def measure(
+    fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings, begin_next: Callable[[], None]
+) -> Measured:
     """Measure a model on the probe text; every rank must call this, and returns the same.
+
+    Args:
+        fabric: the processes and their devices.
+        loaded: the model, which has no weights afterwards.
+        text: the probe text.
+        settings: of the sweep.
+        begin_next: called when the weights have gone, before the metrics are computed.
 
     Raises:
         ValueError: a layer that no forward pass has reached.
@@ -49,27 +59,40 @@ def measure(fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: Swee
         model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
     else:
         model = loaded.model  # accelerate's hooks move what enters each part
-    device = weights_device(model)
+    left_out = settings.skip_first_positions, settings.ignore_token_ids
+    options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
     with torch.inference_mode():
-        left_out = settings.skip_first_positions, settings.ignore_token_ids
-        options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
         geometry = Geometry(model, settings.layer_patterns, metric_factory(settings), *left_out, **options)
-        try:
-            measured = [call.module for layer in geometry.layers for call in layer.calls]
-            loss = TokenLoss(loaded, measured, text.mask_token_id)
-            with all_agree(fabric), fabric.autocast():
-                loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
-                for on_cpu in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
-                    batch = move_data_to_device(on_cpu, device)
-                    if batch.word_ids is not None:
-                        geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
-                    with geometry.probe:
-                        states = loss.run(batch.token_ids, batch.mask)
-                    loss.add(states, batch.token_ids, batch.masked, batch.mask)
+    try:
+        with torch.inference_mode(), all_agree(fabric), fabric.autocast():
+            loss = _run(fabric, geometry, loaded, text, settings)
+        if settings.device_map is None:
+            model.to("meta")  # also where others refer to it
+        begin_next()
+        with torch.inference_mode():
             return _results(fabric, geometry, loss, text, settings)
-        finally:
-            geometry.reset()
-            del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
+    finally:
+        geometry.reset()
+        del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
+
+
+def _run(
+    fabric: Fabric, geometry: Geometry, loaded: LoadedModel, text: ProbeText, settings: SweepSettings
+) -> TokenLoss:
+    """Run the model over the batches of this rank."""
+    device = weights_device(geometry.model)
+    measured = [call.module for layer in geometry.layers for call in layer.calls]
+    loss = TokenLoss(loaded, measured, text.mask_token_id)
+    loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
+    for on_cpu in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
+        batch = move_data_to_device(on_cpu, device)
+        if batch.word_ids is not None:
+            geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
+        with geometry.probe:
+            states = loss.run(batch.token_ids, batch.mask)
+        loss.add(states, batch.token_ids, batch.masked, batch.mask)
+        del states  # they may be the logits of the whole batch, and the next ones are made in their place
+    return loss
 
 
 def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings) -> Measured:

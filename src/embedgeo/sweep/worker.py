@@ -2,7 +2,9 @@
 
 import gc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,13 +43,16 @@ class Worker:
     settings: SweepSettings
     texts: Mapping[str, ProbeText]
     downloads: Downloads
+    _loader: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1), init=False)
+    _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
 
     def measured(self, planned: Planned, upcoming: Callable[[], Planned | None]) -> Measured:
         """Measure a checkpoint; every rank must call this, and returns the same.
 
         Args:
             planned: the checkpoint.
-            upcoming: chooses the next one, to be fetched meanwhile, once this one is loaded.
+            upcoming: chooses the next one, to be fetched meanwhile, once this one is loaded, and loaded while the
+                metrics of this one, whose weights have gone by then, are computed and written.
 
         Raises:
             Exception: of any kind: it cannot be fetched, loaded or measured.
@@ -60,12 +65,14 @@ class Worker:
             path = from_local_zero(self.fabric, path)
             assert path is not None
             with all_agree(self.fabric):
-                loaded = self.load(planned, path)
+                loaded = self._loaded(planned, path)
                 require_vocabulary(loaded.model, self._text(planned).token_ids)
             following = self.fabric.broadcast(upcoming())
             if self.fabric.local_rank == 0 and following is not None:
                 self.downloads.start(following)
-            return measure(self.fabric, loaded, self._text(planned), self.settings)
+            return measure(
+                self.fabric, loaded, self._text(planned), self.settings, partial(self._load_ahead, following)
+            )
         finally:
             self.downloads.remove(planned)
 
@@ -86,6 +93,24 @@ class Worker:
             device_map=self.settings.device_map,
             offload_folder=self.downloads.offload_folder(planned),
         )
+
+    def _loaded(self, planned: Planned, path: Path) -> loading.LoadedModel:
+        """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
+        ahead = self._loads.pop(planned.name, None)
+        wait(self._loads.values())
+        self._loads.clear()
+        return self.load(planned, path) if ahead is None else ahead.result()
+
+    def _load_ahead(self, planned: Planned | None) -> None:
+        """Begin to load a checkpoint, where that changes nothing for the metrics that are computed meanwhile.
+
+        Loading sets torch's default dtype for all threads; and code of the user's may set anything.
+        """
+        own_code = self.settings.model_class is not None or self.settings.trust_remote_code
+        in_place = self.settings.device_map is None and self.fabric.world_size == 1
+        if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
+            fetched = self.downloads.start(planned)
+            self._loads[planned.name] = self._loader.submit(lambda: self.load(planned, fetched.result()))
 
     def _text(self, planned: Planned) -> ProbeText:
         return self.texts[planned.checkpoint.model]

@@ -1,0 +1,107 @@
+"""What a sweep does ahead of time and frees early: the next checkpoint takes the place of the present one."""
+
+import gc
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import embedgeo.sweep
+from embedgeo.geometry import Geometry
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.loss import TokenLoss
+from embedgeo.sweep.worker import Worker
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import local_run
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Names of the checkpoints that have been loaded, with the thread that did it; and what is notified of each."""
+    seen, changed, load = {}, threading.Condition(), Worker.load
+
+    def noted(self, planned, path):
+        loaded = load(self, planned, path)
+        with changed:
+            seen[planned.name] = threading.current_thread()
+            changed.notify_all()
+        return loaded
+
+    monkeypatch.setattr(Worker, "load", noted)
+    return seen, changed
+
+
+def records(out):
+    return {name: SweepFolder(Path(out)).read(name) for name in SweepFolder(Path(out)).done()}
+
+
+def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_metrics_are_computed(
+    tmp_path, options, loads, monkeypatch
+):
+    run = str(local_run(tmp_path / "run", (0, 1, 2)))
+    assert sweep(run, **{**options, "steps": 1, "out": str(tmp_path / "alone")}) == 0
+    seen, changed = loads
+    seen.clear()
+    have_weights, compute = [], Geometry.records
+
+    def once_the_next_is_there(self):
+        have_weights.append(any(not parameter.is_meta for parameter in self.model.parameters()))
+        with changed:
+            assert changed.wait_for(lambda: len(seen) >= min(3, len(have_weights) + 1), PATIENCE)
+        return compute(self)
+
+    monkeypatch.setattr(Geometry, "records", once_the_next_is_there)
+    assert sweep(run, **options) == 0
+    assert have_weights == [False] * 3
+    assert [thread is threading.main_thread() for thread in seen.values()] == [True, False, False]
+    pd.testing.assert_frame_equal(records(options["out"])["step1"], records(tmp_path / "alone")["step1"])
+
+
+@pytest.mark.parametrize("more", [{"dtype": "float64"}, {"trust_remote_code": True}])
+def test_nothing_is_loaded_ahead_where_that_may_change_the_numbers(tmp_path, options, loads, more):
+    run = str(local_run(tmp_path / "run", (0, 1)))
+    assert sweep(run, **options, **more) == 0
+    assert set(loads[0].values()) == {threading.main_thread()}
+
+
+def test_a_checkpoint_that_cannot_be_loaded_fails_by_itself(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", (0, 1, 2))
+    (run / "step1" / "model.safetensors").write_bytes(b"no weights")
+    assert sweep(str(run), **options) == 3
+    assert set(records(options["out"])) == {"step0", "step2"}
+    assert "model.safetensors cannot be read" in capsys.readouterr().out
+
+
+def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(tmp_path, options, monkeypatch):
+    seen, run = [], TokenLoss.run
+
+    def noted(self, *given):
+        assert all(states() is None for states in seen)
+        states = run(self, *given)
+        seen.append(weakref.ref(states))
+        return states
+
+    monkeypatch.setattr(TokenLoss, "run", noted)
+    assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
+    assert len(seen) == 2
+
+
+def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatch):
+    seen = []
+
+    class Watch:
+        def find_spec(self, name, *args):
+            if name == "embedgeo.sweep.command":
+                seen.append(gc.isenabled())
+                raise ImportError("found")
+
+    monkeypatch.delitem(sys.modules, "embedgeo.sweep.command")
+    monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
+    with pytest.raises(ImportError, match="found"):
+        embedgeo.sweep.check(str(tmp_path))
+    assert (seen, gc.isenabled()) == ([False], True)
