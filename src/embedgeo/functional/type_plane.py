@@ -3,7 +3,6 @@
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.precision import matmul_precision
 from embedgeo.functional.processing import principal_axes
 from embedgeo.functional.spectrum import Scatter
 from embedgeo.functional.tokens import TokenTable
@@ -30,8 +29,7 @@ def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
     """
     n, center, _ = types.pooled()
     offset = types.mean - center
-    with matmul_precision(offset.device):
-        between = offset.T @ (types.n[:, None] * offset)
-        axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
-        axes = pad(axes, (0, 2 - axes.shape[1]))
-        return offset @ axes, -center @ axes
+    between = offset.T @ (types.n[:, None] * offset)
+    axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
+    axes = pad(axes, (0, 2 - axes.shape[1]))
+    return offset @ axes, -center @ axes

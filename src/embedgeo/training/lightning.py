@@ -35,8 +35,7 @@ class GeometryMonitor(Monitor, Callback):
     ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric, value, stderr),
     in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
 
-    A checkpoint does not hold the rows seen: a window that is open when it is saved is measured, by the run resumed
-    from it, on the steps that are left.
+    A checkpoint does not hold the rows seen: a run resumed inside a window measures its remaining steps.
 
     Args:
         every_n_steps: measure at steps 0, n, 2n …
