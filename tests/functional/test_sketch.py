@@ -77,6 +77,23 @@ def test_a_steep_spectrum_is_told_closely_and_a_flat_one_only_by_its_size():
     assert found["flat"]["anisotropy"] < found["flat"]["anisotropy_error"] < 5 / DIM
 
 
+def test_few_columns_do_not_make_the_error_of_the_participation_ratio_too_small():
+    random, eigenvalues = generator(2), INDEX**-1.0
+    exact, within = eigenvalues.sum() ** 2 / eigenvalues.square().sum(), 0
+    for _ in range(200):
+        values = values_of(eigenvalues, torch.randn(DIM, 8, generator=random, dtype=torch.float64))
+        within += bool((values["participation_ratio"] - exact).abs() <= values["participation_ratio_error"])
+    assert within >= 0.95 * 200
+
+
+def test_a_direction_that_chance_has_hardly_drawn_is_told_exactly_where_there_is_no_other():
+    omega = torch.randn(DIM, COLUMNS, generator=generator(4), dtype=torch.float64)
+    omega[0] /= 10
+    values = values_of(SPECTRA["one direction"], omega)
+    assert values["anisotropy"] == pytest.approx(1, rel=1e-9)
+    assert values["anisotropy_error"] == 0
+
+
 def test_of_few_rows_it_tells_the_exact_values():
     x = spectral(40, [0.9**i for i in range(80)], dtype=torch.float64)
     values, exact = sketch_values(row_sketch(x, 128)), spectrum_values(row_scatter(x))
