@@ -124,6 +124,12 @@ def test_token_ids_must_come_with_every_update_or_with_none():
         with pytest.raises(ValueError, match="token_ids must come with every update or with none"):
             metric.update(x, second)
         assert metric.compute()["n"] == 10
+        loaded = TokenMoments(3)
+        for each in (metric, loaded):
+            each.persistent(True)
+        loaded.load_state_dict(metric.state_dict())
+        with pytest.raises(ValueError, match="with every update or with none"):
+            loaded.update(x, second)
         metric.reset()
         metric.update(x, second)
     with pytest.raises(ValueError, match="count_range needs token_ids"):

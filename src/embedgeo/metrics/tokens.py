@@ -75,7 +75,7 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.embeddings, rows.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            if self.update_count > 1 and len(x) and had_ids == (ids is None) and bool(self.load(Moments).n > 0):
+            if len(x) and (had_ids if ids is None else not had_ids and bool(self.num_rows > 0)):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )
