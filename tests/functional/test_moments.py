@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 
 from embedgeo.functional import Moments, merge_parts, moment_values, row_moments
-from embedgeo.functional.moments import row_chunks, without_rounding
+from embedgeo.functional.moments import CHUNK_ELEMENTS, row_chunks, without_rounding
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian
 from tests.strategies import splits
@@ -18,8 +18,14 @@ def test_values_equal_the_naive_ones(mean, dim):
 
 def test_rows_are_merged_over_chunks(monkeypatch):
     x = 1000 + gaussian(50, 4)
-    monkeypatch.setattr("embedgeo.functional.moments.row_chunks", lambda x: row_chunks(x, elements=4 * 7))
+    monkeypatch.setattr("embedgeo.functional.moments.row_chunks", lambda x: row_chunks(x, elements=4 * 2))
     assert_values(moment_values(row_moments(x)), references.row_values(x), rtol=1e-9)
+
+
+def test_rows_are_taken_many_more_at_a_time_where_launches_cost_more_than_a_cache_saves():
+    on_cpu, elsewhere = (torch.empty(4096, 768, device=device) for device in ("cpu", "meta"))
+    assert len(list(row_chunks(on_cpu))) == 13
+    assert list(row_chunks(elsewhere)) == [slice(0, 16 * CHUNK_ELEMENTS // 768)]
 
 
 @settings(max_examples=30)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, observe
 from embedgeo.functional import row_ids, rows
+from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
 from embedgeo.functional.order import TokenOrder
 from embedgeo.functional.row_ids import RowIds
 from embedgeo.functional.rows import Rows, select_rows
@@ -139,14 +140,21 @@ class Watched(TorchDispatchMode):
         return result
 
 
-def test_a_device_waits_three_times_for_the_first_batch_of_a_layer():
+def test_a_device_waits_four_times_for_the_first_batch_of_a_layer():
     x, ids, sequences = texts(512, 64)
     x, prepared = x.float().view(8, 64, 64), row_ids.row_ids(gaussian(512, 1), ids, None, sequences)
     first, second = (LayerMetrics(embedgeo.default_metrics, 64, device=torch.device("cpu")) for _ in range(2))
     first.update(x.view(512, 64), ids=prepared)
     with Watched() as watched:
         second.update(x.view(512, 64), ids=prepared)
-    assert watched.waits == 3 * ["aten._local_scalar_dense.default"]
+    assert watched.waits == 4 * ["aten._local_scalar_dense.default"]
+
+
+def test_the_moments_of_wide_rows_hold_little_more_than_a_chunk_of_them():
+    x = torch.zeros(400, 2**15, dtype=torch.bfloat16)
+    with Watched() as watched:
+        row_moments(x)
+    assert watched.largest <= 2 * CHUNK_ELEMENTS
 
 
 def test_only_the_rows_that_are_drawn_are_copied():

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.moments import blocked, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
-from embedgeo.functional.products import CACHED_ELEMENTS, blocked
+from embedgeo.functional.products import CACHED_ELEMENTS
 
 DUPLICATE_TOLERANCE = 1e-5
 """How near to each other rows are one and the same, relative to the median distance from the mean, unless told."""

@@ -18,15 +18,29 @@ from embedgeo.functional.precision import accumulator_dtype
 CHUNK_ELEMENTS = 1 << 18
 """Elements worked on at a time, so that their float64 copies stay in the processor's cache."""
 
+_LAUNCH = 1 << 4
+"""How many times larger blocks are where a launch costs more than a cache saves: on all but the CPU."""
 
-def chunk_length(width: int, elements: int = CHUNK_ELEMENTS) -> int:
+_MERGED_PARTS = 16
+"""Parts merged at a time, so that those of wide rows hold no more than the rows of a chunk."""
+
+
+def blocked(size: int, device: torch.device) -> int:
+    """The size of a block on this device, given that on the CPU."""
+    return size if device.type == "cpu" else _LAUNCH * size
+
+
+def chunk_length(width: int, elements: int) -> int:
     """Number of rows of ``width`` numbers that have at most ``elements`` elements together; at least 1."""
     return max(1, elements // max(1, width))
 
 
-def row_chunks(x: Tensor, elements: int = CHUNK_ELEMENTS) -> Iterator[slice]:
-    """Slices over the rows of ``x``, shape (n, d), each of at most ``elements`` elements (but at least one row)."""
-    step = chunk_length(x.shape[1], elements)
+def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
+    """Slices over the rows of ``x``, shape (n, d), each of at most ``elements`` elements (but at least one row).
+
+    By default these are `CHUNK_ELEMENTS`, `blocked` on the device of the rows.
+    """
+    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device) if elements is None else elements)
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
@@ -141,7 +155,12 @@ def row_moments(x: Tensor) -> Moments:
             direction_n=(norm > 0).sum().to(dtype),
             direction_sum=direction_sum,
         )
-        parts.append(part)
+        parts = [_merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
+    return _merged(parts)
+
+
+def _merged(parts: Sequence[Moments]) -> Moments:
+    """The moments of the rows of all parts."""
     together = Moments(*map(torch.stack, zip(*parts, strict=True)))
     total = partial(torch.sum, dim=0)
     return Moments(

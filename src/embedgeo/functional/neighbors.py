@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import chunk_length, row_chunks
+from embedgeo.functional.moments import blocked, chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
-from embedgeo.functional.products import BLOCK_BYTES, CACHED_ELEMENTS, Operand, blocked, fast_dtype
+from embedgeo.functional.products import BLOCK_BYTES, CACHED_ELEMENTS, Operand, fast_dtype
 
 _CANDIDATES = 8, 24
 """Number of candidates of each row; the second for rows that the first does not settle."""

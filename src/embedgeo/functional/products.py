@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.moments import blocked, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _GROUP = 16
@@ -23,9 +23,6 @@ _SPARE = 32
 
 CACHED_ELEMENTS = 1 << 17
 """Elements of rows gathered, or centred, at a time, so that they stay in the processor's cache."""
-
-_LAUNCH = 1 << 4
-"""How many times larger blocks are where a launch costs more than a cache saves: on all but the CPU."""
 
 _NORM_PARTS = 3
 """Columns that a squared norm is split into: three numbers of eight binary digits hold the 24 of float32."""
@@ -144,11 +141,6 @@ def _keep_smallest(squared: Tensor, axis: int, first: int, values: Tensor, colum
     least = torch.cat((values, found), dim=1).topk(k, largest=False)
     values.copy_(least.values)
     columns.copy_(torch.cat((columns, places + first), dim=1).gather(1, least.indices))
-
-
-def blocked(size: int, device: torch.device) -> int:
-    """The size of a block on this device, given that on the CPU."""
-    return size if device.type == "cpu" else _LAUNCH * size
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
-from embedgeo.functional.moments import chunk_length, merge_parts, row_chunks, without_rounding
+from embedgeo.functional.moments import blocked, chunk_length, merge_parts, row_chunks, without_rounding
 from embedgeo.functional.order import Part, Runs, TokenOrder
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
@@ -61,7 +61,7 @@ class TokenTable(NamedTuple):
         types = torch.cat((self.token_ids, other.token_ids)).unique()
         place = torch.searchsorted(types, other.token_ids)
         whole = self.reindex(types)
-        for chunk in row_chunks(other.mean, _MERGED_ELEMENTS):
+        for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
             held = [state.index_select(0, place[chunk]) for state in whole[1:4]]
             merged = merge_parts([held, [state[chunk] for state in other[1:4]]])
             for state, new in zip(whole[1:4], merged, strict=True):
@@ -134,7 +134,7 @@ def _table_in(dtype: torch.dtype, x: Tensor, order: TokenOrder) -> TokenTable:
     m2 = torch.zeros_like(n)
     _add_runs(m2, x, order.repeated, dtype, mean)
     rows, types = order.single
-    for chunk in row_chunks(mean[: len(rows)], _CENTRED_ELEMENTS):
+    for chunk in row_chunks(mean[: len(rows)], blocked(_CENTRED_ELEMENTS, x.device)):
         mean.index_copy_(0, types[chunk], x.index_select(0, rows[chunk]).to(mean.dtype))
     sequence_m2 = torch.zeros_like(m2)
     if (runs := order.repeated_in_sequences) is not None:
@@ -151,7 +151,7 @@ def _add_runs(
     Their means are put into ``mean``, shape (T, d), if it is given; the deviations are multiplied by ``weights``, one
     for each run, if these are.
     """
-    num_rows, held = min(chunk_length(x.shape[1], _CENTRED_ELEMENTS), _SUMMED_ROWS), m2
+    num_rows, held = min(chunk_length(x.shape[1], blocked(_CENTRED_ELEMENTS, x.device)), _SUMMED_ROWS), m2
     for part in runs.parts(num_rows):
         rows = x.index_select(0, part.rows).to(dtype)
         origin = rows.index_select(0, part.last)
