@@ -122,7 +122,7 @@ def sketch_values(sketch: ScatterSketch) -> dict[str, Tensor]:
     """Values of the covariance spectrum that a sketch tells, with their errors.
 
     Beside rounding, the exact values are within the errors in at least 95 of 100 cases, the anisotropy nearly always:
-    simulated for power laws, spiked, flat and rank-deficient spectra, from 16 columns on. The errors are 0 (but for
+    simulated for power laws, spiked, flat and rank-deficient spectra, from 32 columns on. The errors are 0 (but for
     rounding, of rows in float32 or less) where the rank of the scatter is well below k / 2.
 
     Returns:
