@@ -150,6 +150,24 @@ def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared
     assert all(map(torch.equal, plain.parameters(), other.parameters()))
 
 
+@pytest.mark.parametrize("compiled", [whole, blocks_in_place, checkpointed_blocks])
+@pytest.mark.parametrize("is_first", [True, False])
+@torch._dynamo.config.patch(error_on_recompile=False)
+def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_one(compiled, is_first):
+    model, other, ids = Model(), Model(), torch.randint(0, 96, (2, 6))
+    geometry = Geometry(model, metrics=moments)
+    geometry.probe.prepare(model)
+    geometry.probe.is_stable = True
+    run, run_other = (compiled(each, backend="eager") for each in (model, other))
+    for of_prepared in (is_first, not is_first, is_first):
+        if of_prepared:
+            with geometry.probe:
+                run(ids)
+        else:
+            run_other(ids)
+    assert [values["n"] for values in geometry.compute().values()] == [12 * (2 if is_first else 1)] * 4
+
+
 @pytest.mark.parametrize("make", [gpt_neox, albert])
 def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
     model, batch = make(num_hidden_layers=2), token_batch()

@@ -1,5 +1,6 @@
 """The monitors on models that are compiled: `prepare`, and what happens without it."""
 
+import sys
 import warnings
 
 import pytest
@@ -65,6 +66,12 @@ def test_prepare_does_nothing_unless_compiled_is_stable():
     assert not any(module._forward_hooks for module in model.modules())
     with pytest.raises(ValueError, match=r'compiled must be "eager" or "stable"; got .fast.'):
         StepMonitor(model, compiled="fast")
+
+
+def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "embedgeo.capture.listening", None)
+    with pytest.raises(ValueError, match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'):
+        StepMonitor(gpt_neox(), compiled="stable")
 
 
 def test_a_graph_compiled_before_prepare_is_not_read_and_the_warning_says_so():
