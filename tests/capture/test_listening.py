@@ -100,7 +100,7 @@ def moments(dim):
     return [EmbeddingMoments(dim)]
 
 
-def trained(model, ids, compiled, num_steps=3, measured=lambda step: False, *, is_prepared=True):
+def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_prepared=True):
     """The `Geometry` of the measured steps of a model, the graphs of its run and how many of them run in each step."""
     torch._dynamo.reset()
     counters.clear()
@@ -135,24 +135,38 @@ def trained(model, ids, compiled, num_steps=3, measured=lambda step: False, *, i
     ],
 )
 def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared(make, compiled, graphs_a_step):
-    start, ids = make(), torch.randint(0, 96, (2, 6))
+    plain, ids = make(), torch.randint(0, 96, (2, 6))
+    measured = copy.deepcopy(plain)
     num_steps = 100 if (make, compiled) == (Model, whole) else 4
-    plain, unmeasured, other = (copy.deepcopy(start) for _ in range(3))
     _, graphs, runs = trained(plain, ids, compiled, num_steps, is_prepared=False)
-    geometry, *of_prepared = trained(unmeasured, ids, compiled, num_steps)
-    assert of_prepared == [graphs, runs]
-    assert geometry.compute() == {}
-    geometry, *of_measured = trained(other, ids, compiled, num_steps, lambda i: i % 2)
+    geometry, *of_measured = trained(measured, ids, compiled, num_steps, lambda i: i % 2)
     assert of_measured == [graphs, runs]
     assert set(runs) == {graphs_a_step}
+    # those with activation checkpointing, too, of which blocks run once more in the backward pass
     assert [values["n"] for values in geometry.compute().values()] == [num_steps // 2 * 12] * 4
-    assert all(map(torch.equal, plain.parameters(), unmeasured.parameters()))
-    assert all(map(torch.equal, plain.parameters(), other.parameters()))
+    assert all(map(torch.equal, plain.parameters(), measured.parameters()))
+
+
+@pytest.mark.parametrize(("compiled", "is_first"), [(whole, True), (whole, False), (checkpointed_blocks, False)])
+@torch._dynamo.config.patch(error_on_recompile=False)
+def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_one(compiled, is_first):
+    model, other, ids = Model(), Model(), torch.randint(0, 96, (2, 6))
+    geometry = Geometry(model, metrics=moments)
+    geometry.probe.prepare(model)
+    geometry.probe.is_stable = True
+    run, run_other = (compiled(each, backend="eager") for each in (model, other))
+    for of_prepared in (is_first, not is_first, is_first):
+        if of_prepared:
+            with geometry.probe:
+                run(ids)
+        else:
+            run_other(ids)
+    assert [values["n"] for values in geometry.compute().values()] == [12 * (2 if is_first else 1)] * 4
 
 
 @pytest.mark.parametrize("make", [gpt_neox, albert])
 def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
-    model, batch = make(num_hidden_layers=2), token_batch()
+    model, batch = make(num_hidden_layers=1 if make is gpt_neox else 2), token_batch()
     with observe(model, metrics=moments) as expected:
         model(**batch)
     geometry = Geometry(model, metrics=moments)
@@ -163,7 +177,7 @@ def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
     assert geometry.compute() == expected.compute()  # also V_W_unbiased, by token ids, and n, by the mask
 
 
-def test_passes_without_gradients_and_those_that_are_repeated_backward_do_not_count():
+def test_a_pass_without_gradients_does_not_count_and_an_exclusive_probe_runs_eagerly():
     model, ids = Model(), torch.randint(0, 96, (2, 6))
     geometry = Geometry(model, metrics=moments, no_grad_passes=False)
     geometry.probe.prepare(model)

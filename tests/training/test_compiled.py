@@ -1,5 +1,6 @@
 """The monitors on models that are compiled: `prepare`, and what happens without it."""
 
+import sys
 import warnings
 
 import pytest
@@ -67,20 +68,24 @@ def test_prepare_does_nothing_unless_compiled_is_stable():
         StepMonitor(model, compiled="fast")
 
 
-def test_a_graph_compiled_before_prepare_is_not_read_and_the_warning_says_so():
+def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "embedgeo.capture.listening", None)
+    with pytest.raises(ValueError, match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'):
+        StepMonitor(gpt_neox(), compiled="stable")
+
+
+def test_a_function_that_ran_before_prepare_is_compiled_once_more_and_read():
     model = gpt_neox(use_cache=False, num_hidden_layers=1)
     run = torch.compile(lambda: model(**token_batch()), backend="eager")
     run()
-    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", measure_last=False)
+    monitor = StepMonitor(
+        model, every_n_steps=2, metrics=moments, compiled="stable", measure_last=False, no_grad_passes=True
+    )
     monitor.prepare(model)
-
-    def measured():
-        with monitor.step(0):
-            run()
-        monitor.close(1)
-
-    with pytest.warns(UserWarning, match=r"no forward pass reached embed, .* in no graph compiled after prepare"):
-        measured()
+    with monitor.step(0):
+        run()
+    monitor.close(1)
+    assert value(monitor, 0, "block.00", "n") == 48
 
 
 class Compiling(TinyLM):

@@ -6,6 +6,7 @@ The operator returns nothing, has no gradient, and is an ordered effect: it is n
 """
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -53,6 +54,7 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
                 module.register_forward_pre_hook(_HOOKS[event], with_kwargs=True)
             else:
                 module.register_forward_hook(_HOOKS[event], with_kwargs=True)
+        _set_apart(module)
 
 
 def is_prepared(module: nn.Module, event: Event) -> bool:
@@ -71,6 +73,15 @@ def listening(module: nn.Module, event: Event, listener: Listener) -> Iterator[N
         _listeners[key].remove(listener)
         if not _listeners[key]:
             del _listeners[key]
+
+
+def _set_apart(module: nn.Module) -> None:
+    """Keep graphs of a module of the same class that is not prepared from running in place of this one's.
+
+    torch.compile does not look whether a graph was made for the same hooks, but it does at the types of these dicts.
+    """
+    for name in ("_modules", "_parameters"):
+        module.__dict__[name] = OrderedDict(module.__dict__[name])
 
 
 def _is_hooked(module: nn.Module, event: Event) -> bool:

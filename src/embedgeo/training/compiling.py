@@ -1,19 +1,29 @@
 """How the monitors read a model that is compiled: by permanent hooks in its graphs, or by running it eagerly."""
 
+import importlib
 import warnings
+from importlib.metadata import version
 from typing import Literal
 
 from embedgeo.capture.structure import is_compiled
 from embedgeo.geometry import Geometry
+from embedgeo.results.wording import reason
 
 Compiled = Literal["eager", "stable"]
 """How a measured step of a compiled model runs."""
 
 
 def require_compiled(compiled: str) -> None:
-    """Raise ValueError if ``compiled`` is neither ``"eager"`` nor ``"stable"``."""
+    """Raise ValueError if ``compiled`` is neither ``"eager"`` nor ``"stable"``, or the latter not for this torch."""
     if compiled not in ("eager", "stable"):
         raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
+    if compiled == "stable":
+        try:
+            importlib.import_module("embedgeo.capture.listening")  # which takes names that torch may change
+        except Exception as error:
+            torch = version("torch")
+            cause = f'compiled="stable" does not work with torch {torch} ({reason(error)}). Use compiled="eager".'
+            raise ValueError(cause) from error
 
 
 def prepare(monitor: object, geometry: Geometry) -> bool:
