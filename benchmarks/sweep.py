@@ -1,6 +1,6 @@
 """What a sweep costs beside loading each checkpoint and running it over the same batches: seconds and peak memory.
 
-make bench
+python benchmarks/sweep.py   # some minutes
 """
 
 import argparse
@@ -119,7 +119,7 @@ def state_bytes(folder: Path, steps: list[int]) -> dict[str, Any]:
     tokenizer = loading.load_tokenizer(folder / "step0")
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())
     tokens = cut_sequences(documents, SEQ_LEN, NUM_TOKENS).flatten()
-    metrics = geometry._make_metrics(SIZE["hidden_size"])
+    metrics = geometry.make_metrics(SIZE["hidden_size"])
     for metric in metrics:
         for ids in tokens.split(BATCH_SIZE * SEQ_LEN):
             metric.update(torch.randn(len(ids), SIZE["hidden_size"]), token_ids=ids)

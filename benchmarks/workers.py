@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ class Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{case}\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended already, as what it imports is not in its environment
+            self._process.stdin.write(f"{case}\n")
+            self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline() or '{"error": "the process has ended"}')
         if "error" in answer:
             raise RuntimeError(f"{case}: {answer['error']}")

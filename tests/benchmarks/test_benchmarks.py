@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare, estimators, long_runs, peers, scaling, steps, timing, workers
+from benchmarks import compare, estimators, long_runs, peers, scaling, steps, sweep, timing, workers
 from benchmarks.timing import Line, Slope, report, spread, take_turns
 from benchmarks.workers import ROOT, Worker
+from tests.sweep.tiny import SIZES, local_run
 
 TINY = steps.Shape("tiny", 1, 16, (2, 8), heads=2, vocabulary=32)
 LINE = Line("name", {"embedgeo": [1.0, 2.0, 2.0], "slow": [9.0, 9.0, 9.0], "fast": [2.0, 4.0, 6.0]}, at_least=2)
@@ -119,7 +120,7 @@ def test_a_measured_step_in_the_background():
 def test_a_measured_step_that_is_compiled():
     for line in steps.compiled(TINY, 1.1, rounds=1, backend="eager"):
         holds(line)
-    found = steps.graphs(TINY, steps=4, backend="eager")
+    found = steps.graphs(TINY, steps=2, backend="eager")
     assert found.without["graphs"] > 0
     assert found.as_dict()["holds"]
     holds(found)
@@ -129,6 +130,15 @@ def test_scaling():
     update, compute = scaling.slopes(1, {"width": [8, 16]})
     assert (update.name, compute.name) == ("update, width", "compute, width")
     assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
+
+
+def test_what_a_sweep_costs(tmp_path, monkeypatch):
+    for name, value in {"NUM_TOKENS": 64, "SEQ_LEN": 16, "BATCH_SIZE": 2, "SIZE": SIZES}.items():
+        monkeypatch.setattr(sweep, name, value)
+    folder = local_run(tmp_path, (0,))
+    for side in (sweep.without_logits, sweep.swept):
+        assert min(side(folder, [0])["seconds"][0]) > 0
+    assert sweep.state_bytes(folder, [0])["states"] > 0
 
 
 def test_a_long_run(monkeypatch):
@@ -147,6 +157,14 @@ def test_what_a_worker_times(monkeypatch):
     assert [line.name for line in lines] == ["0.001", "0.002"]
     assert (lines[0].over, lines[0].under) == ("base", "embedgeo")
     assert all(seconds >= float(line.name) for line in lines for (seconds,) in line.seconds.values())
+
+
+def test_a_process_that_has_ended_fails_its_cases():
+    with Worker("tests.benchmarks.nothing") as worker:
+        worker._process.wait()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="case: the process has ended"):
+                worker.seconds("case")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="there are no revisions")

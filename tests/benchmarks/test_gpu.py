@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import gpu
 
-PARTS = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager", "steps tiny compiled"]
+PARTS = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager", "steps tiny background", "steps tiny stable"]
 
 
 def names(value):

@@ -35,6 +35,8 @@ def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, 
     folder = SweepFolder(options["out"])
     assert folder.done() == {"my-bert"}
     assert folder.about("my-bert")["has_step"] == "false"
+    num_parameters = sum(parameter.numel() for parameter in model(0, "bert").parameters())  # tied ones count once
+    assert folder.about("my-bert")["num_parameters"] == str(num_parameters)
     assert "group" not in folder.about("my-bert")
     records = folder.read("my-bert")
     assert set(records["step"]) == {0}

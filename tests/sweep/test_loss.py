@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from embedgeo.checkpoints.loading import LoadedModel
-from embedgeo.sweep.loss import TokenLoss
+from embedgeo.sweep.loss import TokenLoss, cross_entropy
 from tests.sweep.tiny import SIZES, model
 
 IDS = torch.randint(5, 300, (3, 40), generator=torch.Generator().manual_seed(0))
@@ -85,3 +85,7 @@ def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_a_time
     pieces = [tuple(each.shape) for each in seen if each.shape[-1] in (70, 20)]
     assert max(rows for rows, _ in pieces) == min(16, int(loss.total[1]))
     assert {types for _, types in pieces} == {70, 20}  # of 300
+
+
+def test_the_loss_of_a_token_that_the_head_does_not_know_is_infinite():
+    assert cross_entropy([torch.zeros(2, 3), torch.zeros(2, 1)], torch.tensor([3, 4])) == torch.inf

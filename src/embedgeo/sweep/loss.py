@@ -113,6 +113,8 @@ class TokenLoss:
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
     """The cross-entropy, summed over n positions, from the logits of consecutive classes: all are never held at once.
 
+    Infinite where a target is none of the classes.
+
     Args:
         logits: shape (n, C_i), any floating dtype; of the first C_1 classes, the next C_2, and so on.
         target: the class at each position, shape (n,), int64.
@@ -120,7 +122,7 @@ def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
     >>> round(float(cross_entropy([torch.zeros(5, 3), torch.zeros(5, 1)], torch.arange(5) % 4)) / 5, 6)  # log 4
     1.386294
     """
-    sums, chosen, start = [], torch.zeros(len(target), device=target.device), 0
+    sums, chosen, start = [], torch.full(target.shape, -torch.inf, device=target.device), 0
     for part in logits:
         inside = (target >= start) & (target < start + part.shape[1])
         place = (target - start).clamp(0, part.shape[1] - 1)

@@ -66,11 +66,14 @@ def measure(
     try:
         with torch.inference_mode(), all_agree(fabric), fabric.autocast():
             loss = _run(fabric, geometry, loaded, text, settings)
+        network = measured_model(model)
+        num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
+        about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
         if settings.device_map is None:
             model.to("meta")  # also where others refer to it
         begin_next()
         with torch.inference_mode():
-            return _results(fabric, geometry, loss, text, settings)
+            return _results(fabric, geometry, loss, text, settings, about)
     finally:
         geometry.reset()
         del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
@@ -95,7 +98,9 @@ def _run(
     return loss
 
 
-def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings) -> Measured:
+def _results(
+    fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings, about: dict[str, str]
+) -> Measured:
     records = geometry.records()
     if silent := geometry.silent_layers():
         raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
@@ -104,9 +109,6 @@ def _results(fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeTex
     total, count = sums.tolist()
     if loss.is_wanted and count:
         records.append(model_record("loss", total / count))
-    network = measured_model(geometry.model)
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
     sample = geometry.samples() if settings.save_samples else None
     if not settings.token_tables:
         return Measured(records, {}, about, sample)
