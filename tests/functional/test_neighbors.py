@@ -259,7 +259,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     with LargestTensor() as largest:
         two_nearest_distances(x)
     operand = (n + products._GROUP) * (dim + 2 * products._NORM_PARTS)
-    assert largest.elements <= max(operand, 48 * n)  # that, the candidates of each row or a block
+    assert largest.elements <= max(operand, products._MANY * n)  # that, the pairs of each row or a block
     assert largest.elements < n**2 / 10
 
 
