@@ -158,7 +158,7 @@ class Settings(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
         precisions = [backend.fp32_precision for backend in backends]
-        self.seen.add((*precisions, torch.get_num_threads(), torch.is_autocast_enabled("cpu")))
+        self.seen.add((*precisions, torch.get_num_threads()))
         return func(*args, **(kwargs or {}))
 
 

@@ -75,9 +75,10 @@ def _settle(x: Tensor, operand: Operand, pending: Tensor, nearest: Tensor) -> Te
 
 
 def _measured(x: Tensor, operand: Operand, rows: Tensor, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
-    """The two smallest distances of each of the rows, shape (m, 2), from the pairs (``rows[i]``, j) with these products.
+    """The two smallest distances of each of the rows, shape (m, 2), in the pairs (``rows[i]``, j) with these products.
 
-    Those with the two smallest products are measured first, then those with one that leaves room for a smaller distance.
+    Pairs with a row's two smallest products are measured first; then those whose product leaves room for a smaller
+    distance.
     """
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
     limit = _two_smallest(products.to(distances.dtype), i, len(rows))[:, 1]

@@ -131,7 +131,7 @@ class Operand(NamedTuple):
             limit: what the last call returned for these rows.
 
         Returns:
-            The places in ``rows`` of the first, and the indices of the second, of each pair; their products; the largest
+            The place in ``rows`` of the first of each pair, and the index of the second; their products; the largest
             products that were looked for, shape (m,); and which rows are crowded: of their pairs, none is given, (m,).
         """
         n, length = len(self.norm), len(self.rows)
