@@ -21,7 +21,7 @@ BLOCK_BYTES = 1 << 23
 _SPARE = 32
 """Elements between the rows of a block, so that those of a column do not all meet in one line of the cache."""
 
-_MANY = 64
+_MANY = 256
 """How many groups and rows that may be among its nearest crowd a row: so many are not kept."""
 
 CACHED_ELEMENTS = 1 << 17
@@ -139,7 +139,7 @@ class Operand(NamedTuple):
         buffer = self.rows.new_empty(min(side, len(rows)), min(side, length) + _SPARE, dtype=self.dtype)
         integer = _INTEGERS[self.dtype.itemsize]
         known = limit is not None
-        limit = limit.clone() if known else self.rows.new_full((len(rows),), torch.inf, dtype=self.dtype)
+        limit = self.rows.new_full((len(rows),), torch.inf, dtype=self.dtype) if limit is None else limit.clone()
         least = limit.unsqueeze(1).repeat(1, 2)
         most, two = limit.view(integer), least.view(integer)
         count = torch.zeros_like(rows)
