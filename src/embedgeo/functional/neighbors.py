@@ -69,7 +69,7 @@ def _settle(x: Tensor, operand: Operand, pending: Tensor, nearest: Tensor) -> Te
             unsettled |= (two <= x.shape[1] ** 0.5 * finfo.tiny / finfo.eps).any(1)
         nearest[pending] = two
         pending, limit = pending[unsettled], limit[unsettled]
-        if not len(pending):
+        if not len(pending) or len(pending) > len(x) / 2:  # it is not the limit, then
             break
     return pending
 
