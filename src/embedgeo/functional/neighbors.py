@@ -7,8 +7,8 @@ from embedgeo.functional.moments import blocked, chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.products import BLOCK_BYTES, CACHED_ELEMENTS, Operand, fast_dtype
 
-_CANDIDATES = 8, 24
-"""Number of candidates of each row; the second for rows that the first does not settle."""
+_ALL = 25
+"""Number of rows up to which all distances are computed at once."""
 
 _FEW = 16
 """Number of rows up to which differences to all rows take less time, and memory, than products in float64."""
@@ -19,11 +19,11 @@ _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
-    Candidates are found by squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16. The distances to the first
-    two candidates are then computed from the differences of the rows, in float32 with float64 sums, and so are those
-    to all candidates that might be nearer but for rounding. A row is settled once its last candidate cannot be nearer.
-    Rows that are not get more candidates, then, if they are many, products in float64, and finally the differences to
-    all rows. Exact duplicates have distance 0. No setting of the process is changed, and none matters.
+    Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the two nearest rows of
+    each row. The distances to all that are not beyond it are then computed from the differences of the rows, in float32
+    with float64 sums. Rows that have too many get a second, closer limit, then, if they are many, products in float64,
+    and finally the differences to all rows. Exact duplicates have distance 0. No setting of the process is changed, and
+    none matters.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -46,7 +46,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
             nearest[:, 0] = torch.linalg.vector_norm(x[0].to(wide) - x[1].to(wide))
         return nearest
     pending = torch.arange(n, device=x.device)
-    if n <= _CANDIDATES[-1] + 1:
+    if n <= _ALL:
         return _compare_with_all(x, pending)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
     for dtype, rounded in ((fast_dtype(x.device), True), (wide, False)):
@@ -59,60 +59,59 @@ def two_nearest_distances(x: Tensor) -> Tensor:
 
 def _settle(x: Tensor, operand: Operand, pending: Tensor, nearest: Tensor) -> Tensor:
     """Fill in ``nearest`` for the pending rows whose neighbours can be proved; return the other pending rows."""
-    summed = torch.promote_types(operand.dtype, torch.float32)
-    if not bool(operand.norm.max().square() < torch.finfo(summed).max / 8):  # a squared distance may overflow
+    finfo, limit = torch.finfo(operand.summed), None
+    if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
         return pending
-    for num_candidates in _CANDIDATES:
-        distances, proved = _proved(x, operand, pending, *operand.candidates(pending, num_candidates))
-        nearest[pending] = distances
-        pending = pending[~proved]
-        if not len(pending):
+    for _ in range(2):  # once a row's limit is known from all others, fewer are below it
+        i, j, products, limit, unsettled = operand.near(pending, limit)
+        two = _measured(x, operand, pending, i, j, products)
+        if operand.dtype != two.dtype:  # what underflows in float32 is negligible beside these
+            unsettled |= (two <= x.shape[1] ** 0.5 * finfo.tiny / finfo.eps).any(1)
+        nearest[pending] = two
+        pending, limit = pending[unsettled], limit[unsettled]
+        if not len(pending) or len(pending) > len(x) / 2:  # it is not the limit, then
             break
     return pending
 
 
-def _proved(x: Tensor, operand: Operand, rows: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The two smallest distances to the candidates of each row, shape (m, 2), and whether no other row is nearer, (m,).
+def _measured(x: Tensor, operand: Operand, rows: Tensor, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
+    """The two smallest distances of each of the rows, shape (m, 2), in the pairs (``rows[i]``, j) with these products.
 
-    A row j that is nearer to row i than its second candidate has a norm of at most ``reach``: ‖i‖ plus the distance of
-    that candidate, or the largest norm of all if that is less. So the rounding errors between i and j are bounded by
-    the scale of i, and rows of huge norm do not loosen the bounds of the others unless they shift the mean.
+    Pairs with a row's two smallest products are measured first; then those whose product leaves room for a smaller
+    distance.
     """
-    norm, lost, dtype = operand.norm, operand.lost, operand.dtype
-    dim, wide, summed = x.shape[1], norm.dtype, torch.promote_types(dtype, torch.float32)
-    eps, tiny = torch.finfo(summed).eps, torch.finfo(summed).tiny  # of the dtype in which products are summed
-    rounding = (lost / norm).nan_to_num().max() + 4 * eps
-    least = values.to(wide)
-    least -= torch.finfo(dtype).eps / 2 * least.abs()  # a lower bound before rounding to ``dtype``
-    distances = torch.full_like(least, torch.inf)
-    distances[:, :2] = _distances(x, rows, columns[:, :2], summed)
-    second, own = distances[:, :2].amax(1), norm[rows]
-    reach = (own + second).clamp(max=norm.max()) * (1 + 2 * rounding)
-    moved = lost[rows] + rounding * reach + 4 * eps * own
-    # rounding of one product and sum a column; the rest of the norms; denormals flushed to zero
-    slack = eps * (dim + 8) * (own + reach).square() + 8 * dim * tiny * (1 + reach)
-    bound = (second + moved).square() + slack  # rows nearer than ``second`` have less
-    i, j = (least[:, 2:] < bound[:, None]).nonzero(as_tuple=True)
-    distances[i, j + 2] = _distances(x, rows[i], columns[i, j + 2, None], summed).squeeze(1)
-    nearest = distances.topk(2, largest=False).values
-    proved = bound <= least[:, -1]
-    if dtype != wide:  # what underflows in float32 is negligible beside these
-        proved &= (nearest > dim**0.5 * tiny / eps).all(1)
-    return nearest, proved
+    distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
+    limit = _two_smallest(products.to(distances.dtype), i, len(rows))[:, 1]
+    for _ in range(2):
+        chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
+        distances[chosen] = _distances(x, rows[i[chosen]], j[chosen], operand.summed)
+        two = _two_smallest(distances, i, len(rows))
+        limit = operand.limit(rows, two[:, 1])
+    return two
+
+
+def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """The smallest and the second smallest of the distances of each row, shape (num_rows, 2); infinite if none."""
+    first, second = distances.new_full((2, num_rows), torch.inf)
+    first.scatter_reduce_(0, rows, distances, "amin")
+    is_first = (distances == first[rows]).nonzero().flatten()
+    one = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[is_first], is_first, "amin")
+    others = distances.index_fill(0, one[one < len(distances)], torch.inf)
+    return torch.stack((first, second.scatter_reduce_(0, rows, others, "amin")), dim=1)
 
 
 def _distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m, k).
+    """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m,).
 
     Differences are computed in ``dtype`` or, if that is wider, in the dtype of ``x``.
     """
     narrow = torch.promote_types(x.dtype, dtype)
-    distances = torch.empty(others.shape, dtype=accumulator_dtype(x.device), device=x.device)
-    step = chunk_length(x.shape[1] * others.shape[1], blocked(CACHED_ELEMENTS, x.device))
+    distances = torch.empty(len(rows), dtype=accumulator_dtype(x.device), device=x.device)
+    step = chunk_length(x.shape[1], blocked(CACHED_ELEMENTS, x.device))
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
-        near = x.index_select(0, others[chunk].flatten()).to(narrow).view(*others[chunk].shape, x.shape[1])
-        distances[chunk] = row_norms(near.sub_(x.index_select(0, rows[chunk]).unsqueeze(1)))
+        near = x.index_select(0, others[chunk]).to(narrow)
+        distances[chunk] = row_norms(near.sub_(x.index_select(0, rows[chunk])))
     return distances
 
 

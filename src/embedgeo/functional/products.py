@@ -21,6 +21,9 @@ BLOCK_BYTES = 1 << 23
 _SPARE = 32
 """Elements between the rows of a block, so that those of a column do not all meet in one line of the cache."""
 
+_MANY = 256
+"""How many groups and rows that may be among its nearest crowd a row: so many are not kept."""
+
 CACHED_ELEMENTS = 1 << 17
 """Elements of rows gathered, or centred, at a time, so that they stay in the processor's cache."""
 
@@ -29,6 +32,10 @@ _NORM_PARTS = 3
 
 _SUMS_BFLOAT16 = "dtype_out" in torch.ops.aten.mm.overloads()
 """Whether products of bfloat16 can be had in float32, on CUDA."""
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Of the size of a number of so many bytes: its digits as an integer, which have the order of those from zero up."""
 
 
 class Operand(NamedTuple):
@@ -40,12 +47,16 @@ class Operand(NamedTuple):
         rows: shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away.
         norm: ‖b‖, shape (n,).
         lost: the norm of what rounding took from b, shape (n,).
+        largest: the largest ‖b‖.
+        rounding: the largest share of a norm that rounding took, of the sums of products, too.
         dtype: of the products.
     """
 
     rows: Tensor
     norm: Tensor
     lost: Tensor
+    largest: Tensor
+    rounding: Tensor
     dtype: torch.dtype
 
     @classmethod
@@ -63,35 +74,100 @@ class Operand(NamedTuple):
             norm[chunk] = row_norms(kept)
             if rounded:
                 lost[chunk] = row_norms(rows.sub_(kept))
+        rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
         norm2 = norm.square()
         for part in y[:n, dim:-_NORM_PARTS].unbind(1):
             part.copy_(norm2.to(digits))
             norm2 -= part
         y[n:, :dim], y[n:, dim:-_NORM_PARTS] = 0, torch.finfo(digits).max
         y[:, -_NORM_PARTS:] = 1
-        return cls(y, norm, lost, dtype)
+        return cls(y, norm, lost, norm.max(), rounding, dtype)
 
-    def candidates(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k smallest squared distances of the rows with these indices, shape (m,), to others, ascending; and whose.
+    @property
+    def summed(self) -> torch.dtype:
+        """The dtype in which products are summed."""
+        return torch.promote_types(self.dtype, torch.float32)
 
-        All rows are taken in order: each product of two of them serves both. No value is waited for.
+    def limit(self, rows: Tensor, distances: Tensor) -> Tensor:
+        """The largest product that a row can have whose distance from one of these, of shape (m,), is at most this.
+
+        Such a row has a norm of at most ``reach``: ‖i‖ plus that distance, or the largest norm if that is less. So what
+        rounding changes between them is bounded by the scale of i, and rows of huge norm do not loosen the bounds of
+        others unless they shift the mean.
+        """
+        reach = (self.norm[rows] + distances).clamp(max=self.largest) * (1 + 2 * self.rounding)
+        return ((distances + self._moved(rows, reach)).square() + self._slack(rows, reach)).to(self.dtype)
+
+    def farthest(self, rows: Tensor, products: Tensor) -> Tensor:
+        """The largest distance that a row can have from one of these, of shape (m,), with this product."""
+        squared = products.to(self.norm.dtype).clamp(min=0) * (1 + torch.finfo(self.dtype).eps)  # before it was rounded
+        share = min(torch.finfo(self.summed).eps * self.rows.shape[1] * 2, 0.25) ** 0.5  # of norms, that slack may add
+        reach = ((self.norm[rows] + squared.sqrt()) * ((1 + share) / (1 - share))).clamp(max=self.largest)
+        return (squared + self._slack(rows, reach)).sqrt() + self._moved(rows, reach)
+
+    def _moved(self, rows: Tensor, reach: Tensor) -> Tensor:
+        """By how much centring and rounding change distances of these rows to rows of such norms, at most."""
+        return self.lost[rows] + 4 * torch.finfo(self.summed).eps * self.norm[rows] + self.rounding * reach
+
+    def _slack(self, rows: Tensor, reach: Tensor) -> Tensor:
+        """By how much products of these rows with rows of such norms differ from squared distances, at most.
+
+        By rounding of one product and sum a column; the rest of the norms; denormals flushed to zero.
+        """
+        dim, finfo = self.rows.shape[1] - 2 * _NORM_PARTS, torch.finfo(self.summed)
+        return finfo.eps * (dim + 8) * (self.norm[rows] + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
+
+    def near(self, rows: Tensor, limit: Tensor | None = None) -> tuple[Tensor, ...]:
+        """All pairs of one of the rows with these indices, shape (m,), and one that can be its first or second nearest.
+
+        All rows are taken in order: each product of two of them serves both. Products are compared as integers, which
+        takes less time; those that rounding made negative are below all others, too.
+
+        Args:
+            rows: their indices.
+            limit: what the last call returned for these rows.
+
+        Returns:
+            The place in ``rows`` of the first of each pair, and the index of the second; their products; the largest
+            products that were looked for, shape (m,); and which rows are crowded: of their pairs, none is given, (m,).
         """
         n, length = len(self.norm), len(self.rows)
         side = math.isqrt(blocked(BLOCK_BYTES, rows.device) // self.dtype.itemsize) // _GROUP * _GROUP or _GROUP
         buffer = self.rows.new_empty(min(side, len(rows)), min(side, length) + _SPARE, dtype=self.dtype)
-        values = torch.full((len(rows), k), torch.inf, dtype=self.dtype, device=rows.device)
-        columns = torch.zeros((len(rows), k), dtype=torch.int64, device=rows.device)
+        integer = _INTEGERS[self.dtype.itemsize]
+        known = limit is not None
+        limit = self.rows.new_full((len(rows),), torch.inf, dtype=self.dtype) if limit is None else limit.clone()
+        least = limit.unsqueeze(1).repeat(1, 2)
+        most, two = limit.view(integer), least.view(integer)
+        count = torch.zeros_like(rows)
+        pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         whole = len(rows) == n
         for start in range(0, len(rows), side):
-            block = slice(start, start + side)
             for first in range(start if whole else 0, length, side):
                 others = slice(first, first + side)
-                squared = self._squared(rows[block], others, buffer, mirrored=whole and first == start)
-                _keep_smallest(squared, 1, first, values[block], columns[block])
-                if whole and first > start:
-                    kept = squared[:, : n - first]
-                    _keep_smallest(kept, 0, start, values[others], columns[others])
-        return values, columns
+                squared = self._squared(rows[start : start + side], others, buffer, mirrored=whole and first == start)
+                squared = squared.view(integer)
+                for axis, begin, other in ((1, start, first), (0, first, start))[: 2 if whole and first > start else 1]:
+                    groups = (squared if axis else squared[:, : n - first]).unflatten(axis, (_GROUP, -1))
+                    minima = groups.amin(axis) if axis else groups.amin(axis).T.contiguous()
+                    own = slice(begin, begin + len(minima))
+                    if not known:
+                        both = torch.cat((two[own], minima.topk(min(2, minima.shape[1]), largest=False).values), dim=1)
+                        two[own] = both.topk(2, largest=False).values
+                        limit[own] = self.limit(rows[own], self.farthest(rows[own], least[own, 1]))
+                    i, group = (minima <= most[own].unsqueeze(1)).nonzero(as_tuple=True)
+                    count[own] += i.bincount(minlength=len(minima))
+                    few = (count[own][i] <= _MANY).nonzero().flatten()
+                    i, group = i[few], group[few]
+                    members = groups[i, :, group] if axis else groups.movedim(0, -1)[group, i]
+                    at, place = (members <= most[own][i].unsqueeze(1)).nonzero(as_tuple=True)
+                    i = begin + i[at]
+                    count += i.bincount(minlength=len(count))
+                    few = (count[i] <= _MANY).nonzero().flatten()
+                    pairs.append((i[few], (other + place * minima.shape[1] + group[at])[few], members[at, place][few]))
+        i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        kept = ((products <= most[i]) & (count[i] <= _MANY)).nonzero().flatten()
+        return i[kept], j[kept], products[kept].view(self.dtype), limit, count > _MANY
 
     def _squared(self, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
         """Squared distances of the rows with these indices to others, or to themselves (mirrored), in ``buffer``.
@@ -118,29 +194,6 @@ class Operand(NamedTuple):
         itself = torch.arange(len(rows), device=rows.device), place
         squared[itself] = torch.where(place == own, torch.inf, squared[itself])
         return squared
-
-
-def _keep_smallest(squared: Tensor, axis: int, first: int, values: Tensor, columns: Tensor) -> None:
-    """Put into ``values``, shape (b, k), what is smaller in ``squared``, and whose it is into ``columns``.
-
-    The k groups with the smallest minima hold them all, so only these are sorted.
-
-    Args:
-        squared: squared distances of the b rows to others.
-        axis: of ``squared``, along which the others are.
-        first: the index of the first of them.
-        values: the k smallest seen so far, ascending.
-        columns: the indices of these rows.
-    """
-    k, width = values.shape[1], squared.shape[axis]
-    count = width // _GROUP
-    minima = squared.unflatten(axis, (_GROUP, count)).amin(axis)
-    groups = (minima if axis else minima.T).topk(min(k, count), largest=False, sorted=False).indices
-    places = (groups.unsqueeze(2) + torch.arange(0, width, count, device=squared.device)).flatten(1)
-    found = (squared if axis else squared.T).gather(1, places)
-    least = torch.cat((values, found), dim=1).topk(k, largest=False)
-    values.copy_(least.values)
-    columns.copy_(torch.cat((columns, places + first), dim=1).gather(1, least.indices))
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
