@@ -1,6 +1,7 @@
 """A measurement in the background: the same numbers, the same training, and who waits for it."""
 
 import atexit
+import concurrent.futures.thread
 import json
 import threading
 from concurrent.futures import wait
@@ -232,3 +233,23 @@ def test_what_is_pending_when_the_interpreter_exits_is_written(tmp_path, gate, m
     ((_, _, file),) = read_histories(tmp_path)
     assert set(file["step"]) == {0}
     monitor.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_monitor_closed_while_the_interpreter_exits_computes_without_threads(monkeypatch, background):
+    num_threads = torch.get_num_threads()
+    monitor = StepMonitor(model := gpt_neox(), 10, metrics=moments, background=background, on_error="raise")
+    optimizer = torch.optim.SGD(model.parameters())
+    try:
+        torch.set_num_threads(2)
+        # what Python has set when it calls what atexit is given
+        monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+        monkeypatch.setattr(threading, "main_thread", threading.Thread)
+        for step in range(2):
+            with monitor.step(step, token_batch()):
+                model(**token_batch()).logits.sum().backward()
+            optimizer.step()
+        monitor.close()
+    finally:
+        torch.set_num_threads(num_threads)
+    assert steps(monitor) == [0, 2]

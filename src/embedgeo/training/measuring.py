@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import HandedOver
+from embedgeo.geometry.computing import HandedOver, can_start_threads
 from embedgeo.results.schema import Record, StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
@@ -82,7 +82,7 @@ class Measuring:
             return
         is_first, self._measured_step = self._measured_step is None, step
         with self._guarded():
-            if self.background and not adapter.is_followed:
+            if self.background and not adapter.is_followed and can_start_threads():
                 self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first)
                 atexit.register(self._complete, alone=True)
             else:
