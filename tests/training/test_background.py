@@ -3,6 +3,7 @@
 import atexit
 import concurrent.futures.thread
 import json
+import os
 import threading
 from concurrent.futures import wait
 
@@ -252,4 +253,18 @@ def test_a_monitor_closed_while_the_interpreter_exits_computes_without_threads(m
         monitor.close()
     finally:
         torch.set_num_threads(num_threads)
+    assert steps(monitor) == [0, 2]
+
+
+def test_a_fork_of_the_process_does_not_wait_for_it(gate, monkeypatch):
+    monitors, waited = gate
+    monitors.append(monitor := StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True))
+    for step in range(2):
+        with monitor.step(step, token_batch()):
+            model(**token_batch())
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr(os, "getpid", lambda: 0)
+        monitor._complete(alone=True)  # what its interpreter calls when it exits
+        assert (waited, monitor.history) == ([], [])
+    monitor.close()
     assert steps(monitor) == [0, 2]
