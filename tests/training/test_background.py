@@ -1,7 +1,9 @@
 """A measurement in the background: the same numbers, the same training, and who waits for it."""
 
 import atexit
+import concurrent.futures.thread
 import json
+import os
 import threading
 from concurrent.futures import wait
 
@@ -232,3 +234,30 @@ def test_what_is_pending_when_the_interpreter_exits_is_written(tmp_path, gate, m
     ((_, _, file),) = read_histories(tmp_path)
     assert set(file["step"]) == {0}
     monitor.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_monitor_closed_while_the_interpreter_exits_computes_without_threads(monkeypatch, background):
+    monitor = StepMonitor(model := gpt_neox(), 10, metrics=moments, background=background, on_error="raise")
+    with monitor.step(0, token_batch()):
+        model(**token_batch())
+    # what Python has set when it calls what atexit is given
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+    monkeypatch.setattr(threading, "main_thread", threading.Thread)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monitor.close()
+    assert steps(monitor) == [0, 1]
+
+
+def test_a_fork_of_the_process_does_not_wait_for_it(gate, monkeypatch):
+    monitors, waited = gate
+    monitors.append(monitor := StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True))
+    for step in range(2):
+        with monitor.step(step, token_batch()):
+            model(**token_batch())
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr(os, "getpid", lambda: 0)
+        monitor._complete(alone=True)  # what its interpreter calls when it exits
+        assert (waited, monitor.history) == ([], [])
+    monitor.close()
+    assert steps(monitor) == [0, 2]

@@ -118,6 +118,13 @@ def test_random_states_are_restored_also_after_an_exception():
     assert before[1:] == after[1:]
 
 
+def test_keeping_random_states_does_not_initialise_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)
+    with kept_random_states():
+        torch.rand(1)
+
+
 class UserError(Exception):
     """Raised by the user's code."""
 

@@ -1,5 +1,6 @@
 """The numbers of a measurement: several layers at a time, at once or in a thread while its caller goes on."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -110,9 +111,14 @@ def computing(reached: Callable[[], Sequence[Reached]]) -> Future[Computed]:
         return future
 
 
+def can_start_threads() -> bool:
+    """Whether threads can be started, which no interpreter does that is about to exit."""
+    return threading.main_thread().is_alive()
+
+
 def _computed(layers: Sequence[Reached]) -> Computed:
     share, all_threads = _share(layers), torch.get_num_threads()
-    if share in (None, all_threads):
+    if share in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -1,6 +1,7 @@
 """What a monitor has measured in a run, where that goes, and what becomes of a failure."""
 
 import atexit
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import HandedOver
+from embedgeo.geometry.computing import HandedOver, can_start_threads
 from embedgeo.results.schema import Record, StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
@@ -32,12 +33,14 @@ class Pending(NamedTuple):
         geometry: what has handed it over.
         handed_over: its numbers.
         is_first: whether it is the first one of the run.
+        process: the one with the thread that computes it; a fork of it has none.
     """
 
     step: int
     geometry: Geometry
     handed_over: HandedOver
     is_first: bool
+    process: int
 
 
 class Measuring:
@@ -82,8 +85,8 @@ class Measuring:
             return
         is_first, self._measured_step = self._measured_step is None, step
         with self._guarded():
-            if self.background and not adapter.is_followed:
-                self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first)
+            if self.background and not adapter.is_followed and can_start_threads():
+                self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first, process=os.getpid())
                 atexit.register(self._complete, alone=True)
             else:
                 self._record(step, geometry.records(), geometry.why_silent(), is_first=is_first)
@@ -95,9 +98,9 @@ class Measuring:
         Args:
             alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
         """
-        if self._pending is None:
+        if self._pending is None or self._pending.process != os.getpid():
             return
-        step, geometry, handed_over, is_first = self._pending
+        step, geometry, handed_over, is_first, _ = self._pending
         wait([handed_over.computed])
         if alone and geometry.needs_all_ranks:
             return
