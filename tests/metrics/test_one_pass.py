@@ -104,6 +104,14 @@ def test_prepared_rows_give_the_values_of_tensors(make):
     assert of_rows.num_nonfinite == 1
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_row_alone_that_lies_apart_in_memory_is_a_row(is_kept):
+    x = torch.tensor([1.0, 0.0, 2.0, 0.0, 3.0, 0.0])[::2]
+    rows = select_rows(x, torch.tensor(7), torch.tensor(is_kept), dim=3)
+    assert rows.embeddings.tolist() == [[1.0, 2.0, 3.0]] * is_kept
+    assert rows.token_ids.tolist() == [7] * is_kept
+
+
 def test_prepared_rows_of_another_width_or_with_ids_beside_them_are_refused():
     prepared = Rows.of(gaussian(4, 6), RowIds(None, None))
     with pytest.raises(ValueError, match=r"must have shape \(\.\.\., 5\); got \(4, 6\)"):

@@ -35,7 +35,7 @@ class Rows:
             ids: of the batch.
         """
         x, kept = embeddings.detach(), ids.kept
-        if kept is None or x.is_contiguous():
+        if kept is None or x.is_contiguous() or x.ndim == 1:
             x = x.reshape(-1, x.shape[-1])
             x = x if kept is None else x.index_select(0, kept)
         else:  # not all of them are copied
