@@ -38,9 +38,11 @@ def products_a_second(dtype: torch.dtype, n: int = 2048, d: int = 1024) -> float
 
 
 def floors(n: int, d: int, products: int) -> dict[str, float]:
-    """Seconds of one read of n rows of width d in float32, and of so many multiplications."""
-    return {
-        "one read of the rows": n * d * 4 / bytes_a_second(),
+    """Seconds of one read of n rows of width d in float32, and of so many multiplications, if there are any."""
+    read = {"one read of the rows": n * d * 4 / bytes_a_second()}
+    if not products:
+        return read
+    return read | {
         "one product in float32": products / products_a_second(torch.float32),
         "one product in bfloat16": products / products_a_second(torch.bfloat16),
     }
