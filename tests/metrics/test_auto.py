@@ -14,11 +14,9 @@ from embedgeo.metrics import (
     MAX_STATE_BYTES,
     default_metrics,
     full_metrics,
-    left_out,
-    metric_factory,
-    metric_name,
     streaming_metrics,
 )
+from embedgeo.metrics.auto import left_out, metric_factory, metric_name
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.metrics import metric_factory as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
@@ -162,7 +160,7 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
 @pytest.fixture
 def narrow(monkeypatch):
     """A sketch that is smaller than the scatter at the width of a tiny model, and a limit between them."""
-    monkeypatch.setattr("embedgeo.metrics.SKETCH_COLUMNS", 8)
+    monkeypatch.setattr("embedgeo.metrics.defaults.SKETCH_COLUMNS", 8)
     return 2000
 
 

@@ -22,7 +22,8 @@ from embedgeo.geometry import saving, tables
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
-from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments, for_token_types, metric_factory
+from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
+from embedgeo.metrics.auto import for_token_types, metric_factory
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.samples import LayerSample

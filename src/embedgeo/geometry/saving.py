@@ -16,7 +16,8 @@ import torch
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
-from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension, is_auto
+from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension
+from embedgeo.metrics.auto import is_auto
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from embedgeo.metrics import left_out, sketched
+from embedgeo.metrics.auto import left_out, sketched
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.wording import size
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from embedgeo.results.extra_terms import EXTRA_TERMS
 from embedgeo.results.term import Term
 from embedgeo.results.wording import printable
 
@@ -211,6 +212,7 @@ TERMS = {
             "non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False
         ),
     ),
+    **EXTRA_TERMS,
     "loss": Term("loss", "mean loss on the text, nats per token", "How well the model predicts the measured text."),
     "tokens_seen": Term("tokens seen", "tokens, as the name says", "How much the model was trained on.", ranges=True),
 }

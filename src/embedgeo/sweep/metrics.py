@@ -14,7 +14,7 @@ from embedgeo.sweep.settings import SweepSettings
 
 _OPTIONS = (
     *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
-    "max_state_bytes",
+    *("max_state_bytes", "extra"),
 )
 """Settings that are arguments of what makes the metrics, if they are not at their defaults."""
 
@@ -64,7 +64,7 @@ def _given(settings: SweepSettings) -> dict[str, Any]:
     """The options that are not at their defaults: those of a function may be others."""
     defaults = {field.name: field.default for field in fields(settings)}
     values = {option: getattr(settings, option) for option in _OPTIONS}
-    values["count_range"] = tuple(values["count_range"])
+    values |= {name: tuple(values[name]) for name in ("count_range", "extra")}
     return {option: value for option, value in values.items() if value != defaults[option]}
 
 

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from embedgeo.extras import require_extra
 from embedgeo.results.groups import parse_groups
+from embedgeo.sweep.requirements import (
+    require_device_map,
+    require_metric_options,
+    require_ray_options,
+    require_text_options,
+)
 
 _RUN_OPTIONS = (
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
@@ -77,6 +81,7 @@ class SweepSettings:
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
+        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
@@ -128,6 +133,7 @@ class SweepSettings:
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
     after_processing: bool = False
+    extra: Sequence[str] = ()
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
@@ -162,60 +168,11 @@ class SweepSettings:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, known))}; got {getattr(self, name)!r}.")
-        self._require_text_options()
-        self._require_metric_options()
-        self._require_ray_options()
+        require_text_options(self)
+        require_metric_options(self)
+        require_ray_options(self)
         if self.device_map is not None:
-            self._require_device_map()
-
-    def _require_text_options(self) -> None:
-        if not 0 < self.sample <= 1:
-            raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
-        fewest, most = self.min_words, self.max_words
-        if fewest < 0 or most < 0 or fewest > most > 0:
-            raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
-        if self.unit == "sequence" and (fewest or most):
-            raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
-
-    def _require_ray_options(self) -> None:
-        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
-            raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1; got {self.workers}.")
-        given: Any = self.resources or {}
-        if not all(isinstance(number, int | float) and 0 <= number < inf for number in given.values()):
-            raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {given!r}.')
-        apart = {
-            name: value for name, value in (self.trainer or {}).items() if name in ("devices", "num_nodes", "strategy")
-        }
-        if self.on == "ray" and any(value not in (1, "auto") for value in apart.values()):
-            raise ValueError(f"a worker on Ray is one process with one device; got trainer options {apart!r}.")
-
-    def _require_metric_options(self) -> None:
-        lo_hi: Any = self.count_range
-        whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
-        if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
-            raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
-        if self.rows == "mean" and (lo_hi or self.token_tables):
-            raise ValueError('count_range and token_tables need token types; rows="mean" has none. Take other rows.')
-        if not 0 < self.discard_fraction < 1:
-            raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {self.discard_fraction}.")
-        if self.id_batches < 1:
-            raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
-        if self.max_state_bytes < 1:
-            raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {self.max_state_bytes}.")
-        if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
-            raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
-
-    def _require_device_map(self) -> None:
-        got, precision = self.device_map, str((self.trainer or {}).get("precision"))
-        if not got or not (got == "auto" or isinstance(got, dict)):
-            raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {got!r}.")
-        if self.model_class is not None:
-            raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
-        if precision.endswith("-true"):
-            raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
-        require_extra("accelerate", "device_map")
+            require_device_map(self)
 
     @property
     def models(self) -> Sequence[str]:

@@ -12,7 +12,7 @@ from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
-from embedgeo.metrics import is_auto, metric_name
+from embedgeo.metrics.auto import is_auto, metric_name
 from embedgeo.results.wording import listed, reason, size
 from embedgeo.training.costs import Rows, estimated_seconds, held_bytes
 from embedgeo.training.description import DescribedLayer, DescribedMetric, Description

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from embedgeo.capture.structure import model_width
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
-from embedgeo.metrics import metric_name
+from embedgeo.metrics.auto import metric_name
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, shell_command
 from embedgeo.training.adapter import history_lacks

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import MAX_STATE_BYTES, metric_factory
+from embedgeo.metrics import MAX_STATE_BYTES
+from embedgeo.metrics.auto import metric_factory
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.wording import reason
 from embedgeo.training import messages

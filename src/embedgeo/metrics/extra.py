@@ -1,0 +1,24 @@
+"""Metrics that are measured only if they are asked for by name."""
+
+from collections.abc import Callable, Sequence
+
+from torchmetrics import Metric
+
+EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {}
+"""What makes each of them, given the width of a layer and the seed of samples."""
+
+
+def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metric]:
+    """The metrics with these names, of `EXTRA_METRICS`.
+
+    Args:
+        dim: d, the width of the layer.
+        names: of metrics; each once.
+        seed: of the rows that are sampled.
+
+    Raises:
+        ValueError: a name that is none of them, or is given twice.
+    """
+    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
+        raise ValueError(f"extra must be names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
+    return [EXTRA_METRICS[name](dim, seed) for name in names]
