@@ -5,6 +5,7 @@ import skdim.id
 import torch
 
 from embedgeo.functional import estimated_dimension, merge_duplicates, two_nearest_distances, twonn_dimension
+from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, look_distinct
 from tests.data import gaussian, generator
 
 
@@ -43,6 +44,16 @@ def test_duplicates_are_merged_without_a_warning():
     copies = torch.cat([points[: 900 // k] for k in range(1, 40)])
     assert 1 - len(points) / len(copies) > 0.7
     assert twonn_dimension(copies) == twonn_dimension(merge_duplicates(points))
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_copies_that_look_distinct_by_a_few_coordinates_are_merged(offset):
+    x = torch.cat((gaussian(300, 16) * 1e-4, gaussian(300, 64)), dim=1)
+    copies = x[:40] + gaussian(40, 80, seed=1) * 1e-7
+    assert look_distinct(torch.cat((x, copies)), DUPLICATE_TOLERANCE)
+    estimate = twonn_dimension(torch.cat((x, copies)) + offset)
+    assert estimate.num_points == 300
+    assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-5)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])

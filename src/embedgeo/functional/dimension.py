@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, distinct_rows, merge_duplicates
+from embedgeo.functional.duplicates import (
+    DUPLICATE_TOLERANCE,
+    distinct_rows,
+    longest_reach,
+    look_distinct,
+    merge_duplicates,
+)
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import two_nearest_distances
 
@@ -70,21 +76,33 @@ def twonn_dimension(
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    kept, place = distinct_rows(x, duplicate_tolerance)
-    points = x if len(kept) == len(x) else x[kept]
-    first, second = two_nearest_distances(points).cpu().double().unbind(1)
+    nearest, place = _distinct_nearest(x, duplicate_tolerance)
+    first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):
-        return DimensionEstimate(math.nan, len(points), left_out)
+        return DimensionEstimate(math.nan, len(nearest), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
         least, most = (
-            groups.new_zeros(len(kept)).scatter_reduce(0, place, groups, by, include_self=False)
+            groups.new_zeros(len(nearest)).scatter_reduce(0, place, groups, by, include_self=False)
             for by in ("amin", "amax")
         )
         group = torch.where(least == most, least, -1).cpu()[order]
         left_out = torch.stack([_slope(log_mu[group != i], discard_fraction) for i in range(num_groups)])
-    return DimensionEstimate(float(_slope(log_mu, discard_fraction)), len(points), left_out)
+    return DimensionEstimate(float(_slope(log_mu, discard_fraction)), len(nearest), left_out)
+
+
+def _distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The distances of the distinct rows to their two nearest, and which of these rows stands for each row of ``x``.
+
+    Where no rows look alike, all are taken for distinct, and the distances tell whether they are.
+    """
+    if look_distinct(x, tolerance):
+        nearest = two_nearest_distances(x)
+        if bool((nearest[:, 0] > longest_reach(x, tolerance)).all()):
+            return nearest, torch.arange(len(x), device=x.device)
+    kept, place = distinct_rows(x, tolerance)
+    return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
 
 
 def _slope(log_mu: Tensor, discard_fraction: float) -> Tensor:

@@ -12,6 +12,9 @@ from embedgeo.functional.products import CACHED_ELEMENTS
 DUPLICATE_TOLERANCE = 1e-5
 """How near to each other rows are one and the same, relative to the median distance from the mean, unless told."""
 
+_FEW = 16
+"""Number of coordinates by which rows are first told apart."""
+
 _DIRECTIONS = 4
 """Number of directions that rows are projected on, to find those near to each other."""
 
@@ -50,11 +53,30 @@ def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Te
     return kept, place
 
 
+def look_distinct(x: Tensor, tolerance: float) -> bool:
+    """Whether no two rows of ``x`` look like copies by a few of their coordinates; a guess, to be confirmed."""
+    if len(x) < 3:
+        return False
+    few = x[:, :_FEW].to(accumulator_dtype(x.device))
+    place = (few - few.mean(0)) @ _directions(few)
+    place = place[place[:, 0].argsort()]
+    return not bool((place.diff(dim=0).abs() <= tolerance * place.std(0)).all(1).any())
+
+
+def longest_reach(x: Tensor, tolerance: float) -> float:
+    """A distance beyond which no two rows are near: a median distance from the mean is at most √2 r.m.s. norms."""
+    norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    return 1.5 * tolerance * float(norm) / len(x) ** 0.5
+
+
 def _distinct_but_for_equal(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `distinct_rows`, for sets of equal rows of ``x``; all in order if there are no equal ones."""
     x = x.contiguous()  # so that each row is summed in the same order, and equal rows have equal sums
     every = torch.arange(len(x), device=x.device)
-    sums, group = x.sum(1, dtype=accumulator_dtype(x.device)).unique(return_inverse=True)
+    sums = torch.empty(len(x), dtype=accumulator_dtype(x.device), device=x.device)
+    for chunk in row_chunks(x):  # whose copies in that dtype stay in the processor's cache
+        torch.sum(x[chunk], 1, dtype=sums.dtype, out=sums[chunk])
+    sums, group = sums.unique(return_inverse=True)
     if not bool(sums.isnan().any()):
         if len(sums) == len(x):
             return every, every
@@ -103,15 +125,21 @@ def _projections(x: Tensor) -> tuple[Tensor, Tensor]:
     n, dim = x.shape
     wide = accumulator_dtype(x.device)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
-    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device)
-    directions = angles.square().sin().view(_DIRECTIONS, dim)  # generic: no layer's rows are constant along them
-    directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    directions = _directions(torch.empty(0, dim, dtype=wide, device=x.device))
     norm, place = (torch.empty(shape, dtype=wide, device=x.device) for shape in ((n,), (n, _DIRECTIONS)))
     for chunk in row_chunks(x, blocked(CACHED_ELEMENTS, x.device)):
         rows = x[chunk].to(wide) - center
         norm[chunk] = row_norms(rows)
-        torch.mm(rows, directions.T, out=place[chunk])  # in float64 no setting matters
+        torch.mm(rows, directions, out=place[chunk])  # in float64 no setting matters
     return norm, place
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Unit vectors as columns in the space of rows, shape (n, d): generic, so that no layer is constant along one."""
+    dim = rows.shape[1]
+    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=rows.dtype, device=rows.device)
+    directions = angles.square().sin().view(_DIRECTIONS, dim)
+    return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
 
 
 def _distances(x: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, row_norms
-from embedgeo.functional.products import BLOCK_BYTES, CACHED_ELEMENTS, Operand, fast_dtype
+from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms
+from embedgeo.functional.products import BLOCK_BYTES, Operand, fast_dtype
 
 _ALL = 25
 """Number of rows up to which all distances are computed at once."""
@@ -20,10 +20,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row.
 
     Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the two nearest rows of
-    each row. The distances to all that are not beyond it are then computed from the differences of the rows, in float32
-    with float64 sums. Rows that have too many get a second, closer limit, then, if they are many, products in float64,
-    and finally the differences to all rows. Exact duplicates have distance 0. No setting of the process is changed, and
-    none matters.
+    each row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32.
+    Rows that have too many get a second, closer limit, then, if they are many, products in float64, and finally the
+    differences to all rows. Exact duplicates have distance 0. No setting of the process is changed, and none matters.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -66,7 +65,7 @@ def _settle(x: Tensor, operand: Operand, pending: Tensor, nearest: Tensor) -> Te
         i, j, products, limit, unsettled = operand.near(pending, limit)
         two = _measured(x, operand, pending, i, j, products)
         if operand.dtype != two.dtype:  # what underflows in float32 is negligible beside these
-            unsettled |= (two <= x.shape[1] ** 0.5 * finfo.tiny / finfo.eps).any(1)
+            unsettled |= (two.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
         nearest[pending] = two
         pending, limit = pending[unsettled], limit[unsettled]
         if not len(pending) or len(pending) > len(x) / 2:  # it is not the limit, then
@@ -101,17 +100,17 @@ def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 
 
 def _distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m,).
+    """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m,), to 1e-6.
 
     Differences are computed in ``dtype`` or, if that is wider, in the dtype of ``x``.
     """
     narrow = torch.promote_types(x.dtype, dtype)
     distances = torch.empty(len(rows), dtype=accumulator_dtype(x.device), device=x.device)
-    step = chunk_length(x.shape[1], blocked(CACHED_ELEMENTS, x.device))
+    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
         near = x.index_select(0, others[chunk]).to(narrow)
-        distances[chunk] = row_norms(near.sub_(x.index_select(0, rows[chunk])))
+        distances[chunk] = fast_row_norms(near.sub_(x.index_select(0, rows[chunk])))
     return distances
 
 

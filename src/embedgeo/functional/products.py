@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import blocked, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms
 
 _GROUP = 16
 """Number of columns of which only the smallest value is looked at first."""
@@ -71,9 +71,10 @@ class Operand(NamedTuple):
         for chunk in row_chunks(x, blocked(CACHED_ELEMENTS, x.device)):
             rows = (x[chunk].to(torch.promote_types(center.dtype, summed)) - center).to(summed)
             kept = y[:n][chunk, :dim].copy_(rows.to(digits)).to(summed)
-            norm[chunk] = row_norms(kept)
+            norm[chunk] = fast_row_norms(kept)
             if rounded:
-                lost[chunk] = row_norms(rows.sub_(kept))
+                lost[chunk] = fast_row_norms(rows.sub_(kept))
+        lost *= 1 + 8 * torch.finfo(summed).eps
         rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
         norm2 = norm.square()
         for part in y[:n, dim:-_NORM_PARTS].unbind(1):
@@ -101,7 +102,8 @@ class Operand(NamedTuple):
     def farthest(self, rows: Tensor, products: Tensor) -> Tensor:
         """The largest distance that a row can have from one of these, of shape (m,), with this product."""
         squared = products.to(self.norm.dtype).clamp(min=0) * (1 + torch.finfo(self.dtype).eps)  # before it was rounded
-        share = min(torch.finfo(self.summed).eps * self.rows.shape[1] * 2, 0.25) ** 0.5  # of norms, that slack may add
+        share = torch.finfo(self.summed).eps * 2 * (self.rows.shape[1] + 16)
+        share = min(share, 0.25) ** 0.5  # of norms, that slack may add
         reach = ((self.norm[rows] + squared.sqrt()) * ((1 + share) / (1 - share))).clamp(max=self.largest)
         return (squared + self._slack(rows, reach)).sqrt() + self._moved(rows, reach)
 
@@ -112,10 +114,10 @@ class Operand(NamedTuple):
     def _slack(self, rows: Tensor, reach: Tensor) -> Tensor:
         """By how much products of these rows with rows of such norms differ from squared distances, at most.
 
-        By rounding of one product and sum a column; the rest of the norms; denormals flushed to zero.
+        By rounding of one product and sum a column; the rest of the norms, and their errors; denormals flushed to zero.
         """
         dim, finfo = self.rows.shape[1] - 2 * _NORM_PARTS, torch.finfo(self.summed)
-        return finfo.eps * (dim + 8) * (self.norm[rows] + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
+        return finfo.eps * (dim + 24) * (self.norm[rows] + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
 
     def near(self, rows: Tensor, limit: Tensor | None = None) -> tuple[Tensor, ...]:
         """All pairs of one of the rows with these indices, shape (m,), and one that can be its first or second nearest.
@@ -143,9 +145,11 @@ class Operand(NamedTuple):
         pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         whole = len(rows) == n
         for start in range(0, len(rows), side):
+            left = self._left(rows[start : start + side])
             for first in range(start if whole else 0, length, side):
                 others = slice(first, first + side)
-                squared = self._squared(rows[start : start + side], others, buffer, mirrored=whole and first == start)
+                is_mirrored = whole and first == start
+                squared = self._squared(left, rows[start : start + side], others, buffer, mirrored=is_mirrored)
                 squared = squared.view(integer)
                 for axis, begin, other in ((1, start, first), (0, first, start))[: 2 if whole and first > start else 1]:
                     groups = (squared if axis else squared[:, : n - first]).unflatten(axis, (_GROUP, -1))
@@ -169,24 +173,27 @@ class Operand(NamedTuple):
         kept = ((products <= most[i]) & (count[i] <= _MANY)).nonzero().flatten()
         return i[kept], j[kept], products[kept].view(self.dtype), limit, count > _MANY
 
-    def _squared(self, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
+    def _left(self, rows: Tensor) -> Tensor:
+        """The rows with these indices as (-2a, ones, ‖a‖² in parts), whose products with ``self.rows`` are wanted."""
+        dim = self.rows.shape[1] - 2 * _NORM_PARTS
+        row, norm2, ones = self.rows.index_select(0, rows).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
+        return torch.cat((-2 * row, ones, norm2), dim=1)
+
+    def _squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
         """Squared distances of the rows with these indices to others, or to themselves (mirrored), in ``buffer``.
 
         Those of a row to itself are infinite.
         """
         right = self.rows[others]
         squared = buffer[: len(rows), : len(right)]
-        dim = right.shape[1] - 2 * _NORM_PARTS
         for start in range(0, len(rows), _SQUARE):
             part = slice(start, min(start + _SQUARE, len(rows)))
-            row, norm2, ones = self.rows.index_select(0, rows[part]).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
-            left = torch.cat((-2 * row, ones, norm2), dim=1)
             first = start if mirrored else 0
             out = squared[part, first:]
             if left.dtype == self.dtype:
-                torch.mm(left, right[first:].T, out=out)
+                torch.mm(left[part], right[first:].T, out=out)
             else:
-                torch.mm(left, right[first:].T, out_dtype=self.dtype, out=out)
+                torch.mm(left[part], right[first:].T, out_dtype=self.dtype, out=out)
             if mirrored:
                 squared[part.stop :, part] = squared[part, part.stop : len(rows)].T
         own = rows - others.start
