@@ -52,16 +52,9 @@ def baseline(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
         *((key, 0.01) for key in ("rankme", "effective_rank_eigenvalues")),
         *(
             (key, 0.03)
-            for key in (
-                "anisotropy",
-                "anisotropy_standardized",
-                "V_B",
-                "V_B_over_Q",
-                "norm_max",
-                "top5_share",
-                "top1_share",
-            )
+            for key in ("anisotropy", "anisotropy_standardized", "V_B", "V_B_over_Q", "norm_max", "top5_share")
         ),
+        ("top1_share", 0.03),
         *((key, 0.05) for key in ("alpha_req", "alpha_req_r2")),
         *((key, 0.05) for key in ("top_dim_share", "anisotropy_without_top5", "intrinsic_dimension")),
         *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2")),
