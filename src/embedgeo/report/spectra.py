@@ -136,8 +136,9 @@ def _draw_random(ax: Axes, table: pd.DataFrame) -> tuple["pd.Series[float]", flo
         return pd.Series(np.nan, index, name="random"), np.nan
     eigenvalues = gaussian_eigenvalues(n - 1, dim)
     random = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name="random").reindex(index)
+    random = random.where(random > 0)
     edge = (1 + np.sqrt(dim / (n - 1))) ** 2
-    ax.plot(random.where(random > 0), label="random", **BASELINE)
+    ax.plot(random, label="random", **BASELINE)
     look: dict[str, Any] = {"color": ACCENT, "ls": ":", "lw": 1.2, "zorder": 1.5}
     ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", **look)
     return random, float(edge)
