@@ -58,7 +58,7 @@ def _read(path: Path, layers: Collection[str]) -> pd.DataFrame:
     table = table[table["layer"].isin(layers)]
     of_layers = table.groupby("layer")["eigenvalue"]
     table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
-    kept = np.geomspace(1, max(1, table["index"].max()), _POINTS).round() if len(table) else []
+    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _POINTS).round()
     is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
     return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
 
@@ -80,7 +80,6 @@ def by_layer(run: Run) -> FigureData:
     _draw(ax, shares, depth_bar(ax, layers))
     random, edge = _draw_random(ax, table)
     _axes(ax, shares)
-    ax.set_ylabel("eigenvalue (log scale)")
     legend(figure, ax)
     last = list(run.blocks.values())[-1][-1] if run.blocks else layers[-1]
     at = last if last in shares else layers[-1]
@@ -109,9 +108,8 @@ def by_step(run: Run) -> FigureData:
     numbers = pd.concat(shown).swaplevel().sort_index()
     for ax in axes:
         _axes(ax, numbers)
-    axes[0].set_ylabel("eigenvalue (log scale)")
     legend(figure, axes[0])
-    first, final = (number(numbers.loc[(layers[-1], 1), step]) for step in (steps[0], steps[-1]))
+    first, final = (number(shown[-1][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."
     alt = f"Eigenvalues against their index, a line for each of {len(steps)} steps, at {', '.join(layers)}."
     return FigureData("spectra-steps", figure, numbers, alt, text)
@@ -148,7 +146,13 @@ def _axes(ax: Axes, shares: pd.DataFrame) -> None:
     finite = shares.to_numpy()[shares.notna().to_numpy()]
     high = finite.max(initial=1.0)
     low = min(finite[finite >= _DEEPEST * high].min(initial=1.0), 0.5)
-    ax.set(xscale="log", yscale="log", xlabel="index i (log scale)", ylim=(low / 1.5, high * 2))
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="index i (log scale)",
+        ylabel="eigenvalue (log scale)",
+        ylim=(low / 1.5, high * 2),
+    )
     ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
     log_ticks(ax, low, high)
     ax.xaxis.set_major_formatter(short)
