@@ -136,10 +136,30 @@ def spectrum(x):
         "participation_ratio": values.sum() ** 2 / (values**2).sum(),
         "anisotropy_standardized": standardized[0] / standardized.sum(),
         "effective_rank": np.exp(-sum(p * np.log(p) for p in share if p > 0)),
+        "rankme": rankme(x),
+        "effective_rank_eigenvalues": np.exp(-sum(p * np.log(p) for p in values / values.sum() if p > 0)),
         "isoscore": isoscore(x),
+        "top1_share": values[0] / values.sum(),
         "top5_share": values[:5].sum() / values.sum(),
         "anisotropy_without_top5": values[5] / values[5:].sum(),
     }
+
+
+def rankme(x, epsilon=0.0):
+    """Garrido et al. 2023, equations 1 and 2: of the rows as they are; they take ``epsilon=1e-7``."""
+    singular = np.linalg.svd(np.asarray(x, dtype=np.float64), compute_uv=False)
+    share = singular / singular.sum() + epsilon
+    return np.exp(-sum(p * np.log(p) for p in share if p > 0))
+
+
+def alpha_req(x, window=(11, 99)):
+    """Stringer et al. 2019's fit, which Agrawal et al. 2022 take, as weighted normal equations; and its R²."""
+    i = np.arange(window[0], min(window[1], np.shape(x)[1], len(x) - 1) + 1)
+    y, weights = np.log(variances(x)[i - 1]), np.diag(1 / i)
+    design = np.column_stack((-np.log(i), np.ones(len(i))))
+    fit = np.linalg.solve(design.T @ weights @ design, design.T @ weights @ y)
+    residual, spread = y - design @ fit, y - (y / i).sum() / (1 / i).sum()
+    return {"alpha_req": fit[0], "alpha_req_r2": 1 - residual @ weights @ residual / (spread @ weights @ spread)}
 
 
 def isoscore(x):

@@ -8,7 +8,7 @@ import skdim
 import torch
 
 from embedgeo import observe
-from embedgeo.functional import principal_axes, row_scatter, spectrum_values, two_nearest_distances
+from embedgeo.functional import row_scatter, spectrum_values, two_nearest_distances
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests import references
 from tests.data import spectral, token_rows, updated
@@ -17,6 +17,7 @@ from tests.models import gpt_neox, token_batch
 
 X = 2 + spectral(403, [9, 4, 3, 2, 1, 1, 0.5, 0.1])
 N, DIM = X.shape
+WIDE = 0.1 + spectral(500, [i**-0.9 for i in range(1, 151)])
 _ROWS, _IDS = token_rows(600, 5)
 REPEATED = torch.from_numpy(references.in_count_range(_IDS, (2, 600)))
 TOKEN_ROWS, TOKEN_IDS = _ROWS[REPEATED], _IDS[REPEATED]
@@ -107,21 +108,53 @@ def centring():
 
 def stable_rank():
     variances = references.variances(X)
-    equal(1 / spectrum(X)["anisotropy"], variances.sum() / variances[0])
+    centred = (X - X.mean(0)).numpy()
+    equal(1 / spectrum(X)["anisotropy"], np.sum(variances / variances[0]))
+    equal(1 / spectrum(X)["anisotropy"], np.linalg.norm(centred) ** 2 / np.linalg.norm(centred, 2) ** 2)
+    equal(spectrum(X)["top1_share"], variances[0] / variances.sum())
 
 
 def effective_rank():
     variances = references.variances(X)
     equal(spectrum(X)["effective_rank"], entropy_rank(np.sqrt(variances)))
-    ours = principal_axes(row_scatter(X)).variance
-    equal(torch.special.entr(ours / ours.sum()).sum().exp(), entropy_rank(variances))
+    equal(spectrum(X)["effective_rank_eigenvalues"], entropy_rank(variances))
     differ(entropy_rank(variances), entropy_rank(np.sqrt(variances)))
 
 
 def rankme():
     singular = np.linalg.svd(X.numpy(), compute_uv=False)
+    equal(spectrum(X)["rankme"], entropy_rank(singular))
     equal(spectrum(torch.cat((X, -X)))["effective_rank"], entropy_rank(singular))
     differ(spectrum(X)["effective_rank"], entropy_rank(singular))
+
+
+def rankme_epsilon():
+    s = torch.linalg.svdvals(WIDE)
+    p = s / s.sum() + 1e-7
+    published = torch.exp(-(p * p.log()).sum())
+    equal(published, references.rankme(WIDE, 1e-7))
+    equal(spectrum(WIDE)["rankme"], references.rankme(WIDE))
+    assert 1e-5 < published / spectrum(WIDE)["rankme"] - 1 < 1e-3
+
+
+def alpha_window():
+    longer = references.alpha_req(WIDE, (11, 100))["alpha_req"]
+    equal(spectrum(WIDE)["alpha_req"], references.alpha_req(WIDE, (11, 99))["alpha_req"])
+    equal(spectrum(WIDE, alpha_window=(11, 100))["alpha_req"], longer)
+    differ(spectrum(WIDE)["alpha_req"], longer)
+
+
+def alpha_r2():
+    metric = updated(Anisotropy(WIDE.shape[1], spectrum=True), WIDE)
+    i, values = torch.arange(11, 100).double(), metric.compute()
+    residual = metric.eigenvalues()[10:99].log() + values["alpha_req"] * i.log()
+    residual -= (residual / i).sum() / (1 / i).sum()
+    logarithms, x = np.log(references.variances(WIDE)[10:99]), -np.log(np.arange(11, 100))
+    unweighted = 1 - residual.square().mean() / logarithms.var()
+    fit = np.polyval(np.polyfit(x, logarithms, 1, w=np.exp(x / 2)), x)
+    equal(unweighted, 1 - np.square(logarithms - fit).mean() / logarithms.var())
+    equal(values["alpha_req_r2"], references.alpha_req(WIDE)["alpha_req_r2"])
+    differ(values["alpha_req_r2"], unweighted)
 
 
 def isoscore():
@@ -227,6 +260,9 @@ LINES = {
     "stable rank, NESum": stable_rank,
     "effective rank: of what": effective_rank,
     "RankMe": rankme,
+    "RankMe: ε": rankme_epsilon,
+    "α-ReQ: window": alpha_window,
+    "α-ReQ: R²": alpha_r2,
     "IsoScore": isoscore,
     "IsoScore*": shrunk_isoscore,
     "variance": sample_variance,

@@ -17,7 +17,7 @@ DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share"}
-SIMULATED = {"M_freq_r2", "V_freq_r2"}
+SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
 """The page gives no formula for these."""
 
 
@@ -120,6 +120,9 @@ def rough_values(n, d, dimension):
         "anisotropy": (null(n), 0.01),
         "anisotropy_standardized": (null(n), 0.02),
         "effective_rank": (d * (1 - d / (8 * n)), 0.01),
+        "rankme": (d * (1 - d / (8 * n)), 0.01),
+        "effective_rank_eigenvalues": (d * (1 - d / (2 * n)), 0.01),
+        "top1_share": (null(n), 0.01),
         "top5_share": (5 * null(n) * 0.95, 0.05),
         "anisotropy_without_top5": (null(n), 0.05),
         "anisotropy_batch_mean": (null(BATCH), 0.01),

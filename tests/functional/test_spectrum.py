@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from embedgeo.functional import anisotropy, anisotropy_null, row_scatter, spectrum_values, top_eigenvalue
+from embedgeo.functional.eigenvalues import full_spectrum_values
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
 
@@ -146,7 +147,8 @@ def test_spectrum_values_equal_the_naive_ones(variances, mean):
     x = spectral(300, variances) + mean * (mean and gaussian(1, len(variances), seed=9))
     expected = references.spectrum(x) if len(variances) > 5 else narrow_spectrum(x)
     low_rank = min(variances) == 0
-    for key, rtol in {"effective_rank": 1e-4 if low_rank else 1e-9}.items():
+    for key in ("effective_rank", "rankme"):
+        rtol = 1e-4 if low_rank else 1e-9
         assert_values(spectrum_values(row_scatter(x), full=True), {key: expected.pop(key)}, rtol=rtol)
     if low_rank:
         del expected["anisotropy_without_top5"]  # rounding over rounding
@@ -164,7 +166,10 @@ def narrow_spectrum(x):
         "anisotropy_standardized": standardized[0] / standardized.sum(),
         "participation_ratio": values.sum() ** 2 / (values**2).sum(),
         "effective_rank": float(torch.special.entr(torch.from_numpy(singular)).sum().exp()),
+        "effective_rank_eigenvalues": float(torch.special.entr(torch.from_numpy(values / values.sum())).sum().exp()),
+        "rankme": references.rankme(x),
         "isoscore": references.isoscore(x),
+        "top1_share": values[0] / values.sum(),
         "top5_share": 1.0,
     }
 
@@ -180,6 +185,28 @@ def test_directions_that_few_rows_do_not_span_count_as_nothing(n, dtype):
         "anisotropy_without_top5": variances[5] / variances[5:].sum() if n > 6 else torch.nan,
     }
     assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "mean"), [(5, 1000.0), (90, 1000.0), (90, 1e6)])
+def test_rankme_keeps_its_digits_far_from_the_origin(n, mean):
+    x = spectral(n, [0.9**i for i in range(40)]) + mean * gaussian(1, 40, seed=9)
+    got = spectrum_values(row_scatter(x), full=True)["rankme"].item() - 1  # of an effective rank that is nearly 1
+    assert got == pytest.approx(references.rankme(x) - 1, rel=1e-6)
+
+
+def test_rankme_is_the_published_one_but_for_its_epsilon():
+    x = 0.3 + spectral(900, [0.95**i for i in range(256)])
+    ours, published = spectrum_values(row_scatter(x), full=True)["rankme"].item(), references.rankme(x, 1e-7)
+    assert ours == pytest.approx(references.rankme(x), rel=1e-9)
+    assert 1e-6 < published / ours - 1 < 1e-3
+
+
+def test_ranks_of_singular_values_and_of_eigenvalues_are_far_apart():
+    eigenvalues = 1 / torch.arange(1, 2049, dtype=torch.float64)
+    values = full_spectrum_values(eigenvalues)
+    assert round(values["effective_rank"].item()) == 1587
+    assert round(values["effective_rank_eigenvalues"].item()) == 281
+    assert values["alpha_req"].item() == pytest.approx(1)
 
 
 def test_isoscore_of_the_extremes():
@@ -207,6 +234,7 @@ def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
     x = torch.full((n, dim), 0.1, dtype=dtype)
     values = floats(spectrum_values(row_scatter(x), full=True))
     values.pop("anisotropy_null")
+    assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)  # that of one direction
     values["alone"] = anisotropy(x).item()
     assert all_nan(values)
 

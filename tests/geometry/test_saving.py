@@ -53,10 +53,33 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert folder.about("lab--tiny--step8") == {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters}
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
+    spectra = read_table(tmp_path / "spectra" / "lab--tiny--step8.parquet")
+    assert spectra.drop_duplicates("layer")["layer"].tolist() == [layer.name for layer in geometry.layers]
+    of_records = records.set_index(["layer", "metric"])["value"]
+    for layer, at in spectra.groupby("layer"):
+        assert at["eigenvalue"].sum() == pytest.approx(of_records[layer, "V"], rel=1e-6)
+        assert at["eigenvalue"].max() / at["eigenvalue"].sum() == pytest.approx(of_records[layer, "anisotropy"])
+        assert set(at["n"]) == {of_records[layer, "n"]}
     assert (tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8").exists()
     assert len(pd.read_csv(tmp_path / "metrics.csv")) == len(records)
     asked = json.loads((tmp_path / "manifest.json").read_text())["asked"]
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
+
+
+def test_there_are_spectra_where_the_metrics_have_them(tmp_path):
+    measured(metrics=None).save(tmp_path / "default", model="a", step=1)
+    assert not (tmp_path / "default" / "spectra").exists()
+    assert measured(metrics=None).layer_tables() == {}
+    geometry = measured()
+    geometry.save(tmp_path / "with", model="a", step=1)
+    (tmp_path / "with" / "spectra" / "a--step1.parquet").unlink()  # as an earlier version left it
+    folder = SweepFolder(tmp_path / "with")
+    assert folder.read_tables("a--step1") == {}
+    with pytest.raises(ValueError, match=r"spectra/a--step1.parquet must be a Parquet file"):
+        folder.read_tables("a--step1", ["spectra"])
+    assert read_runs([tmp_path / "with"])[0].steps == [1]
+    measured(seed=1).save(tmp_path / "with", model="a", step=2)
+    assert folder.tables("spectra").keys() == {"a--step2"}
 
 
 def test_a_model_without_a_step_is_main(tmp_path):

@@ -57,7 +57,8 @@ def files(out):
     """Bytes of what a sweep has written, and the reasons of failures."""
     out = Path(out)
     assert not any(path.name.startswith(".") for path in out.rglob("*"))
-    paths = [*(out / "checkpoints").iterdir(), *(out / "tokens").glob("*"), *(out / "failed").glob("*")]
+    tables = [path for kind in ("tokens", "spectra") for path in (out / kind).glob("*")]
+    paths = [*(out / "checkpoints").iterdir(), *tables, *(out / "failed").glob("*")]
     return {str(path.relative_to(out)): path.read_bytes() for path in (*paths, out / "metrics.csv")}
 
 
@@ -85,7 +86,7 @@ def is_alive(pid):
 def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep(
     cluster, hub, run, options, tmp_path, capsys
 ):
-    options["token_tables"] = True
+    options |= {"token_tables": True, "spectrum": True}
     local = {**options, "out": str(tmp_path / "local")}
     assert sweep(REPOSITORY, **local) == 3
     hub.requests.clear()

@@ -9,6 +9,7 @@ from tests.data import all_nan, assert_values, floats, gaussian, spectral, updat
 DECAYING = [0.8**i for i in range(40)]
 BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
 FULL = BASE | {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
+FULL |= {"rankme", "effective_rank_eigenvalues", "top1_share", "alpha_req", "alpha_req_r2"}
 
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
@@ -18,7 +19,7 @@ def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     x = (mean + 3 * spectral(300, DECAYING)).to(dtype)
     values = updated(Anisotropy(40, spectrum=spectrum), x, None, [slice(0, 100), slice(100, 300)]).compute()
     assert values.keys() == (FULL if spectrum else BASE)
-    expected = references.spectrum(x.double())
+    expected = references.spectrum(x.double()) | references.alpha_req(x.double())
     expected = {key: expected[key] for key in values if key != "anisotropy_null"}
     assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
 
@@ -77,3 +78,31 @@ def test_wrong_numbers_of_columns_are_refused(arguments):
 def test_what_needs_the_scatter_is_refused_with_a_sketch(arguments):
     with pytest.raises(ValueError, match="sketch must be None with spectrum or batch_size"):
         Anisotropy(3, sketch=16, **arguments)
+
+
+@pytest.mark.parametrize(("n", "window"), [(400, (11, 99)), (400, (3, 20)), (60, (11, 99)), (20, (1, 2000))])
+def test_alpha_is_fitted_to_the_eigenvalues_of_the_window_that_the_rows_span(n, window):
+    x = 5 + spectral(n, [i**-1.3 for i in range(1, 121)])
+    values = updated(Anisotropy(120, spectrum=True, alpha_window=window), x).compute()
+    assert_values(values, references.alpha_req(x, window), rtol=1e-9)
+
+
+def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
+    x = spectral(300, [1.0] * 12 + [0.0] * 40)
+    for window, is_defined in (((10, 99), True), ((11, 99), False), ((60, 70), False)):
+        values = updated(Anisotropy(52, spectrum=True, alpha_window=window), x @ torch.linalg.qr(gaussian(52, 52))[0])
+        assert values.compute()["alpha_req"].isnan() != is_defined
+        assert values.compute()["alpha_req_r2"].isnan() != is_defined
+
+
+@pytest.mark.parametrize("window", [(11, 12), (0, 99), (99, 11), 11, (1.0, 9.0), (1, 2, 9), None])
+def test_wrong_windows_are_refused(window):
+    with pytest.raises(ValueError, match="alpha_window must be the first and the last of three eigenvalues or more"):
+        Anisotropy(3, alpha_window=window)
+
+
+def test_metrics_of_other_windows_share_no_state_and_that_of_none_keeps_its_digest():
+    one, other, sketched = Anisotropy(9, True), Anisotropy(9, True, alpha_window=(2, 8)), Anisotropy(9, sketch=8)
+    assert one.settings.equal(Anisotropy(9, True, alpha_window=[11, 99]).settings)
+    assert not one.settings.equal(other.settings)
+    assert not one.settings.equal(sketched.settings)

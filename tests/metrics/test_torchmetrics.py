@@ -15,7 +15,7 @@ from tests.data import assert_values, token_rows, updated
 DIM, N = 4, 120
 OTHERS = {
     AfterProcessing: {"top": 1, "sample_size": 100, "seed": 1},
-    Anisotropy: {"spectrum": True, "batch_size": 7, "sketch": 8},
+    Anisotropy: {"spectrum": True, "batch_size": 7, "sketch": 8, "alpha_window": (2, 9)},
     EmbeddingMoments: {},
     IntrinsicDimension: {
         "batch_size": 20,

@@ -76,6 +76,17 @@ def token_table(layers: Sequence[str], dim: int, num_types: int = 400) -> pd.Dat
     return pd.concat(parts, ignore_index=True)
 
 
+def spectrum_table(step: int, layers: Sequence[str], dim: int, n: float) -> pd.DataFrame:
+    """Power laws that steepen with the step and the depth, and a direction that stands out."""
+    index, parts = np.arange(1, dim + 1), []
+    for i, layer in enumerate(layers):
+        eigenvalues = (1.0 + i) * index ** -(0.1 * np.log10(1 + step) * (1 + i / len(layers)))
+        eigenvalues[0] *= 1 + 5 * i
+        columns = {"layer": layer, "layer_index": i, "index": index, "eigenvalue": eigenvalues, "n": int(n)}
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
 def make_sweep(
     folder: Path,
     steps: Sequence[int] = (0, 1, 8, 64, 512, 4000),
@@ -88,6 +99,7 @@ def make_sweep(
     losses: Mapping[int, float] | None = None,
     changes: Mapping[tuple[int, str, str], float] | None = None,
     tokens: bool = False,
+    spectra: int = 0,
     sides: Sequence[str] = ("",),
     series: Mapping[int, str] | None = None,
     stderr: float = np.nan,
@@ -105,6 +117,7 @@ def make_sweep(
         losses: by step, instead of a smooth curve.
         changes: values by step, layer and metric, instead of the smooth ones.
         tokens: also write tables of token types for the first and last step.
+        spectra: also write eigenvalues for every such step, from the first; 0: none.
         sides: prefixes of the layers: ``("encoder.", "decoder.")`` for a model of two sides.
         series: by step, where there are several.
         stderr: standard error of each value, as a share of it.
@@ -133,6 +146,8 @@ def make_sweep(
             "duplicate_of": None if original is None else f"step{original}",
         }
         tables = {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
+        if spectra and step in steps[::spectra]:
+            tables["spectra"] = spectrum_table(step, layers, dim, n)
         store.write(f"step{step}", to_frame(records, **about), tables)
     return folder
 

@@ -49,10 +49,13 @@ def baseline(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
         *((key, 0.01) for key in ("V", "norm_mean", "norm_cv", "participation_ratio", "V_W", "V_W_over_V")),
         *((key, 0.01) for key in ("V_over_Q", "V_W_over_Q", "token_types_regressed")),
         *((key, 0.01) for key in ("V_W_unbiased", "V_W_over_V_unbiased", "effective_rank", "isoscore")),
+        *((key, 0.01) for key in ("rankme", "effective_rank_eigenvalues")),
         *(
             (key, 0.03)
             for key in ("anisotropy", "anisotropy_standardized", "V_B", "V_B_over_Q", "norm_max", "top5_share")
         ),
+        ("top1_share", 0.03),
+        *((key, 0.05) for key in ("alpha_req", "alpha_req_r2")),
         *((key, 0.05) for key in ("top_dim_share", "anisotropy_without_top5", "intrinsic_dimension")),
         *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2")),
         *((key, 0.05) for key in ("Q_t_cv", "M_freq_slope")),

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.report import chosen, comparison, figures, shares, tokens
+from embedgeo.report import chosen, comparison, figures, shares, spectra, tokens
 from embedgeo.report.axes import StepAxis
 from embedgeo.report.curves import curves
 from embedgeo.report.drawing import WIDTH, FigureData, style
@@ -31,6 +31,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
         31,
         metrics=[*METRICS, *LONGEST, "anisotropy_z_scored", "mean_cosine_whitened"],
         tokens=True,
+        spectra=9,
     )
     (run,) = read_runs([folder])
     return run
@@ -43,6 +44,7 @@ def two_sided(tmp_path_factory: pytest.TempPathFactory) -> Run:
         num_blocks=12,
         metrics=[*METRICS, "anisotropy_z_scored", "mean_cosine_whitened"],
         tokens=True,
+        spectra=1,
         sides=("encoder.", "decoder."),
         changes={(step, "encoder.embed", "V"): 1e-5 for step in (0, 1)},
     )
@@ -69,6 +71,7 @@ def drawn(run: Run) -> list[FigureData]:
         tokens.statistics(run),
         tokens.against_frequency(run),
         tokens.histograms(run),
+        *spectra.figures_of(run),
     ]
 
 

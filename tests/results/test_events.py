@@ -19,9 +19,9 @@ GROUPS = {
     ],
     "norms": ["norm_mean", "norm_cv", "norm_max"],
     "shape": [
-        *("anisotropy_standardized", "participation_ratio", "effective_rank", "isoscore", "top5_share"),
+        *("anisotropy_standardized", "participation_ratio", "effective_rank", "rankme", "effective_rank_eigenvalues"),
+        *("isoscore", "top1_share", "top5_share", "anisotropy_without_top5", "alpha_req", "alpha_req_r2"),
         *(
-            "anisotropy_without_top5",
             "anisotropy_error",
             "participation_ratio_error",
             "anisotropy_null",

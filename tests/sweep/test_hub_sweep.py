@@ -93,8 +93,8 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     assert manifest["versions"]["torch"] == torch.__version__
 
 
-def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
-    sweep(REPOSITORY, **options, token_tables=True)
+def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
+    sweep(REPOSITORY, **options, token_tables=True, spectrum=True)
     out = Path(options["out"])
     assert sorted(p.stem for p in (out / "tokens").iterdir()) == ["step0", "step1", "step10", "step2"]
     tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
@@ -126,8 +126,22 @@ def test_token_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(ru
         want = np.vstack((-center, means - center)) @ axes.T
         got = at[["pc1", "pc2"]].to_numpy()
         np.testing.assert_allclose(np.abs(got), np.abs(want), rtol=1e-3, atol=1e-6)
-    first, second = (pd.read_parquet(out / "projections" / f"step{step}.parquet") for step in (0, 1))
-    pd.testing.assert_frame_equal(first, second)
+        spectra = pd.read_parquet(out / "spectra" / f"step{step}.parquet")
+        assert list(spectra.columns) == ["layer", "layer_index", "index", "eigenvalue", "n"]
+        assert list(spectra["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
+        at, rows = spectra[spectra["layer"] == "block.00"], hidden.flatten(0, 1).numpy()
+        assert at["index"].tolist() == list(range(1, rows.shape[1] + 1))
+        assert (at["layer_index"].unique().tolist(), at["n"].unique().tolist()) == ([1], [len(rows)])
+        want = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2 / len(rows)
+        np.testing.assert_allclose(at["eigenvalue"], want, rtol=1e-4, atol=1e-9)
+    for kind in ("projections", "spectra"):
+        first, second = (pd.read_parquet(out / kind / f"step{step}.parquet") for step in (0, 1))
+        pd.testing.assert_frame_equal(first, second)
+    for path in (*(out / "spectra").iterdir(), out / "checkpoints" / "step1.parquet"):
+        path.unlink()  # as of an earlier version, whose sweep was cut short
+    sweep(REPOSITORY, **options, token_tables=True, spectrum=True)
+    assert [p.stem for p in (out / "spectra").iterdir()] == ["step1"]  # measured, for there was nothing to copy
+    pd.testing.assert_frame_equal(pd.read_parquet(out / "spectra" / "step1.parquet"), second)
 
 
 def everything(folder):

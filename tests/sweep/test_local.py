@@ -246,7 +246,7 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
 
 def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
     out = SweepFolder(tmp_path / "out")
-    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections")
+    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections", "spectra")
     stray = [out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1" for folder in folders]
     for path in stray:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,11 +266,11 @@ def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, option
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", observed)
-    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
-    for tables in ("tokens", "projections"):
+    assert sweep(str(tmp_path / "run"), **options, token_tables=True, spectrum=True) == 0
+    for tables in ("tokens", "projections", "spectra"):
         assert order.index((tables, set())) < order.index(("checkpoints", set()))
     with pytest.raises(ValueError, match="token_tables was True, is False"):
-        sweep(str(tmp_path / "run"), **options)
+        sweep(str(tmp_path / "run"), **options, spectrum=True)
 
 
 def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options, unpainted):

@@ -21,6 +21,7 @@ from tests.sweep.conftest import REPOSITORY
 from tests.sweep.tiny import checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
+_TABLES = ("tokens", "projections", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for more
 
 
@@ -66,7 +67,7 @@ def results(out):
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
         values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    tables = [path for name in ("checkpoints", "tokens", "projections", "samples") for path in (out / name).glob("*")]
+    tables = [path for name in ("checkpoints", *_TABLES, "samples") for path in (out / name).glob("*")]
     files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
@@ -75,7 +76,7 @@ def results(out):
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
-    options |= {"token_tables": "true", "save_samples": "true"}
+    options |= {"token_tables": "true", "save_samples": "true", "spectrum": "true"}
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0
@@ -127,8 +128,9 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
     model = str(tmp_path / "run")
+    wanted = ("token_tables", "save_samples", "spectrum")
     one, two = (
-        {**options, "token_tables": "true", "save_samples": "true", "jackknife": 4, "out": str(tmp_path / name)}
+        {**options, **dict.fromkeys(wanted, "true"), "jackknife": 4, "out": str(tmp_path / name)}
         for name in ("one", "two")
     )
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
@@ -145,7 +147,7 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(a[~sampled]["stderr"], b[~sampled]["stderr"], rtol=1e-9, atol=1e-12)
     assert (a[a["metric"] == "V"]["stderr"] > 0).all()
-    for name in (f"{tables}/step{step}.parquet" for tables in ("tokens", "projections") for step in (1, 2, 8, 9)):
+    for name in (f"{tables}/step{step}.parquet" for tables in _TABLES for step in (1, 2, 8, 9)):
         a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
         pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
     for step in (1, 2, 8, 9):

@@ -3,6 +3,8 @@
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates
+from embedgeo.functional.eigenvalues import entropy_rank as entropy_rank
+from embedgeo.functional.eigenvalues import power_law as power_law
 from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values

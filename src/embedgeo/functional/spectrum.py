@@ -1,7 +1,7 @@
 """Anisotropy and other numbers of the covariance spectrum, from the mean and the scatter of the rows.
 
-Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Roy & Vetterli 2007 for the effective rank;
-Rudman et al. 2022 for IsoScore; Johnstone 2001 and Ma 2012 for the Gaussian baseline.
+Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Johnstone 2001 and Ma 2012 for the Gaussian
+baseline; `embedgeo.functional.eigenvalues` has those of the numbers of the whole spectrum.
 """
 
 import math
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.eigenvalues import ALPHA_WINDOW, entropy_rank, full_spectrum_values
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
@@ -162,19 +163,25 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
     return torch.where(freedom >= 1, share.clamp(min=1 / freedom.clamp(1, dim), max=torch.ones_like(n)), torch.nan)
 
 
-def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor]:
+def spectrum_values(
+    scatter: Scatter, *, full: bool = False, alpha_window: tuple[int, int] = ALPHA_WINDOW
+) -> dict[str, Tensor]:
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
         scatter: mean and scatter of the rows.
         full: also compute what needs every eigenvalue (d³ operations).
+        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to, counted from 1.
 
     Returns:
         ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the anisotropy of the
         rows with every coordinate scaled to variance 1 (constant ones left out); ``anisotropy_null``, the Gaussian
         baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the normalised singular values;
-        ``isoscore``; ``top5_share``, that of λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ. All but the
-        baseline are NaN where the rows do not vary.
+        ``rankme``, the same of the rows as they are, not centred; ``effective_rank_eigenvalues``, the same of the λ;
+        ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of λ₁..λ₅ in Σλ;
+        ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``, see
+        `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not vary, and ``rankme`` only
+        where they are 0, too.
     """
     s = varying_scatter(scatter)
     variance = s.diagonal()
@@ -188,7 +195,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
     eigenvalues = _eigenvalues(s, scatter.n)
-    return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues)}
+    values["rankme"] = entropy_rank(_uncentred_eigenvalues(s, scatter.n, scatter.mean).sqrt())
+    return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues, alpha_window)}
 
 
 def covariance_eigenvalues(scatter: Scatter) -> Tensor:
@@ -207,28 +215,27 @@ def _eigenvalues(s: Tensor, n: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else s.diagonal() * torch.nan
 
 
+def _uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor) -> Tensor:
+    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, likewise, given the scatter of n rows and their mean.
+
+    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
+    small eigenvalues would else drown in its rounding.
+    """
+    length = torch.linalg.vector_norm(mean)
+    normal = mean.clone()
+    normal[0] += torch.copysign(length, mean[0])
+    normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
+    reflected = s - 2 * torch.outer(normal, normal @ s)
+    reflected -= 2 * torch.outer(reflected @ normal, normal)
+    reflected[0, 0] += n * length.square()
+    return _eigenvalues(reflected, n + 1)
+
+
 def varying_scatter(scatter: Scatter) -> Tensor:
     """The scatter matrix, shape (d, d), exactly 0 in the coordinates that do not vary."""
     variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
     varies = (variance != 0).to(variance.dtype)
     return scatter.scatter * varies[:, None] * varies
-
-
-def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
-    """What `spectrum_values` adds with ``full``, from the scatter's eigenvalues, shape (d,), in descending order.
-
-    The steps of Rudman et al. 2022 reduce to IsoScore = (k - 1) / (d - 1), with k the participation ratio.
-    """
-    dim, total = len(eigenvalues), eigenvalues.sum()
-    share = ratio(eigenvalues.sqrt(), eigenvalues.sqrt().sum())
-    participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
-    rest = eigenvalues[5:]
-    return {
-        "effective_rank": torch.special.entr(share).sum().exp(),
-        "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
-        "top5_share": ratio(eigenvalues[:5].sum(), total),
-        "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
-    }
 
 
 def anisotropy(x: Tensor) -> Tensor:

@@ -158,6 +158,10 @@ class Geometry:
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
         return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
+    def layer_tables(self) -> "dict[str, pd.DataFrame]":
+        """``spectra``: all eigenvalues at layers with ``Anisotropy(spectrum=True)``. Every rank must call this."""
+        return tables.of_layers(self._reached())
+
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
 

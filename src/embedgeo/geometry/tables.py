@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embedgeo.capture.layers import Layer
 from embedgeo.extras import require_extra
-from embedgeo.metrics import TokenMoments
+from embedgeo.metrics import Anisotropy, TokenMoments
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.schema import Record
 
@@ -46,3 +46,17 @@ def of_token_types(
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
             tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def of_layers(reached: Iterable[tuple[int, Layer, LayerMetrics]]) -> "dict[str, pd.DataFrame]":
+    """See `embedgeo.Geometry.layer_tables`; without those that are empty."""
+    require_extra("report", "Geometry.layer_tables", "pandas")
+    import pandas as pd
+
+    spectra = []
+    for i, layer, metrics in reached:
+        for metric in metrics.synced(Anisotropy, having="spectrum"):
+            index = range(1, metric.dim + 1)
+            columns = {"index": index, "eigenvalue": metric.eigenvalues().cpu().numpy(), "n": int(metric.num_rows)}
+            spectra.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **columns}))
+    return {"spectra": pd.concat(spectra, ignore_index=True)} if spectra else {}

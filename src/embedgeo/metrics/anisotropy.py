@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from embedgeo.functional.batches import AnisotropyBatches, batch_values
+from embedgeo.functional.eigenvalues import ALPHA_WINDOW
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sketch import ScatterSketch, row_sketch, sketch_values
 from embedgeo.functional.spectrum import Scatter, covariance_eigenvalues, row_scatter, spectrum_values
@@ -27,15 +28,18 @@ class Anisotropy(GeometryMetric):
 
     Args:
         dim: d, the width of the embeddings.
-        spectrum: also compute ``effective_rank``, ``isoscore``, ``top5_share`` and ``anisotropy_without_top5``.
+        spectrum: also compute ``effective_rank``, ``rankme``, ``effective_rank_eigenvalues``, ``isoscore``,
+            ``top1_share``, ``top5_share``, ``anisotropy_without_top5``, ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least two batches) over
             consecutive batches of this many rows, as published curves are averaged. Batches do not span ranks, and
             rows that do not fill one are left out.
         sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is held.
+        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to, counted from 1.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: ``batch_size`` is less than 2, ``sketch`` less than 8, or a sketch is to tell what it cannot.
+        ValueError: ``batch_size`` is less than 2, ``sketch`` less than 8, ``alpha_window`` holds less than three, or a
+            sketch is to tell what it cannot.
 
     >>> import torch
     >>> metric = Anisotropy(2)
@@ -47,9 +51,17 @@ class Anisotropy(GeometryMetric):
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
 
     def __init__(
-        self, dim: int, spectrum: bool = False, batch_size: int | None = None, sketch: int | None = None, **kwargs: Any
+        self,
+        dim: int,
+        spectrum: bool = False,
+        batch_size: int | None = None,
+        sketch: int | None = None,
+        alpha_window: tuple[int, int] = ALPHA_WINDOW,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(dim, spectrum, batch_size, *([] if sketch is None else [sketch]), **kwargs)
+        alpha_window = _window(alpha_window)
+        others = [each for each in (sketch, alpha_window) if each not in (None, ALPHA_WINDOW)]
+        super().__init__(dim, spectrum, batch_size, *others, **kwargs)
         if batch_size is not None and batch_size < 2:
             raise ValueError(f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}.")
         if sketch is not None:
@@ -57,6 +69,7 @@ class Anisotropy(GeometryMetric):
         self.spectrum = spectrum
         self.batch_size = batch_size
         self.sketch = sketch
+        self.alpha_window = alpha_window
         self.declare(Scatter.empty(dim) if sketch is None else ScatterSketch.empty(dim, sketch))
         if batch_size is not None:
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
@@ -88,8 +101,19 @@ class Anisotropy(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         if self.sketch is not None:
             return sketch_values(self.load(ScatterSketch))
-        values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
+        scatter = self.load(Scatter).expanded()
+        values = spectrum_values(scatter, full=self.spectrum, alpha_window=self.alpha_window)
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
+
+
+def _window(alpha_window: object) -> tuple[int, int]:
+    match alpha_window:
+        case (int(first), int(last)) if 1 <= first <= last - 2:
+            return first, last
+    raise ValueError(
+        "alpha_window must be the first and the last of three eigenvalues or more, counted from 1, such as (11, 99); "
+        f"got {alpha_window!r}."
+    )
 
 
 def _require_sketch(sketch: int, spectrum: bool, batch_size: int | None) -> None:

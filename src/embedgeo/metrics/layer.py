@@ -106,10 +106,13 @@ class LayerMetrics:
             for copies in filter(None, self._copies):
                 _update(copies[group], hidden, part, of_group)
 
-    def synced(self, kind: type = Metric) -> Iterator[Any]:
-        """Yield the metrics of a kind; each has the rows of all ranks until the next one."""
+    def synced(self, kind: type = Metric, having: str = "") -> Iterator[Any]:
+        """Yield the metrics of a kind, if an option is named those that have it.
+
+        Each has the rows of all ranks until the next one.
+        """
         for metric in self._metrics:
-            if isinstance(metric, kind):
+            if isinstance(metric, kind) and (not having or getattr(metric, having)):
                 with _in_sync([metric]):
                     yield metric
 

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from scipy import linalg, special, stats
 
 from embedgeo.functional import REGRESSION_COUNT_RANGE, twonn_dimension, type_regressions
-from embedgeo.functional.spectrum import full_spectrum_values
+from embedgeo.functional.eigenvalues import entropy_rank, full_spectrum_values
 
 Array = NDArray[np.float64]
 
-_SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
+_SPECTRUM = {
+    *("effective_rank", "rankme", "effective_rank_eigenvalues", "isoscore", "top5_share", "anisotropy_without_top5"),
+    *("alpha_req", "alpha_req_r2"),
+}
 _OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2", *(f"{x}_freq_{y}" for x in "QMV" for y in ("slope", "r2"))}
 SIZES = ("n", "Q", "token_types", "anisotropy_null", "n_points")
 """Metrics that the baselines of others follow from."""
@@ -65,6 +68,7 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "V_W_over_Q": (n - types) / n,
         "V_B_over_Q": (types - 1) / n,
         "anisotropy": gaussian,
+        "top1_share": gaussian,
         "anisotropy_standardized": gaussian,
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
@@ -90,15 +94,26 @@ def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) 
 
 @cache
 def _spectrum(n: int, dim: int) -> dict[str, float]:
-    """Metrics of the spectrum of Gaussian rows, drawn from the law of its eigenvalues (Dumitriu & Edelman 2002)."""
-    small, large = min(n - 1, dim), max(n - 1, dim)
+    """Metrics of the spectrum of Gaussian rows."""
+    centred, uncentred = (torch.from_numpy(gaussian_eigenvalues(free, dim)) for free in (n - 1, n))
+    values = {**full_spectrum_values(centred), "rankme": entropy_rank(uncentred.sqrt())}
+    return {key: float(value) for key, value in values.items()}
+
+
+@cache
+def gaussian_eigenvalues(free: int, dim: int) -> Array:
+    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows with ``free`` degrees of freedom, n - 1 of centred ones.
+
+    They are drawn from their law (Dumitriu & Edelman 2002).
+    """
+    small, large = min(free, dim), max(free, dim)
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
     beside = np.sqrt(random.chisquare(small - 1 - np.arange(small - 1)))
     squares = diagonal**2 + np.append(0, beside**2)
     eigenvalues = np.zeros(dim)
     eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
-    return {key: float(value) for key, value in full_spectrum_values(torch.from_numpy(eigenvalues)).items()}
+    return eigenvalues
 
 
 @cache

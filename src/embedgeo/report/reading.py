@@ -12,6 +12,7 @@ import pandas as pd
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.runs import Run, is_along, make_run
+from embedgeo.report.spectra import read_spectra
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.loading import monitored_runs
@@ -141,9 +142,9 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-            tokens, planes = (
+            tokens, planes, spectra = (
                 {steps[name]: path for name, path in sorted(sweep.tables(kind).items()) if name in steps}
-                for kind in ("tokens", "projections")
+                for kind in ("tokens", "projections", "spectra")
             )
             drawn = thinned(len(tokens), 3) if tokens else []
             layers = set(records["layer"])
@@ -155,6 +156,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 num_parameters=float(facts.get("num_parameters") or "nan"),
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
                 projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
+                spectra=read_spectra(spectra, set(filter(is_along, layers))),
                 failures=failures,
                 apart=apart if series in apart else {},
             )

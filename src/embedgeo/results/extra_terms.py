@@ -2,7 +2,41 @@
 
 from embedgeo.results.term import Term
 
-SPECTRUM: dict[str, Term] = {}
+SPECTRUM: dict[str, Term] = {
+    "effective_rank": Term("effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True),
+    "rankme": Term(
+        "RankMe",
+        "exp of the entropy of the σ of the rows as they are",
+        "The effective rank with the common offset, which counts as one direction, and a long one takes from the rest.",
+        ranges=True,
+    ),
+    "effective_rank_eigenvalues": Term(
+        "effective rank of eigenvalues",
+        "exp of the entropy of the λ",
+        "How many directions the variance needs; some papers call it RankMe. Small λ count less than in the other two.",
+        ranges=True,
+    ),
+    "isoscore": Term("IsoScore", "score, 0 to 1", "How evenly the variance is spread over all directions."),
+    "top1_share": Term(
+        "top-1 share",
+        "share of the variance",
+        "Variance along the largest direction: the anisotropy, by another name.",
+        is_drawn=False,
+    ),
+    "top5_share": Term("top-5 share", "share of the variance", "Variance along the five largest directions."),
+    "anisotropy_without_top5": Term(
+        "anisotropy without the top 5",
+        "λ₆ / Σλ beyond the fifth",
+        "Anisotropy that is left without the five largest directions.",
+    ),
+    "alpha_req": Term(
+        "α-ReQ",
+        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99, or as told",
+        "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most.",
+    ),
+    "alpha_req_r2": Term("R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."),
+}
+"""Those of the whole spectrum; they are of the group "shape"."""
 
 SCALES: dict[str, Term] = {}
 
@@ -16,5 +50,5 @@ DRIFT: dict[str, Term] = {}
 
 NORMALIZATION: dict[str, Term] = {}
 
-EXTRA_TERMS = SPECTRUM | SCALES | COORDINATES | SIMILARITY | NEXT_TOKEN | DRIFT | NORMALIZATION
+EXTRA_TERMS = SCALES | COORDINATES | SIMILARITY | NEXT_TOKEN | DRIFT | NORMALIZATION
 """By metric, in the order in which to look at them; their group is "more" unless they say another one."""

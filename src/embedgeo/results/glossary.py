@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from embedgeo.results.extra_terms import EXTRA_TERMS
+from embedgeo.results.extra_terms import EXTRA_TERMS, SPECTRUM
 from embedgeo.results.term import Term
 from embedgeo.results.wording import printable
 
@@ -106,16 +106,7 @@ TERMS = {
             "How many directions the variance is spread over.",
             ranges=True,
         ),
-        effective_rank=Term(
-            "effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True
-        ),
-        isoscore=Term("IsoScore", "score, 0 to 1", "How evenly the variance is spread over all directions."),
-        top5_share=Term("top-5 share", "share of the variance", "Variance along the five largest directions."),
-        anisotropy_without_top5=Term(
-            "anisotropy without the top 5",
-            "λ₆ / Σλ beyond the fifth",
-            "Anisotropy that is left without the five largest directions.",
-        ),
+        **SPECTRUM,
         anisotropy_error=Term("error of the anisotropy", "half-width", _OF_A_SKETCH, is_drawn=False),
         participation_ratio_error=Term("error of the participation ratio", "half-width", _OF_A_SKETCH, is_drawn=False),
         anisotropy_null=Term(

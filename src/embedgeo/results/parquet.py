@@ -1,4 +1,4 @@
-"""Parquet files of results: the columns of records and of tables of token types, read and written."""
+"""Parquet files of results: the columns of records and of the tables beside them, read and written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
@@ -31,12 +31,18 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
-_BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa.int64()), ("n", pa.float64())]
+_AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
+_BY_TYPE = [*_AT_LAYER, ("token_id", pa.int64()), ("n", pa.float64())]
 TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
+    "spectra": pa.schema([*_AT_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
 }
-"""Columns of the tables of token types, by their folder; ``num_tokens``: of the words of a type, on average, or 1."""
+"""Columns of the tables beside the records, by their folder.
+
+Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of spectra: the eigenvalues of the covariance
+of n rows, descending, ``index`` from 1.
+"""
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -69,7 +75,7 @@ def read_records(path: Path) -> pd.DataFrame:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table of token types; its folder says of which kind it is."""
+    """Read a table beside the records; its folder says of which kind it is."""
     again = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name

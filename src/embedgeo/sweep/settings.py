@@ -68,7 +68,8 @@ class SweepSettings:
         max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its scatter may take,
             above which the default metrics have a sketch.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
-        spectrum: also compute what needs all eigenvalues, such as the effective rank.
+        spectrum: also compute what needs all eigenvalues, such as the effective rank, and write them to
+            ``spectra/<name>.parquet``.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
         id_batches: number of samples that the intrinsic dimension is averaged over.
         anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
@@ -183,6 +184,11 @@ class SweepSettings:
     def texts(self) -> Sequence[str]:
         """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text
+
+    @property
+    def tables(self) -> list[str]:
+        """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
+        return ["tokens", "projections"] * self.token_tables + ["spectra"] * self.spectrum
 
     @property
     def layer_patterns(self) -> str | list[str]:

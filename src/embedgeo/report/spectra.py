@@ -1,0 +1,158 @@
+"""Figures of eigenvalue spectra: at all layers of the last step, and over steps at some layers."""
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from embedgeo.report.axes import ACCENT, Array, StepAxis, depth_bar, short, time_bar
+from embedgeo.report.baseline import gaussian_eigenvalues
+from embedgeo.report.drawing import FigureData, legend, new_figure
+from embedgeo.report.runs import Run
+from embedgeo.report.tokens import some_layers
+from embedgeo.report.values import BASELINE, log_ticks
+from embedgeo.results.parquet import read_table
+from embedgeo.results.wording import number
+
+ABOUT = (
+    "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "
+    "embeddings end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction that stands "
+    "out. A straight line is a power law, whose exponent α-ReQ is."
+)
+
+_STEPS = 9
+_POINTS = 120
+_WIDEST = 20_000
+"""Width beyond which nothing is simulated."""
+
+_DEEPEST = 1e-9
+"""What is less, as a share of the largest eigenvalue, is rounding, and beyond the axis."""
+
+_UNIT = "λᵢ over their mean, V / d"
+
+
+def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
+    """The spectra of some steps, evenly spaced on their axis, at some of the indices, by step.
+
+    Args:
+        paths: the tables of spectra by step.
+        layers: those to keep, where they have any variance.
+
+    Returns:
+        Tables with the columns ``layer``, ``index``, ``share``, ``n`` and ``width``: the eigenvalues over their mean.
+    """
+    steps = np.array(sorted(paths))
+    if not len(steps):
+        return {}
+    at = StepAxis(steps.tolist()).position(steps.tolist())
+    chosen = sorted({int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _STEPS)})
+    found = {step: _read(paths[step], layers) for step in chosen}
+    return {step: table for step, table in found.items() if len(table)}
+
+
+def _read(path: Path, layers: Collection[str]) -> pd.DataFrame:
+    table = read_table(path)
+    table = table[table["layer"].isin(layers)]
+    of_layers = table.groupby("layer")["eigenvalue"]
+    table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
+    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _POINTS).round()
+    is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
+    return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
+
+
+def figures_of(run: Run) -> Iterator[FigureData]:
+    """The figures of a run, if it has spectra."""
+    if run.spectra:
+        yield by_layer(run)
+        if len(run.spectra) > 1:
+            yield by_step(run)
+
+
+def by_layer(run: Run) -> FigureData:
+    """The spectra at the last step: a line for each layer, and that of random embeddings."""
+    step, table = max(run.spectra.items())
+    layers = [layer for layer in run.depth if layer in set(table["layer"])]
+    shares = _wide(table, "layer").reindex(columns=layers)
+    figure, (ax,) = new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1)
+    _draw(ax, shares, depth_bar(ax, layers))
+    random, edge = _draw_random(ax, table)
+    _axes(ax, shares)
+    legend(figure, ax)
+    last = list(run.blocks.values())[-1][-1] if run.blocks else layers[-1]
+    at = last if last in shares else layers[-1]
+    text = f"The largest at {at} is {number(shares[at].iloc[0])} times their mean."
+    text += f" Random embeddings: {number(edge)} times." if np.isfinite(edge) else ""
+    alt = f"Eigenvalues against their index, both on logarithmic scales, a line for each of {len(layers)} layers."
+    return FigureData("spectra", figure, shares.join(random), alt, text)
+
+
+def by_step(run: Run) -> FigureData:
+    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last."""
+    steps = sorted(run.spectra)
+    last = run.spectra[steps[-1]]
+    layers = some_layers(run, last)
+    figure, axes = new_figure("Eigenvalue spectra by step", _UNIT, panels=len(layers), sidebar=True)
+    colours = time_bar(axes[-1], steps)
+    shown = []
+    for ax, layer in zip(axes, layers, strict=True):
+        tables = {step: table[table["layer"] == layer] for step, table in run.spectra.items()}
+        shares = _wide(pd.concat([table.assign(step=step) for step, table in tables.items()]), "step")
+        shares = shares.reindex(columns=steps)
+        _draw(ax, shares, colours)
+        _draw_random(ax, tables[steps[-1]])
+        ax.set_title(layer, fontsize=8.8)
+        shown.append(shares.assign(layer=layer).set_index("layer", append=True))
+    numbers = pd.concat(shown).swaplevel().sort_index()
+    for ax in axes:
+        _axes(ax, numbers)
+    legend(figure, axes[0])
+    first, final = (number(shown[-1][step].iloc[0]) for step in (steps[0], steps[-1]))
+    text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."
+    alt = f"Eigenvalues against their index, a line for each of {len(steps)} steps, at {', '.join(layers)}."
+    return FigureData("spectra-steps", figure, numbers, alt, text)
+
+
+def _wide(table: pd.DataFrame, by: str) -> pd.DataFrame:
+    """The shares by index, a column for each layer or step; nothing where they are 0."""
+    shares = table.pivot(index="index", columns=by, values="share")
+    return shares.where(shares > 0)
+
+
+def _draw(ax: Axes, shares: pd.DataFrame, colours: Array) -> None:
+    for name, colour in zip(shares, colours, strict=True):
+        ax.plot(shares[name].dropna(), color=colour, lw=1.1, alpha=0.9)
+
+
+def _draw_random(ax: Axes, table: pd.DataFrame) -> tuple["pd.Series[float]", float]:
+    """Draw the spectrum of random rows of the number and width that most layers have, and its edge; both of them."""
+    n, dim = (int(table[name].mode().iloc[-1]) for name in ("n", "width"))
+    index = np.unique(table["index"])
+    if n < 3 or not 2 <= dim <= _WIDEST:
+        return pd.Series(np.nan, index, name="random"), np.nan
+    eigenvalues = gaussian_eigenvalues(n - 1, dim)
+    random = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name="random").reindex(index)
+    random = random.where(random > 0)
+    edge = (1 + np.sqrt(dim / (n - 1))) ** 2
+    ax.plot(random, label="random", **BASELINE)
+    look: dict[str, Any] = {"color": ACCENT, "ls": ":", "lw": 1.2, "zorder": 1.5}
+    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", **look)
+    return random, float(edge)
+
+
+def _axes(ax: Axes, shares: pd.DataFrame) -> None:
+    finite = shares.to_numpy()[shares.notna().to_numpy()]
+    high = finite.max(initial=1.0)
+    low = min(finite[finite >= _DEEPEST * high].min(initial=1.0), 0.5)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="index i (log scale)",
+        ylabel="eigenvalue (log scale)",
+        ylim=(low / 1.5, high * 2),
+    )
+    ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
+    log_ticks(ax, low, high)
+    ax.xaxis.set_major_formatter(short)
