@@ -7,6 +7,7 @@ from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values
 from embedgeo.functional.moments import row_moments as row_moments
+from embedgeo.functional.nearest import nearest_distances as nearest_distances
 from embedgeo.functional.neighbors import two_nearest_distances as two_nearest_distances
 from embedgeo.functional.processing import Affine as Affine
 from embedgeo.functional.processing import PrincipalAxes as PrincipalAxes
