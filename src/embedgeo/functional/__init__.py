@@ -23,6 +23,7 @@ from embedgeo.functional.regressions import least_squares as least_squares
 from embedgeo.functional.regressions import type_regressions as type_regressions
 from embedgeo.functional.regressions import type_values as type_values
 from embedgeo.functional.sampling import Sample as Sample
+from embedgeo.functional.scales import gride_dimensions as gride_dimensions
 from embedgeo.functional.sketch import ScatterSketch as ScatterSketch
 from embedgeo.functional.sketch import row_sketch as row_sketch
 from embedgeo.functional.sketch import sketch_values as sketch_values

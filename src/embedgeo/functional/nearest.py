@@ -18,7 +18,8 @@ def nearest_distances(x: Tensor, k: int) -> Tensor:
     Squared distances ‖a‖² + ‖b‖² - 2ab of the centred rows are taken in float64, a block of rows at a time. Where the
     bound of their error is small enough, the k smallest are those of the neighbours, for a change of all values by at
     most ε changes the k-th smallest by at most ε. In the other rows, those with a neighbour at less than some
-    hundredths of their norm, the distances that the bound leaves among the k smallest are taken from differences. Exact duplicates have distance 0. No setting of the process is changed, and none matters.
+    hundredths of their norm, the distances that the bound leaves among the k smallest are taken from differences.
+    Exact duplicates have distance 0. No setting of the process is changed, and none matters.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
