@@ -57,6 +57,7 @@ def main():
     values = {}
     for name, x in clouds().items():
         estimation = IdEstimation(x, maxk=MAX_RANK, verbose=False, n_jobs=1)
+        estimation.compute_distances()  # the other way there, from products, near rows are told too badly apart
         dimensions, errors, _ = estimation.return_id_scaling_gride(range_max=MAX_RANK)
         twonn = {algorithm: estimation.compute_id_2NN(algorithm)[0] for algorithm in ("base", "ml")}
         values[name] = {"gride": list(dimensions), "errors": list(errors), "twonn": twonn}

@@ -46,7 +46,7 @@ def test_values_and_errors_are_those_of_dadapy(name):
 @pytest.mark.parametrize("name", DADAPY)
 def test_twonn_by_either_method_is_that_of_dadapy(name):
     x = torch.from_numpy(CLOUDS[name])
-    for method, algorithm, rtol in (("fit", "base", 1e-5), ("mle", "ml", 1e-6)):  # curve_fit is not exact
+    for method, algorithm, rtol in (("fit", "base", 1e-5), ("mle", "ml", 1e-6)):  # curve_fit is no exact one
         got = twonn_dimension(x, method=method, duplicate_tolerance=0).dimension
         assert got == pytest.approx(DADAPY[name]["twonn"][algorithm], rel=rtol)
 
