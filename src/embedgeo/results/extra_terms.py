@@ -11,9 +11,9 @@ SCALES: dict[str, Term] = {
         f"intrinsic_dimension_at_{scale}": Term(
             f"intrinsic dimension at scale {scale}",
             f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
-            f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise and "
-            "rare rows count the less the larger the scale. Where it is the same at all scales it does not depend on "
-            "the number of rows.",
+            f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
+            "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
+            "of rows.",
             ranges=True,
             is_drawn=False,
         )
