@@ -169,3 +169,13 @@ def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
     expected = twonn_dimension(x, method="mle", discard_fraction=0.1).dimension
     assert_values(censored, {"intrinsic_dimension": expected}, rtol=1e-9)
     assert expected != values["intrinsic_dimension"]
+
+
+def test_dimensions_at_scales_of_all_rows_do_not_depend_on_how_they_came():
+    x, whole = gaussian(400, 5), IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16))
+    parts = [IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16), seed=seed) for seed in range(3)]
+    for part, rows in zip(parts, x.split([7, 300, 93]), strict=True):
+        part.update(rows)
+    parts[0].merge_state(parts[1])
+    parts[2].merge_state(parts[0])
+    assert_values(parts[2].compute(), updated(whole, x).compute(), rtol=1e-9)

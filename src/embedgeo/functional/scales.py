@@ -86,18 +86,18 @@ def gride_dimensions(
         log_mu = (far / near).log()
         if not len(points) or not bool(far.isfinite().all() & (near > 0).all()):
             log_mu = log_mu[:0]
-        found.append(_most_likely(log_mu, scale))
+        found.append(most_likely_dimension(log_mu, scale))
         if group is not None:
             others = (log_mu[group[: len(log_mu)] != i] for i in range(num_groups))
-            left_out.append(torch.stack([_most_likely(each, scale)[0] for each in others]))
+            left_out.append(torch.stack([most_likely_dimension(each, scale)[0] for each in others]))
     dimensions, errors = torch.stack(found).unbind(1)
     return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
 
 
-def _most_likely(log_mu: Tensor, scale: int) -> Tensor:
+def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """The most likely dimension, given the log μ of points, shape (N,), and its standard error; shape (2,), float64.
 
-    The derivative of the log likelihood is (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, convex and falling in
+    See `gride_dimensions`. The derivative of the log likelihood is (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, convex and falling in
     d. As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
