@@ -97,8 +97,9 @@ def gride_dimensions(
 def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """The most likely dimension, given the log μ of points, shape (N,), and its standard error; shape (2,), float64.
 
-    See `gride_dimensions`. The derivative of the log likelihood is (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, convex and falling in
-    d. As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes nearer from below.
+    See `gride_dimensions`. The derivative of the log likelihood is (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ,
+    convex and falling in d. As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes
+    nearer from below.
     """
     if len(log_mu) < 2:
         return log_mu.new_full((2,), torch.nan)
