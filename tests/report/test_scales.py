@@ -39,7 +39,7 @@ def test_layers_are_drawn_against_scale_with_their_errors_and_the_baseline(run):
 
 
 def test_standard_errors_of_a_jackknife_come_before_those_of_maximum_likelihood(tmp_path):
-    folder = make_sweep(tmp_path, steps=(0, 10), metrics=(*METRICS, *AT_SCALES), stderr=0.25)
+    folder = make_sweep(tmp_path, (0, 10), metrics=(*METRICS, *AT_SCALES), stderr=0.25)
     (run,) = read_runs([folder], {})
     with style():
         numbers = scales.by_layer(run).numbers
@@ -55,8 +55,8 @@ def test_steps_are_drawn_against_scale_as_means_over_blocks(run):
     assert data.numbers.loc[64, 8] == pytest.approx(at.mean())
 
 
-def test_the_report_has_a_section_of_them_and_no_figure_of_each(tmp_path, run):
-    folder = make_sweep(tmp_path / "sweep", steps=(0, 10), metrics=(*METRICS, *AT_SCALES))
+def test_the_report_has_a_section_of_them_and_no_figure_of_each(tmp_path):
+    folder = make_sweep(tmp_path / "sweep", (0, 10), 2, metrics=("n", "n_points", *AT_SCALES))
     page = write_report([folder]).read_text()
     assert page.count("Intrinsic dimension over scales") >= 1
     drawn = {path.stem for path in (folder / "report" / "figures").glob("*.png")}

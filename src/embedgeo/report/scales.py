@@ -42,7 +42,7 @@ def by_layer(run: Run) -> FigureData:
 
     def at_last(values: pd.DataFrame, ending: str = "") -> pd.DataFrame:
         columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
-        return pd.DataFrame(columns).loc[step].reindex(run.depth).T.rename_axis("scale")
+        return pd.DataFrame(columns).loc[[step]].droplevel("step").reindex(run.depth).T.rename_axis("scale")
 
     table, random = at_last(run.values), run.means(at_last(run.baseline))
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
@@ -62,7 +62,7 @@ def by_layer(run: Run) -> FigureData:
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
     numbers = with_errors(table.join(means), errors).join(random.set_axis(randoms, axis=1))
     alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
-    text = " ".join(f"{name.capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
+    text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
     return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
 
 
