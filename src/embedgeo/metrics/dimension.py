@@ -66,7 +66,7 @@ class IntrinsicDimension(GeometryMetric):
     """
 
     has_copies = False
-    plotted = ("intrinsic_dimension",)
+    plotted: Sequence[str] = ("intrinsic_dimension",)
 
     def __init__(
         self,
