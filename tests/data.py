@@ -75,6 +75,9 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
         "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
         "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
+        "IntrinsicDimension at scales": IntrinsicDimension(
+            dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), **kwargs
+        ),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
     }
 

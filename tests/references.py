@@ -177,9 +177,14 @@ def isoscore(x):
 
 def two_nearest(x):
     """Distances to the two nearest other rows, from all differences."""
+    return nearest(x, 2)
+
+
+def nearest(x, k):
+    """Distances to the k nearest other rows, from all differences."""
     x = np.asarray(x, dtype=np.float64)
-    nearest = np.full((len(x), 2), np.nan)
+    found = np.full((len(x), k), np.nan)
     for i, row in enumerate(x):
-        distances = np.sort(np.sqrt(((np.delete(x, i, axis=0) - row) ** 2).sum(1)))[:2]
-        nearest[i, : len(distances)] = distances
-    return nearest
+        distances = np.sort(np.sqrt(((np.delete(x, i, axis=0) - row) ** 2).sum(1)))[:k]
+        found[i, : len(distances)] = distances
+    return found

@@ -39,3 +39,11 @@ TWONN = {
     for dim, value in zip((2, 8, 32, 128, 768), values, strict=True)
 }
 """TwoNN of Gaussian rows, by their number and width."""
+
+GRIDE = {
+    (int(row[0].removeprefix("n₁ =")), dim): float(value)
+    for row in rows("Dimension over")
+    if row[0].startswith("n₁ =")
+    for dim, value in zip((2, 8, 32, 128, 768), row[1:], strict=True)
+}
+"""GRIDE of 1024 Gaussian rows, by scale and width."""

@@ -81,8 +81,7 @@ def ranks():
 
 
 def maximum_likelihood():
-    first, second = two_nearest_distances(X).unbind(1)
-    likelihood = (N - 1) / (second / first).log().sum()
+    likelihood = dimension(X, method="mle")
     equal(likelihood, (N - 1) / ascending_log_mu(X).sum())
     differ(dimension(X), likelihood)
 

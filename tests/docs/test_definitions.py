@@ -7,11 +7,12 @@ import pytest
 import torch
 from scipy import special, stats
 
-from embedgeo.functional import anisotropy_null, twonn_dimension
+from embedgeo.functional import anisotropy_null, gride_dimensions, twonn_dimension
+from embedgeo.functional.scales import SCALES
 from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
-from tests.docs.page import GAUSSIAN, KEYS, TWONN, keys_under
+from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 
 DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
@@ -19,6 +20,8 @@ IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share"}
 SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
 """The page gives no formula for these."""
+OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
+"""The page has tables of these."""
 
 
 def all_values(x, ids):
@@ -27,6 +30,7 @@ def all_values(x, ids):
         Anisotropy(x.shape[1], sketch=32),
         Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
+        IntrinsicDimension(x.shape[1], estimator="gride"),
         AfterProcessing(x.shape[1]),
     ]
     return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
@@ -54,6 +58,8 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert of_scatter | of_sketch == keys_under("Spectrum")
     assert of_sketch - of_scatter == {"anisotropy_error", "participation_ratio_error"}
     assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
+    at_scales = updated(IntrinsicDimension(6, estimator="gride"), x).compute().keys()
+    assert at_scales == keys_under("Dimension over")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
 
 
@@ -99,7 +105,7 @@ def exact_values(n, d, T):
     }
 
 
-def rough_values(n, d, dimension):
+def rough_values(n, d, dimension, at_scales):
     """The others: value, and relative tolerance; expectations of ratios are taken as ratios of expectations."""
     counts = COUNTS[COUNTS >= 10].double()
     a, b, c = (1 / counts).var(correction=0), (1 / counts**2).mean(), ((counts - 1) / counts**2).mean()
@@ -130,6 +136,7 @@ def rough_values(n, d, dimension):
         "anisotropy_z_scored": (null(n), 0.02),
         "anisotropy_top3_removed": (null(n), 0.05),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
+        **{f"intrinsic_dimension_at_{scale}_error": (at_scales[scale] / math.sqrt(scale * n), 0.1) for scale in SCALES},
         **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
     }
 
@@ -145,9 +152,10 @@ def null(n):
 
 def test_random_rows_show_the_values_of_the_last_column(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
-    rough = rough_values(len(IDS), DIM, float(draws["intrinsic_dimension"].mean()))
+    at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
+    rough = rough_values(len(IDS), DIM, float(draws["intrinsic_dimension"].mean()), at_scales)
     with_a_value = {key for key, text in GAUSSIAN.items() if text}
-    assert exact.keys() | rough.keys() | SIMULATED | {"intrinsic_dimension"} == with_a_value
+    assert exact.keys() | rough.keys() | SIMULATED | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()
     for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
         middle = draws[key].median() if key in MEDIANS else draws[key].mean()
@@ -161,6 +169,16 @@ def test_twonn_of_random_rows_is_that_of_the_table(n, dim):
     drawn = [twonn_dimension(gaussian(n, dim, seed=seed, dtype=torch.float32)).dimension for seed in range(repeats)]
     error = 4 * 1.2 / math.sqrt(n * repeats)
     assert sum(drawn) / repeats == pytest.approx(TWONN[n, dim], rel=error + 0.02)
+
+
+@pytest.mark.parametrize("dim", sorted({dim for _, dim in GRIDE}))
+def test_gride_of_random_rows_is_that_of_the_table(dim):
+    scales = sorted({scale for scale, _ in GRIDE})
+    clouds = [gaussian(1024, dim, seed=seed, dtype=torch.float32) for seed in range(3)]
+    drawn = torch.stack([gride_dimensions(x, scales).dimensions for x in clouds]).mean(0)
+    for scale, value in zip(scales, drawn.tolist(), strict=True):
+        error = 4 * 1.3 / math.sqrt(1024 * 3 * scale)
+        assert value == pytest.approx(GRIDE[scale, dim], rel=error + 0.02)
 
 
 def test_twonn_spreads_as_the_page_says():

@@ -1,11 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import skdim.id
 import torch
 
 from embedgeo.functional import estimated_dimension, merge_duplicates, two_nearest_distances, twonn_dimension
 from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, look_distinct
+from tests import references
 from tests.data import gaussian, generator
 
 
@@ -32,6 +34,24 @@ def test_twonn_fits_as_scikit_dimension_does_given_the_same_distances(discard_fr
     x = embedded(5, dim=30, n=n)
     fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(two_nearest_distances(x).numpy())
     assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(fit.dimension_, rel=1e-9)
+
+
+@pytest.mark.parametrize("discard_fraction", [None, 0, 0.1, 0.5])
+def test_the_most_likely_dimension_is_that_of_a_censored_exponential_law(discard_fraction):
+    x = gaussian(200, 6)
+    first, second = references.two_nearest(x).T
+    log_mu = np.sort(np.log(second / first))
+    used = int(200 * (1 - (discard_fraction or 0)))
+    expected = (used - 1) / np.minimum(log_mu, log_mu[used - 1]).sum()
+    got = twonn_dimension(x, method="mle", discard_fraction=discard_fraction)
+    assert got.dimension == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("discard_fraction", [0.0, 0.3, 0.8])
+def test_the_most_likely_dimension_is_unbiased_whatever_is_left_out(discard_fraction):
+    clouds = [torch.rand(200, 2, generator=generator(seed), dtype=torch.float64) for seed in range(100)]
+    drawn = [twonn_dimension(x, method="mle", discard_fraction=discard_fraction).dimension for x in clouds]
+    assert np.mean(drawn) == pytest.approx(2, abs=0.05 + 4 * np.std(drawn) / 10)
 
 
 @pytest.mark.parametrize("intrinsic", [1, 2, 5])

@@ -202,3 +202,9 @@ def test_another_limit_of_the_default_metrics_is_recorded_with_what_is_saved():
     metrics = [Geometry(gpt_neox(), **options).settings["metrics"] for options in given]
     assert metrics[0] == metrics[1]
     assert metrics[2] == {"max_state_bytes": 2000, "metrics": metrics[0]}
+
+
+def test_of_two_metrics_of_a_class_the_one_that_fits_is_kept():
+    whole = [metric.state_bytes(2**20) for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)]
+    one = auto_metrics(8192, extra=("scales",), max_state_bytes=8192 * 24 + 1.5 * whole[-1])
+    assert [metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)] == ["twonn"]

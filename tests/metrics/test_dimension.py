@@ -1,11 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import skdim.id
 import torch
 
-from embedgeo.functional import merge_duplicates
-from embedgeo.metrics import IntrinsicDimension
+from embedgeo.functional import gride_dimensions, merge_duplicates, twonn_dimension
+from embedgeo.metrics import IntrinsicDimension, extra_metrics
+from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, updated
 
 KEYS = {"intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"}
@@ -106,6 +108,12 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
+        ({"method": "mle", "discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, 1 excluded; got 1.0"),
+        ({"method": "ml"}, "method must be one of .* got 'ml'"),
+        ({"scales": ()}, r"scales must be ranks of neighbours, distinct integers from 1 up; got \(\)"),
+        ({"scales": (1, 1)}, "scales must be"),
+        ({"scales": (0, 2)}, "scales must be"),
+        ({"scales": (1.5,)}, "scales must be"),
         ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"duplicate_tolerance": math.nan}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
@@ -116,3 +124,58 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         IntrinsicDimension(4, **arguments)
+
+
+def test_dimensions_at_scales_are_means_over_batches_with_their_errors():
+    metric = updated(IntrinsicDimension(6, 100, 3, estimator="gride", scales=(1, 8)), gaussian(1000, 6))
+    batches = [gride_dimensions(batch, (1, 8)) for batch in metric.rows[metric.keys.argsort()].split(100)]
+    dimensions, errors = (torch.stack([each[i] for each in batches]) for i in range(2))
+    keys = [f"intrinsic_dimension_at_{scale}{end}" for end in ("", "_error") for scale in (1, 8)]
+    expected = dict(zip(keys, [*dimensions.mean(0), *errors.square().sum(0).sqrt() / 3], strict=True))
+    values = metric.compute()
+    assert values.keys() == expected.keys()
+    assert_values(values, expected, rtol=1e-9)
+
+
+def test_standard_errors_of_dimensions_at_scales_are_those_of_groups_of_sequences():
+    """Of independent rows in a fixed number of groups: those of maximum likelihood, and a little more."""
+    metric = IntrinsicDimension(4, 900, estimator="gride", scales=(1, 16, 450))
+    metric.update(gaussian(900, 4), sequence_ids=torch.arange(900) % 50)
+    values, errors = metric.compute_with_errors()
+    assert values.keys() == errors.keys()
+    for scale in (1, 16):
+        key = f"intrinsic_dimension_at_{scale}"
+        assert 0.7 < errors[key] / values[f"{key}_error"] < 2
+        assert errors[f"{key}_error"].isnan()
+    assert errors["intrinsic_dimension_at_450"].isnan()
+
+
+def test_scales_stand_beside_twonn_under_keys_of_their_own():
+    twonn, gride = IntrinsicDimension(3), extra_metrics(3, ["scales"], seed=0)[0]
+    for metric in (twonn, gride):
+        updated(metric, gaussian(300, 3))
+    assert not gride.compute().keys() & twonn.compute().keys()
+    assert gride.of_width(5).scales == (1, 2, 4, 8, 16, 32, 64)
+    assert float(gride.compute()["intrinsic_dimension_at_16"]) == pytest.approx(3, abs=0.7)
+    assert math.isnan(updated(gride.of_width(3), gaussian(100, 3)).compute()["intrinsic_dimension_at_64"])
+
+
+def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
+    x = gaussian(300, 5)
+    first, second = references.two_nearest(x).T
+    values = updated(IntrinsicDimension(5, method="mle"), x).compute()
+    assert_values(values, {"intrinsic_dimension": 299 / np.log(second / first).sum(), "n_points": 300.0}, rtol=1e-6)
+    censored = updated(IntrinsicDimension(5, method="mle", discard_fraction=0.1), x).compute()
+    expected = twonn_dimension(x, method="mle", discard_fraction=0.1).dimension
+    assert_values(censored, {"intrinsic_dimension": expected}, rtol=1e-9)
+    assert expected != values["intrinsic_dimension"]
+
+
+def test_dimensions_at_scales_of_all_rows_do_not_depend_on_how_they_came():
+    x, whole = gaussian(400, 5), IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16))
+    parts = [IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16), seed=seed) for seed in range(3)]
+    for part, rows in zip(parts, x.split([7, 300, 93]), strict=True):
+        part.update(rows)
+    parts[0].merge_state(parts[1])
+    parts[2].merge_state(parts[0])
+    assert_values(parts[2].compute(), updated(whole, x).compute(), rtol=1e-9)

@@ -18,6 +18,9 @@ METRICS = (
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
 OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
+AT_SCALES = tuple(
+    f"intrinsic_dimension_at_{scale}{end}" for end in ("", "_error") for scale in (1, 2, 4, 8, 16, 32, 64)
+)
 OF_BATCHES = ("anisotropy_batch_mean", "anisotropy_batch_std", "intrinsic_dimension_std")
 
 
@@ -35,7 +38,13 @@ def values_at(step: int, depth: float, random: np.random.Generator, *, n: float,
     M = Q * min(0.98, offset * noise[1])
     V = Q - M
     anisotropy = min(1.0, 0.02 + 0.5 * offset * depth * noise[2])
+    dimension = 2 + 9 * within * noise[3] if depth else 30.0
+    of_scales = {}
+    for i, (key, of_error) in enumerate(zip(AT_SCALES[:7], AT_SCALES[7:], strict=True)):
+        of_scales[key] = dimension * (1.2 - 0.1 * i * (1.1 - depth))
+        of_scales[of_error] = of_scales[key] / np.sqrt(400 * 2**i)
     return {
+        **of_scales,
         "n": n,
         "Q": Q,
         "M": M,
@@ -47,7 +56,7 @@ def values_at(step: int, depth: float, random: np.random.Generator, *, n: float,
         "V_W_over_V_unbiased": within,
         "anisotropy": anisotropy,
         "anisotropy_null": float(anisotropy_null(torch.tensor(n, dtype=torch.float64), dim)),
-        "intrinsic_dimension": 2 + 9 * within * noise[3] if depth else 30.0,
+        "intrinsic_dimension": dimension,
         "n_points": 4096.0 if depth else 900.0,
         "token_types": 3000.0,
     }

@@ -45,6 +45,7 @@ def observed(folder, make, rows="tokens"):
         ({"metrics": "embedgeo.streaming_metrics", "rows": "mean"}, embedgeo.streaming_metrics),
         ({"metrics": "embedgeo.full_metrics", "rows": "last"}, embedgeo.full_metrics),
         ({"rows": "first"}, embedgeo.default_metrics),
+        ({"extra": ["scales"]}, partial(embedgeo.default_metrics, extra=("scales",))),
         (
             {"count_range": [2, 9], "spectrum": True, "discard_fraction": 0.5, "id_batches": 2, "anisotropy_batch": 20},
             partial(
@@ -57,7 +58,7 @@ def observed(folder, make, rows="tokens"):
             ),
         ),
     ],
-    ids=["default", "streaming, means", "full, last tokens", "first tokens", "all options"],
+    ids=["default", "streaming, means", "full, last tokens", "first tokens", "scales", "all options"],
 )
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     local_run(tmp_path / "run", steps=(1,))
@@ -78,6 +79,7 @@ def test_full_metrics_are_all_there_are():
     full = keys(embedgeo.full_metrics)
     assert full > keys(embedgeo.default_metrics) | keys(embedgeo.streaming_metrics)
     assert full >= {"effective_rank", "anisotropy_batch_std", "intrinsic_dimension_std", "mean_cosine_whitened", "V_W"}
+    assert full > {f"intrinsic_dimension_at_{2**i}{end}" for i in range(7) for end in ("", "_error")}
 
 
 def test_streaming_metrics_have_the_options_but_no_range_of_counts():

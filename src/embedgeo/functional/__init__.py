@@ -9,6 +9,7 @@ from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values
 from embedgeo.functional.moments import row_moments as row_moments
+from embedgeo.functional.nearest import nearest_distances as nearest_distances
 from embedgeo.functional.neighbors import two_nearest_distances as two_nearest_distances
 from embedgeo.functional.processing import Affine as Affine
 from embedgeo.functional.processing import PrincipalAxes as PrincipalAxes
@@ -24,6 +25,7 @@ from embedgeo.functional.regressions import least_squares as least_squares
 from embedgeo.functional.regressions import type_regressions as type_regressions
 from embedgeo.functional.regressions import type_values as type_values
 from embedgeo.functional.sampling import Sample as Sample
+from embedgeo.functional.scales import gride_dimensions as gride_dimensions
 from embedgeo.functional.sketch import ScatterSketch as ScatterSketch
 from embedgeo.functional.sketch import row_sketch as row_sketch
 from embedgeo.functional.sketch import sketch_values as sketch_values

@@ -8,6 +8,7 @@ Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) fo
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from embedgeo.functional.duplicates import (
 )
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import two_nearest_distances
+
+DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
+"""By method of TwoNN: the share of the largest ratios that are not used, unless told."""
 
 
 class GlobalEstimator(Protocol):
@@ -50,15 +54,22 @@ class DimensionEstimate(NamedTuple):
 def twonn_dimension(
     x: Tensor,
     *,
-    discard_fraction: float = 0.1,
+    method: str = "fit",
+    discard_fraction: float | None = None,
     duplicate_tolerance: float = DUPLICATE_TOLERANCE,
     groups: Tensor | None = None,
     num_groups: int = 0,
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
-    With μ_i the ratios of the distances to the second and the first neighbour, ascending, it is the slope of the
-    least-squares line through the origin of -log(1 - i/N) on log μ_i, as in scikit-dimension 0.5.
+    With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which the m smallest are
+    used, it is, by ``method``:
+
+    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i, as in
+      scikit-dimension 0.5 (Facco et al. 2017).
+    - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without its bias, where of the
+      others only is known that they are larger (Epstein & Sobel 1953). For m = N it is (N - 1) / Σ log μ_i, which is
+      DADApy's ``algorithm="ml"`` (DADApy leaves out none there, whatever its ``mu_fraction``).
 
     Without a group only the fit is repeated, for the μ_i of the other points, those with copies in other groups among
     them: their neighbours are those among all points. If these were searched for again, the estimates would be those of
@@ -67,15 +78,19 @@ def twonn_dimension(
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        discard_fraction: share of the largest ratios that the fit leaves out, in (0, 1).
+        method: ``"fit"`` or ``"mle"``.
+        discard_fraction: share of the largest ratios that are not used: in (0, 1), and 0 for ``"mle"``. Default: 0.1 of
+            the fit, none of the maximum likelihood.
         duplicate_tolerance: see `merge_duplicates`.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
 
     Returns:
-        The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to fit, are left, where
+        The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to use, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
+    discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
+    estimate = partial(_slope if method == "fit" else _most_likely, discard_fraction=discarded)
     nearest, place = _distinct_nearest(x, duplicate_tolerance)
     first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
@@ -83,13 +98,9 @@ def twonn_dimension(
         return DimensionEstimate(math.nan, len(nearest), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
-        least, most = (
-            groups.new_zeros(len(nearest)).scatter_reduce(0, place, groups, by, include_self=False)
-            for by in ("amin", "amax")
-        )
-        group = torch.where(least == most, least, -1).cpu()[order]
-        left_out = torch.stack([_slope(log_mu[group != i], discard_fraction) for i in range(num_groups)])
-    return DimensionEstimate(float(_slope(log_mu, discard_fraction)), len(nearest), left_out)
+        group = point_groups(groups, place, len(nearest)).cpu()[order]
+        left_out = torch.stack([estimate(log_mu[group != i]) for i in range(num_groups)])
+    return DimensionEstimate(float(estimate(log_mu)), len(nearest), left_out)
 
 
 def _distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -105,6 +116,14 @@ def _distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
 
 
+def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
+    """The group that has all copies of each point, shape (num_points,), given those of the rows; -1 if none has."""
+    least, most = (
+        groups.new_zeros(num_points).scatter_reduce(0, place, groups, by, include_self=False) for by in ("amin", "amax")
+    )
+    return torch.where(least == most, least, -1)
+
+
 def _slope(log_mu: Tensor, discard_fraction: float) -> Tensor:
     """Slope of the line through the origin of -log(1 - i/N) on log μ_i, shape (N,), ascending; a float64 scalar."""
     num_fitted = int(len(log_mu) * (1 - discard_fraction))
@@ -113,6 +132,15 @@ def _slope(log_mu: Tensor, discard_fraction: float) -> Tensor:
     log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(log_mu))
     log_mu = log_mu[:num_fitted]
     return ratio(log_mu @ log_rank, log_mu @ log_mu)
+
+
+def _most_likely(log_mu: Tensor, discard_fraction: float) -> Tensor:
+    """Maximum-likelihood rate of the exponential law of log μ_i, shape (N,), ascending; a float64 scalar."""
+    num_used = int(len(log_mu) * (1 - discard_fraction))
+    if num_used < 2:
+        return log_mu.new_tensor(math.nan)
+    beyond = (len(log_mu) - num_used) * log_mu[num_used - 1]
+    return ratio(log_mu.new_tensor(num_used - 1), log_mu[:num_used].sum() + beyond)
 
 
 def estimated_dimension(

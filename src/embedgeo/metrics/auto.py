@@ -56,16 +56,18 @@ def auto_metrics(
     wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
     size = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
     left = max_state_bytes - size(moments)
-    kept: dict[type[Metric], bool] = {}
+    kept: set[int] = set()  # by identity: two may be of one class
     for metric in sorted(wanted, key=size):
         more = size(metric) - (size(moments) if isinstance(metric, TokenMoments) else 0)
-        kept[type(metric)] = more <= left
-        left -= more if more <= left else 0
+        if more <= left:
+            kept.add(id(metric))
+            left -= more
     table, whole, *others = wanted
-    smaller = whole if kept[Anisotropy] else sketch_in_place_of(whole)
-    kept[Anisotropy] = kept[Anisotropy] or (smaller is not whole and size(smaller) <= left)
+    smaller = whole if id(whole) in kept else sketch_in_place_of(whole)
+    if smaller is not whole and size(smaller) <= left:
+        kept.add(id(smaller))
     others = [smaller, *others]
-    return [table if kept[TokenMoments] else moments, *(metric for metric in others if kept[type(metric)])]
+    return [table if id(table) in kept else moments, *(metric for metric in others if id(metric) in kept)]
 
 
 def metric_name(metric: Metric) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.dimension import (
+    DISCARD_FRACTIONS,
     DimensionEstimate,
     GlobalEstimator,
     estimated_dimension,
@@ -18,11 +19,12 @@ from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, sample_batches
+from embedgeo.functional.scales import SCALES, ScaleEstimates, gride_dimensions
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 
 class IntrinsicDimension(GeometryMetric):
-    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN.
+    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN, or by GRIDE at several scales.
 
     ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks. ``compute()`` returns
     float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch where
@@ -30,17 +32,28 @@ class IntrinsicDimension(GeometryMetric):
     one); ``duplicate_fraction``, the share of rows left out because they equal another one, exactly or but for
     rounding; ``n_points``, the number of distinct rows in all batches.
 
-    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928).
+    With ``estimator="gride"`` it returns, for each of the ``scales``, ``intrinsic_dimension_at_{scale}`` from the
+    neighbours of rank ``scale`` and twice that, and ``intrinsic_dimension_at_{scale}_error``, its standard error by
+    maximum likelihood (of the mean over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it
+    may stand beside TwoNN. Does the number depend on that of the rows? Where the dimension is the same at all scales,
+    not: see `embedgeo.functional.gride_dimensions`.
+
+    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022 (GRIDE).
 
     Args:
         dim: d, the width of the embeddings.
         batch_size: rows per estimate. TwoNN depends on it: compare only estimates of one ``batch_size``.
         num_batches: estimates to average.
-        estimator: ``"twonn"`` or any scikit-dimension global estimator object, such as ``skdim.id.lPCA()``.
-        discard_fraction: share of the largest distance ratios that the TwoNN fit leaves out, in (0, 1).
+        estimator: ``"twonn"``, ``"gride"`` or any scikit-dimension global estimator object, such as
+            ``skdim.id.lPCA()``.
+        discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1), or 0 with ``"mle"``.
+            Default: 0.1 of the fit, 0 of the maximum likelihood.
         duplicate_tolerance: how near to each other rows are merged, relative to their distance from the mean: see
             `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
+        scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
+        method: of TwoNN: ``"fit"``, the least-squares fit, or ``"mle"``, maximum likelihood: see
+            `embedgeo.functional.twonn_dimension`.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
@@ -53,7 +66,7 @@ class IntrinsicDimension(GeometryMetric):
     """
 
     has_copies = False
-    plotted = ("intrinsic_dimension",)
+    plotted: Sequence[str] = ("intrinsic_dimension",)
 
     def __init__(
         self,
@@ -61,29 +74,46 @@ class IntrinsicDimension(GeometryMetric):
         batch_size: int = 4096,
         num_batches: int = 1,
         estimator: str | GlobalEstimator = "twonn",
-        discard_fraction: float = 0.1,
+        discard_fraction: float | None = None,
         duplicate_tolerance: float = DUPLICATE_TOLERANCE,
         seed: int = 0,
+        scales: Sequence[int] = SCALES,
+        method: str = "fit",
         **kwargs: Any,
     ) -> None:
-        arguments = batch_size, num_batches, estimator, discard_fraction, duplicate_tolerance, seed
+        if method not in DISCARD_FRACTIONS:
+            raise ValueError(f'method must be one of "fit" and "mle"; got {method!r}.')
+        usual = DISCARD_FRACTIONS[method]
+        discard_fraction = usual if discard_fraction is None else discard_fraction
+        scales = tuple(scales)
+        arguments = batch_size, num_batches, estimator, discard_fraction, duplicate_tolerance, seed, scales, method
         super().__init__(dim, *arguments, **kwargs)
         if batch_size < 3 or num_batches < 1:
             raise ValueError(
                 f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} and {num_batches}."
             )
-        if not 0 < discard_fraction < 1:
-            raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {discard_fraction}.")
+        if not (0 < discard_fraction < 1 or discard_fraction == usual):
+            ends = "both" if usual else "1"
+            raise ValueError(f"discard_fraction must be between 0 and 1, {ends} excluded; got {discard_fraction}.")
         if not 0 <= duplicate_tolerance < 1:
             raise ValueError(f"duplicate_tolerance must be at least 0 and less than 1; got {duplicate_tolerance}.")
-        if estimator != "twonn" and (isinstance(estimator, type) or not hasattr(estimator, "fit")):
-            raise ValueError(f'estimator must be "twonn" or a scikit-dimension estimator object; got {estimator!r}.')
+        if estimator not in ("twonn", "gride") and (isinstance(estimator, type) or not hasattr(estimator, "fit")):
+            raise ValueError(
+                f'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got {estimator!r}.'
+            )
+        are_ranks = all(isinstance(scale, int) and scale >= 1 for scale in scales)
+        if not scales or not are_ranks or len(set(scales)) < len(scales):
+            raise ValueError(f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}.")
         self.batch_size = batch_size
         self.num_batches = num_batches
         self.estimator = estimator
         self.discard_fraction = discard_fraction
         self.duplicate_tolerance = duplicate_tolerance
         self.seed = seed
+        self.scales = scales
+        self.method = method
+        if estimator == "gride":
+            self.plotted = [f"intrinsic_dimension_at_{scale}" for scale in scales]
         self.declare(Sample.empty(dim, batch_size * num_batches))
 
     def update_states(self, rows: Rows) -> None:
@@ -108,7 +138,7 @@ class IntrinsicDimension(GeometryMetric):
         return self._values([self._estimate(rows) for rows, _ in sample_batches(sample, self.batch_size)], sample)
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
-        """The values of ``compute``, and the standard error of TwoNN; the other keys have NaN.
+        """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys have NaN.
 
         The groups of the jackknife are the ``sequence_ids`` of the sampled rows: see
         `embedgeo.functional.twonn_dimension`. ``groups`` are not used.
@@ -124,24 +154,38 @@ class IntrinsicDimension(GeometryMetric):
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         left_out = [estimate.left_out for estimate in estimates if estimate.left_out is not None]
         if left_out:
-            value, mean = values["intrinsic_dimension"], torch.stack(left_out).mean(0).to(sample.keys.device)
-            errors["intrinsic_dimension"] = standard_error(value, mean, group.bincount())
+            mean = torch.stack(left_out).mean(0).to(sample.keys.device)
+            mean = mean.view(len(mean), -1)  # a column for each of the keys below
+            for key, without in zip(self.plotted, mean.unbind(1), strict=True):
+                errors[key] = standard_error(values[key], without, group.bincount())
         return values, errors
 
-    def _estimate(self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0) -> DimensionEstimate:
+    def _estimate(
+        self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0
+    ) -> DimensionEstimate | ScaleEstimates:
         tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
             own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
             return estimated_dimension(rows, own, duplicate_tolerance=tolerance)
+        if self.estimator == "gride":
+            return gride_dimensions(
+                rows, self.scales, duplicate_tolerance=tolerance, groups=groups, num_groups=num_groups
+            )
         return twonn_dimension(
             rows,
+            method=self.method,
             discard_fraction=self.discard_fraction,
             duplicate_tolerance=tolerance,
             groups=groups,
             num_groups=num_groups,
         )
 
-    def _values(self, estimates: Sequence[DimensionEstimate], sample: Sample) -> dict[str, Tensor]:
+    def _values(self, estimates: Sequence[Any], sample: Sample) -> dict[str, Tensor]:
+        if self.estimator == "gride":
+            dimensions = torch.stack([each.dimensions for each in estimates]).mean(0).to(sample.keys)
+            errors = torch.stack([each.errors for each in estimates]).square().mean(0).div(len(estimates)).sqrt()
+            pairs = zip(self.plotted, dimensions.unbind(), errors.to(sample.keys).unbind(), strict=True)
+            return {name: value for key, mean, error in pairs for name, value in ((key, mean), (f"{key}_error", error))}
         dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
         num_rows = min(len(sample.rows), self.batch_size * len(estimates))
         num_points = sum(estimate.num_points for estimate in estimates)

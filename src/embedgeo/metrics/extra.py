@@ -4,7 +4,14 @@ from collections.abc import Callable, Sequence
 
 from torchmetrics import Metric
 
-EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {}
+from embedgeo.metrics.dimension import IntrinsicDimension
+
+
+def _scales(dim: int, seed: int) -> Metric:
+    return IntrinsicDimension(dim, estimator="gride", seed=seed)
+
+
+EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {"scales": _scales}
 """What makes each of them, given the width of a layer and the seed of samples."""
 
 

@@ -17,7 +17,7 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import chosen, comparison, figures, shares, spectra, tokens
+from embedgeo.report import chosen, comparison, figures, scales, shares, spectra, tokens
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
@@ -128,6 +128,7 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
         *section("Composition", _of_shares),
         ("Mean and variance over token types", over_types),
         *of_metrics("Metrics", metrics[1:MAIN]),
+        *section("Intrinsic dimension over scales", _of_scales, scales.READING),
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
         *section("Spectrum", spectra.figures_of, spectra.ABOUT),
@@ -149,6 +150,13 @@ def _side_by_side(groups: list[Group]) -> list[Group]:
 def _of_loss(run: Run) -> Iterator[FigureData]:
     if run.has_steps and "loss" in run.model and run.model["loss"].notna().any():
         yield figures.loss(run, outlier_steps(run))
+
+
+def _of_scales(run: Run) -> Iterator[FigureData]:
+    if scales.measured_scales(run):
+        yield scales.by_layer(run)
+        if len(run.steps) > 1:
+            yield scales.by_step(run)
 
 
 def _of_processed(run: Run) -> Iterator[FigureData]:

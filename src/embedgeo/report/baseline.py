@@ -16,6 +16,7 @@ from scipy import linalg, special, stats
 
 from embedgeo.functional import REGRESSION_COUNT_RANGE, twonn_dimension, type_regressions
 from embedgeo.functional.eigenvalues import entropy_rank, full_spectrum_values
+from embedgeo.functional.scales import SCALES, most_likely_dimension
 
 Array = NDArray[np.float64]
 
@@ -27,7 +28,11 @@ _OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2", *(f"{x}_freq_{y}" for x in
 SIZES = ("n", "Q", "token_types", "anisotropy_null", "n_points")
 """Metrics that the baselines of others follow from."""
 
+_AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
 _DRAWS = 16
+_SEEING = 1024
+"""Rows whose neighbours are drawn: as many as give a dimension to about 3 %."""
+
 _WIDEST = 1e6
 """Width beyond which nothing is simulated."""
 
@@ -74,9 +79,11 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
     }
-    if "intrinsic_dimension" in values:  # of at most 4096 rows, the size of a batch
-        points = values.get("n_points", n)
-        known["intrinsic_dimension"] = _each(lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), points, dim)
+    points = values.get("n_points", n)
+    if "intrinsic_dimension" in values:
+        known["intrinsic_dimension"] = _each(lambda n, dim: _twonn(_power(n), dim), points, dim)
+    for key in _AT_SCALES.keys() & set(values):
+        known[key] = _each(lambda n, dim: _gride(_power(n), dim)[_AT_SCALES[key]], points, dim)  # noqa: B023 - at once
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
     known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
@@ -114,6 +121,31 @@ def gaussian_eigenvalues(free: int, dim: int) -> Array:
     eigenvalues = np.zeros(dim)
     eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
     return eigenvalues
+
+
+def _power(n: int) -> int:
+    """The power of 2 nearest to a number of rows, of which a batch has at most 4096."""
+    return min(round(math.log2(n)), 12)
+
+
+@cache
+def _gride(power: int, dim: int) -> dict[int, float]:
+    """GRIDE of 2**power Gaussian rows at each scale, as some of them see it.
+
+    Given a row, the squared distances of the others to it are independent, of a noncentral χ² law.
+    """
+    random, others = np.random.default_rng(0), 2**power - 1
+    ranks = [scale for scale in SCALES if 2 * scale <= others]
+    places = [rank - 1 for rank in sorted({each for scale in ranks for each in (scale, 2 * scale)})]
+    nearest = []
+    for norm in np.sqrt(random.chisquare(dim, _SEEING)).astype(np.float32):
+        beside = 2 * random.standard_gamma((dim - 1) / 2, others, dtype=np.float32)
+        squared = (random.standard_normal(others, dtype=np.float32) - norm) ** 2 + beside
+        nearest.append(np.partition(squared, places)[: places[-1] + 1])
+    log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
+    of_ratios = {scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks}
+    found = {scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()}
+    return {scale: float(f"{found.get(scale, math.nan):.4g}") for scale in SCALES}
 
 
 @cache

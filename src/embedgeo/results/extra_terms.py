@@ -38,7 +38,32 @@ SPECTRUM: dict[str, Term] = {
 }
 """Those of the whole spectrum; they are of the group "shape"."""
 
-SCALES: dict[str, Term] = {}
+_RANKS = (1, 2, 4, 8, 16, 32, 64)
+
+SCALES: dict[str, Term] = {
+    **{
+        f"intrinsic_dimension_at_{scale}": Term(
+            f"intrinsic dimension at scale {scale}",
+            f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
+            f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
+            "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
+            "of rows.",
+            ranges=True,
+            is_drawn=False,
+        )
+        for scale in _RANKS
+    },
+    **{
+        f"intrinsic_dimension_at_{scale}_error": Term(
+            f"error of the intrinsic dimension at scale {scale}",
+            "standard error, maximum likelihood",
+            "How much the estimate would vary if rows were independent; those of one text are not.",
+            ranges=True,
+            is_drawn=False,
+        )
+        for scale in _RANKS
+    },
+}
 
 COORDINATES: dict[str, Term] = {}
 
