@@ -16,5 +16,29 @@ DRIFT: dict[str, Term] = {}
 
 NORMALIZATION: dict[str, Term] = {}
 
-EXTRA_TERMS = SPECTRUM | SCALES | COORDINATES | SIMILARITY | NEXT_TOKEN | DRIFT | NORMALIZATION
+VOCABULARY: dict[str, Term] = {
+    "duplicate_rows": Term(
+        "rows with a copy",
+        "rows of an embedding matrix",
+        "Rows equal to another one but for rounding: tokens that the model cannot tell apart.",
+        ranges=True,
+    ),
+    "rows_without_token": Term(
+        "rows without a token",
+        "rows of an embedding matrix",
+        "Rows of ids that the tokenizer does not have: padding of the vocabulary.",
+        ranges=True,
+    ),
+    "untrained_rows": Term(
+        "rows that look untrained",
+        "rows of an embedding matrix",
+        "Rows as near to the mean of those that no token uses as these are: no training has moved them apart.",
+        ranges=True,
+    ),
+    "tied_embeddings": Term(
+        "tied embeddings", "1: tied, 0: not", "Whether input and output embedding are one matrix.", is_drawn=False
+    ),
+}
+
+EXTRA_TERMS = SPECTRUM | SCALES | COORDINATES | SIMILARITY | NEXT_TOKEN | DRIFT | NORMALIZATION | VOCABULARY
 """By metric, in the order in which to look at them; their group is "more" unless they say another one."""

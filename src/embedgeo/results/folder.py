@@ -166,7 +166,8 @@ class SweepFolder:
 
     def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
         """All tables of token types of a checkpoint that is done and was swept with them, by kind."""
-        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in TABLES}
+        kinds = [kind for kind in TABLES if kind != "vocabulary"]
+        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in kinds}
 
     def reasons(self) -> dict[str, str]:
         """Why checkpoints failed, by name."""

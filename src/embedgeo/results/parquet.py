@@ -35,6 +35,17 @@ _BY_TYPE = [("layer", pa.string()), ("layer_index", pa.int64()), ("token_id", pa
 TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
+    "vocabulary": pa.schema(
+        [
+            *(field for field in _BY_TYPE if field[0] != "n"),
+            *(
+                ("token", pa.string()),
+                ("same_as", pa.int64()),
+                ("without_token", pa.bool_()),
+                ("untrained", pa.bool_()),
+            ),
+        ]
+    ),
 }
 """Columns of the tables of token types, by their folder; ``num_tokens``: of the words of a type, on average, or 1."""
 
