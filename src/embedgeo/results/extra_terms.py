@@ -14,7 +14,15 @@ NEXT_TOKEN: dict[str, Term] = {}
 
 DRIFT: dict[str, Term] = {}
 
-NORMALIZATION: dict[str, Term] = {}
+NORMALIZATION: dict[str, Term] = {
+    "norm_Q_expected": Term(
+        "Q expected of the norm",
+        "‖γ‖² + ‖β‖², squared embedding units",
+        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
+        ranges=True,
+        is_drawn=False,
+    )
+}
 
 VOCABULARY: dict[str, Term] = {
     "duplicate_rows": Term(

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from embedgeo.checkpoints import shared_parts
+from embedgeo.results.architecture import note_architecture
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import parse_groups
 from embedgeo.results.wording import shell_command
@@ -71,6 +72,7 @@ def run_sweep(settings: SweepSettings) -> int:
 
 def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
     """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
+    note_architecture(folder)
     records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
     print(summarize(records, plan, mine, failures))
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
