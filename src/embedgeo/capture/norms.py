@@ -123,15 +123,18 @@ class Norms:
 def _find_norm(model: nn.Module, layer: Layer, hidden: Tensor) -> nn.Module | None:
     """The norm whose output a layer is, its module or one inside it; of what enters the blocks, one before them.
 
-    Once γ and β are undone, each row must have a mean of squares of 1.
+    Of one inside or before, each row must have a mean of squares of 1, once γ and β are undone. That is 1 but for the
+    norm's ε: where the rows before the norm are as small as that, as at the start of a training, none is found.
     """
     rows = hidden.detach().reshape(-1, hidden.shape[-1])[:_ROWS]
     if len(layer.calls) > 1:
         return None
-    tolerance = max(1e-3, 4 * torch.finfo(rows.dtype).eps)
+    tolerance = max(1e-3, torch.finfo(rows.dtype).eps / 2)
     rows = rows.double()
     for module in _candidates(model, layer):
         norm = as_norm(module, rows.shape[1])
+        if norm is not None and module is unwrapped(layer.calls[0].module) and not layer.takes_input:
+            return module
         if norm is not None and bool(norm.scale.all()):
             undone = (rows - norm.shift.to(rows.device)) / norm.scale.to(rows.device)
             if bool(((undone.square().mean(1) - 1).abs() <= tolerance).all()):

@@ -88,7 +88,8 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     label = f"step {short(run.steps[-1])}" if run.has_steps else "measured"
     ax.plot(x, last.to_numpy(), label=label, **look)
-    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
+    spanned, beside_it = np.vstack([table, known]), np.vstack([errors, known * np.nan])
+    value_axis(ax, named, spanned, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, beside_it)
     legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     shown, beside, expected = (each.T.drop("", errors="ignore") for each in (table, errors, random))
