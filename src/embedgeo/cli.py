@@ -14,6 +14,7 @@ from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import require_extra
 from embedgeo.sweep import SweepSettings, check, sweep
+from embedgeo.vocabulary import VocabularySettings, vocabulary
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "check": (check, check),
+    "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
     "report": (report, report),
 }
@@ -52,6 +54,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 
 _STOPPED = {
     "sweep": "; started again, it goes on where it was",
+    "vocabulary": "; started again, it goes on where it was",
     "report": "; no report was written, and an earlier one is as it was",
 }
 """What is left by a command that was stopped."""

@@ -40,7 +40,9 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     x, ids = token_rows(300, 6)
     computed = all_values(x, ids).keys()
     assert len(KEYS) == len(set(KEYS))
-    assert set(KEYS) == computed | {"loss", "tokens_seen"}
+    of_matrices = keys_under("Embedding matrices")
+    assert of_matrices == {"duplicate_rows", "rows_without_token", "untrained_rows", "tied_embeddings"}
+    assert set(KEYS) == computed | of_matrices | {"norm_Q_expected", "loss", "tokens_seen"}
     assert {key for key in KEYS if not is_processed(key)} == TERMS.keys()
 
 

@@ -50,7 +50,9 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert about.drop_duplicates().values.tolist() == [["lab/tiny", "step8", 8, "", "lab/tiny", ""]]
     assert records["duplicate_of"].isna().all()
     num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
-    assert folder.about("lab--tiny--step8") == {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters}
+    facts = {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters, "architecture": "pre-ln"}
+    assert folder.about("lab--tiny--step8") == facts
+    assert json.loads((tmp_path / "manifest.json").read_text())["architecture"] == "pre-ln"
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     spectra = read_table(tmp_path / "spectra" / "lab--tiny--step8.parquet")

@@ -98,6 +98,7 @@ def load_model(
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
     offload_folder: Path | None = None,
+    may_be_both: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
@@ -110,6 +111,7 @@ def load_model(
         trust_remote_code: run code that comes with the checkpoint.
         device_map: where the weights go, see `placement`; default: the CPU.
         offload_folder: for those that go on disk and are not in a safetensors file as the model has them.
+        may_be_both: whether it may be of an encoder-decoder.
 
     Raises:
         ValueError: a file that cannot be read, or a configuration or a device map that does not match the weights.
@@ -117,7 +119,7 @@ def load_model(
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
         require_readable(folder / file.name)
-    config = load_config(folder, trust_remote_code=trust_remote_code)
+    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=may_be_both)
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))

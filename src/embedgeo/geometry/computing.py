@@ -183,6 +183,8 @@ def _outcome(each: Reached) -> Numbers | Exception:
         except Exception as error:  # the other metrics are in step with those of other ranks
             error.add_note(f"at layer {each.layer.name!r}")
             failures.append(error)
+    if "Q" in numbers and each.metrics.expected_Q:
+        numbers["norm_Q_expected"] = numbers["Q"].new_tensor([each.metrics.expected_Q, torch.nan])
     return failures[0] if failures else numbers
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.forward_inputs import ForwardInputs, Given
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.rows import Aligned
 from embedgeo.capture.structure import Part, weights_device
@@ -51,6 +52,7 @@ class Geometry:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
         probe: attaches the hooks, as a context manager.
+        norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
 
     Raises:
@@ -99,7 +101,7 @@ class Geometry:
         self.settings |= {"metrics": saving.described_metrics(self.make_metrics), "jackknife": jackknife}
         self._device = state_device(device or weights_device(model))
         self._group, self._stage_group, self._is_off = process_group, stage_group, False
-        self._metrics: dict[str, LayerMetrics] = {}
+        self._metrics, self.norms = dict[str, LayerMetrics](), Norms(model, rows)
 
     def records(self) -> list[Record]:
         """A record for each metric at each layer, over the rows of all ranks; every rank must call this.
@@ -138,7 +140,7 @@ class Geometry:
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
-        values: dict[str, dict[str, float]] = {}
+        values = dict[str, dict[str, float]]()
         for record in self.records():
             values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         return values
@@ -169,8 +171,8 @@ class Geometry:
             ValueError: the metrics hold none of these.
         """
         require_samples(self.make_metrics)
-        found = {layer.name: saving.layer_sample(metrics) for _, layer, metrics in self._reached()}
-        return {name: sample for name, sample in found.items() if sample is not None}
+        found = ((layer.name, saving.layer_sample(metrics)) for _, layer, metrics in self._reached())
+        return {name: sample for name, sample in found if sample is not None}
 
     def save(
         self,
@@ -201,8 +203,8 @@ class Geometry:
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
-        options: dict[str, Any] = {"save_samples": save_samples, "token_tables": token_tables, "device": self._device}
-        saving.save(self, folder, model=model, step=step, **options)
+        kept = {"save_samples": save_samples, "token_tables": token_tables}
+        saving.save(self, folder, model=model, step=step, **kept, device=self._device)
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
@@ -228,10 +230,11 @@ class Geometry:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
+        if layer.name not in self._metrics:
+            self._add_metrics(layer.name, hidden.shape[-1]).expected_Q = self.norms.expected_size(layer, hidden)
         types, unit = self.probe.token_ids is not None, self.settings["rows"]
         hidden, given = pooled(hidden, rows, self._inputs.sequence_ids, unit, has_word_types=types)
-        metrics = self._metrics.get(layer.name) or self._add_metrics(layer.name, hidden.shape[-1])
-        metrics.update(hidden, **given)
+        self._metrics[layer.name].update(hidden, **given)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
@@ -239,12 +242,13 @@ class Geometry:
 
     def _reached(self) -> list[Reached]:
         """The layers that have rows on any rank, with their indices and metrics."""
-        widths = [self._metrics[each.name].dim if each.name in self._metrics else 0 for each in self.layers]
+        known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
         if is_distributed():
-            widths = all_reduce_max(torch.tensor(widths, device=self._device), self._group).tolist()
-        for layer, dim in zip(self.layers, widths, strict=True):
+            known = all_reduce_max(torch.tensor(known, dtype=torch.float64, device=self._device), self._group).tolist()
+        for layer, (dim, expected) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
-                no_rows = torch.zeros(0, dim, device=self._device)
-                self._add_metrics(layer.name, dim).update(no_rows, no_rows[:, 0].long(), None, None)
-        reached = [(i, layer) for i, layer in enumerate(self.layers) if layer.name in self._metrics]
-        return [Reached(i, layer, self._metrics[layer.name]) for i, layer in reached]
+                no_rows = torch.zeros(0, int(dim), device=self._device)
+                self._add_metrics(layer.name, int(dim)).update(no_rows, no_rows[:, 0].long(), None, None)
+            if dim:
+                self._metrics[layer.name].expected_Q = expected
+        return [Reached(i, x, self._metrics[x.name]) for i, x in enumerate(self.layers) if x.name in self._metrics]

@@ -62,6 +62,7 @@ def save(
     about = {
         "model_class": type(inner).__name__,
         "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
+        **({"architecture": kind} if (kind := geometry.norms.architecture(geometry.layers)) else {}),
         **({"has_step": "false"} if step is None else {}),
     }
     columns = {
@@ -77,12 +78,14 @@ def save(
     failure: Exception | None = None
     if current_rank() == 0:
         try:
+            from embedgeo.results.architecture import note_architecture
             from embedgeo.results.parquet import to_frame
 
             out = _open(Path(folder), asked)
             _require_own(out, name, columns)
             out.write(name, to_frame(records, **columns), tables, about, samples)
             out.rebuild()
+            note_architecture(out)
         except Exception as error:
             failure = error
     if failure is not None and not is_distributed():

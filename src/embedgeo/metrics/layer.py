@@ -37,6 +37,7 @@ class LayerMetrics:
     Attributes:
         dim: d.
         dtype: of the hidden states; None while there were none.
+        expected_Q: what Q is expected to be, by what the layer is; 0 where nothing is known.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class LayerMetrics:
     ) -> None:
         self.dim = dim
         self.dtype: torch.dtype | None = None
+        self.expected_Q = 0.0
         self._batch_sizes: list[int] = []  # in rows
         self._num_groups = jackknife
         self._process_group = process_group

@@ -24,7 +24,7 @@ from embedgeo.report.axes import (
 )
 from embedgeo.report.drawing import FigureData, legend, new_figure
 from embedgeo.report.runs import Run, drawable
-from embedgeo.report.values import colour_range, log_ticks, value_axis
+from embedgeo.report.values import BASELINE, colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.wording import number
 
@@ -50,13 +50,18 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
         ax.plot(means[name], label=name, ls=line, **_BOLD)
         band(ax, steps, means[name].to_numpy(), of_means[name].to_numpy(), "black")
-    value_axis(ax, named, table.to_numpy(), random, run.layers, errors.to_numpy())
+    expected = _expected(run, metric)
+    lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
+    if expected.notna().to_numpy().any():
+        ax.plot([], label="‖γ‖² + ‖β‖²", **BASELINE)
+    value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
     numbers = with_errors(table.join(means), errors.join(of_means), is_spread=is_spread)
     numbers = numbers.join(random.set_axis(randoms, axis=1))
+    numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
@@ -77,10 +82,14 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         lines(ax, x, table.to_numpy(), time_bar(ax, run.steps), errors=errors.to_numpy())
     else:
         band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
+    known = _expected(run, metric).reindex(columns=run.axis).iloc[-1]
+    if known.notna().any():
+        ax.plot(x, known.to_numpy(), label="‖γ‖² + ‖β‖²", marker="_", ms=14, mew=1.3, **BASELINE)
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     label = f"step {short(run.steps[-1])}" if run.has_steps else "measured"
     ax.plot(x, last.to_numpy(), label=label, **look)
-    value_axis(ax, named, table.to_numpy(), pd.Series(random.iloc[-1].to_numpy(), x), run.axis, errors.to_numpy())
+    spanned, beside_it = np.vstack([table, known]), np.vstack([errors, known * np.nan])
+    value_axis(ax, named, spanned, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, beside_it)
     legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     shown, beside, expected = (each.T.drop("", errors="ignore") for each in (table, errors, random))
@@ -89,6 +98,12 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
+
+
+def _expected(run: Run, metric: str) -> pd.DataFrame:
+    """What a metric is where a layer is a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
+    is_known = metric == "Q" and "norm_Q_expected" in run.values
+    return run.table("norm_Q_expected") if is_known else run.table(metric) * np.nan
 
 
 def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:

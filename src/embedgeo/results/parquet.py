@@ -37,6 +37,17 @@ TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
     "spectra": pa.schema([*_AT_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
+    "vocabulary": pa.schema(
+        [
+            *(field for field in _BY_TYPE if field[0] != "n"),
+            *(
+                ("token", pa.string()),
+                ("same_as", pa.int64()),
+                ("without_token", pa.bool_()),
+                ("untrained", pa.bool_()),
+            ),
+        ]
+    ),
 }
 """Columns of the tables beside the records, by their folder.
 

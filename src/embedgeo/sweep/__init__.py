@@ -37,7 +37,7 @@ def sweep(settings: SweepSettings) -> int:
         OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
     require_extra("sweep", "embedgeo sweep")
-    _require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
+    require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
     for path in settings.texts:
         if not path.startswith("hf://datasets/") and not Path(path).expanduser().exists():
             raise ValueError(f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME.")
@@ -66,7 +66,7 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
         Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if some cannot be read.
     """
     require_extra("sweep", "embedgeo check")
-    _require_sources(model=[model] if isinstance(model, str) else model)
+    require_sources(model=[model] if isinstance(model, str) else model)
 
     with uncollected():
         from embedgeo.sweep.command import run_check
@@ -93,7 +93,7 @@ def _require_ray() -> None:
         os.environ.setdefault(name, value)
 
 
-def _require_sources(**named: Sequence[str]) -> None:
+def require_sources(**named: Sequence[str]) -> None:
     """Refuse paths that do not exist before the command is imported, which takes seconds."""
     from embedgeo.checkpoints import require_source
 

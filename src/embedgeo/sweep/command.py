@@ -1,13 +1,14 @@
 """The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.fabric import Fabric
 
 from embedgeo.checkpoints import shared_parts
+from embedgeo.results.architecture import note_architecture
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import parse_groups
 from embedgeo.results.wording import shell_command
@@ -34,7 +35,7 @@ def run_sweep(settings: SweepSettings) -> int:
     folder.require_same(asked)
     with quiet(), ExitStack() as entered:
         if settings.dry_run:
-            print(describe(shard_of(_plan(settings, folder), part), folder.done()))
+            print(describe(shard_of(plan_for(settings, folder), part), folder.done()))
             return 0
         fabric, kind = entered.enter_context(_place(settings))
         if settings.device_map is not None and fabric.world_size > 1:
@@ -44,7 +45,7 @@ def run_sweep(settings: SweepSettings) -> int:
             )
         job: tuple[list[Planned], list[Planned], dict[str, ProbeText]] | None = None
         if fabric.is_global_zero:
-            plan = _plan(settings, folder)
+            plan = plan_for(settings, folder)
             done = folder.done()
             if settings.model_group:
                 folder.regroup({each.name: each.group for each in plan if not each.is_stale})
@@ -66,8 +67,13 @@ def run_sweep(settings: SweepSettings) -> int:
             failures = kind(fabric, settings, plan, pending, texts, folder).run()
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
+    return finish(folder, plan, shard_of(plan, part), failures)
+
+
+def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
+    """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
+    note_architecture(folder)
     records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
-    mine = shard_of(plan, part)
     print(summarize(records, plan, mine, failures))
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
     return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3
@@ -107,7 +113,8 @@ def _place(settings: SweepSettings) -> Iterator[tuple[Fabric, type[Sweep]]]:
         yield make_fabric({"accelerator": "cpu"}), RaySweep
 
 
-def _plan(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
+def plan_for(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
+    """The plan of a sweep into a folder, whose checkpoints that are done are not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
         for name in folder.done()

@@ -69,6 +69,7 @@ def measure(
         network = measured_model(model)
         num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
         about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
+        about["architecture"] = geometry.norms.architecture(geometry.layers)
         if settings.device_map is None:
             model.to("meta")  # also where others refer to it
         begin_next()

@@ -74,12 +74,16 @@ class Sweep:
 
     def _measure_all(self) -> None:
         with Downloads(self.out.path, evict=self.settings.evict) as downloads:
-            worker = Worker(self.fabric, self.settings, self.texts, downloads)
+            worker = self._worker(downloads)
             while (planned := self._next()) is not None:
                 number = len(self.pending) - len(self._left)
                 self._show(planned.name, number, number - 1)
                 started = time.monotonic()
                 self._end(planned, number, self._measured(planned, worker), started)
+
+    def _worker(self, downloads: Downloads) -> Any:
+        """What measures a checkpoint, by its method ``measured``."""
+        return Worker(self.fabric, self.settings, self.texts, downloads)
 
     def _show(self, names: str, number: int, num_ended: int) -> None:
         self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
@@ -170,7 +174,7 @@ class Sweep:
                 first = next(other.checkpoint for other in self.plan if other.name == original)
                 records = self.out.read(original)
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
-                is_same &= self.texts[first.model] is self.texts[planned.checkpoint.model]  # one tokenizer
+                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)  # one tokenizer
                 if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.out.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
@@ -178,7 +182,7 @@ class Sweep:
                     copied = Measured(kept, tables, self.out.about(original), layers)
         return self.fabric.broadcast(copied)
 
-    def _measured(self, planned: Planned, worker: Worker) -> Measured | str:
+    def _measured(self, planned: Planned, worker: Any) -> Measured | str:
         """What is copied or measured of a checkpoint, or the reason why nothing is."""
         try:
             return planned.error or self._copied(planned) or worker.measured(planned, self._upcoming)

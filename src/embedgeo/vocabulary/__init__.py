@@ -1,0 +1,123 @@
+"""Geometry of the embedding matrices themselves, whose rows are the vocabulary: the command ``embedgeo vocabulary``.
+
+The command line imports this module; the command imports what it needs when it runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from embedgeo.extras import require_extra
+from embedgeo.sweep import SweepSettings, require_sources, uncollected
+
+_RUN_OPTIONS = ("out", "shard", "evict", "dry_run")
+"""Options that do not change the results."""
+
+_OF_A_SWEEP = (
+    *("model", "steps", "revisions", "tokenizer", "metrics", "spectrum", "discard_fraction", "id_batches"),
+    *("after_processing", "extra", "save_samples", "dtype", "out", "shard", "evict", "dry_run", "trust_remote_code"),
+)
+"""Options that mean what they mean for a sweep."""
+
+
+@dataclass(frozen=True)
+class VocabularySettings:
+    """The options of ``embedgeo vocabulary``.
+
+    Args:
+        model: as for ``sweep``, of Hugging Face models.
+        steps: as for ``sweep``.
+        revisions: as for ``sweep``.
+        tokenizer: as for ``sweep``; it tells which rows no token uses, and names the others. If there is none, rows go
+            by their numbers.
+        rows: ``all`` of a matrix; or the ``trained`` ones: those that a token uses and that do not look untrained.
+        metrics: as for ``sweep``; there are no token types here, for each token has one row.
+        spectrum: also compute what needs all eigenvalues, such as the effective rank.
+        discard_fraction: as for ``sweep``.
+        id_batches: as for ``sweep``.
+        after_processing: as for ``sweep``.
+        extra: as for ``sweep``.
+        save_samples: as for ``sweep``.
+        dtype: data type that the matrices are converted to.
+        out: the folder; default: ``runs/vocabulary-<name>``.
+        shard: as for ``sweep``.
+        evict: as for ``sweep``.
+        dry_run: only print the plan.
+        trust_remote_code: run code that comes with a repository.
+
+    Raises:
+        ValueError: an option of the wrong type or outside its range.
+    """
+
+    model: str | list[str]
+    steps: str | int | list[int] = "all"
+    revisions: str = "*"
+    tokenizer: str | None = None
+    rows: Literal["all", "trained"] = "all"
+    metrics: str = "embedgeo.streaming_metrics"
+    spectrum: bool = True
+    discard_fraction: float = 0.1
+    id_batches: int = 1
+    after_processing: bool = False
+    extra: Sequence[str] = ()
+    save_samples: bool = False
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    out: str | None = None
+    shard: str = "0/1"
+    evict: bool = True
+    dry_run: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows not in ("all", "trained"):
+            raise ValueError(f"rows must be all or trained; got {self.rows!r}.")
+        self.as_sweep()
+
+    def as_sweep(self) -> SweepSettings:
+        """The same options of a sweep.
+
+        Raises:
+            ValueError: one that it does not take.
+        """
+        return SweepSettings(**{name: getattr(self, name) for name in _OF_A_SWEEP})
+
+    @property
+    def folder(self) -> Path:
+        """The folder: ``out``, or ``runs/vocabulary-`` and the name of the first model."""
+        name = self.as_sweep().folder.name.removeprefix("sweep-")
+        return Path(self.out or f"runs/vocabulary-{name}")
+
+    def as_manifest(self) -> Mapping[str, Any]:
+        """The settings that the results depend on, as recorded in ``manifest.json``."""
+        asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
+        return {**asked, "by": "embedgeo vocabulary", "model": list(self.as_sweep().models)}
+
+
+def vocabulary(settings: VocabularySettings) -> int:
+    """Measure the input and the output embedding matrix of checkpoints, whose rows are the vocabulary.
+
+    The results are in a folder like a sweep's, at layers ``input_embedding`` and ``output_embedding``. Rows that are
+    copies of another one, that no token uses, or that look untrained are counted there and named in
+    ``vocabulary/<name>.parquet``. Only these matrices are read, of safetensors files. Started again, it goes on where
+    it was.
+
+    Args:
+        settings: the options.
+
+    Returns:
+        Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries again.
+
+    Raises:
+        ImportError: a package is missing: see `embedgeo.extras`.
+        ValueError: settings that do not fit each other, the model or the folder.
+        OSError: the folder cannot be written, or the checkpoints cannot be listed.
+    """
+    require_extra("sweep", "embedgeo vocabulary")
+    given = settings.as_sweep()
+    require_sources(model=given.models, tokenizer=[given.tokenizer] if given.tokenizer else [])
+
+    with uncollected():
+        from embedgeo.vocabulary.command import run_vocabulary
+
+    return run_vocabulary(settings)

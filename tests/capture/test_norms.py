@@ -1,0 +1,119 @@
+"""Layers that are the output of a norm, found by running it."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from embedgeo import EmbeddingMoments, observe
+from embedgeo.capture.norms import as_norm
+from tests.data import generator
+from tests.models import FAMILIES, NanoGPT, TorchEncoder, token_batch
+
+POST = {"bert", "roberta", "distilbert", "albert", "albert in groups", "deberta_v2"}
+BOTH = {"t5", "bert to gpt2"}
+
+
+class Renamed(nn.Module):
+    """An RMSNorm under another name."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.gain * x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+class Scale(Renamed):
+    def forward(self, x):
+        return self.gain * x
+
+
+def drawn(module, seed=0):
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(seed + i)).to(parameter.dtype))
+    return module
+
+
+def observed(model, **batch):
+    with torch.no_grad(), observe(model, metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry:
+        model(**batch) if batch else model(token_batch()["input_ids"])
+    return geometry, {layer: at for layer, at in geometry.compute().items() if "norm_Q_expected" in at}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 33])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, LlamaRMSNorm, GemmaRMSNorm, Renamed])
+def test_what_a_norm_does_is_what_its_weights_say(kind, width, dtype):
+    norm = drawn(kind(width).to(dtype))
+    weight, *bias = (parameter.detach().double() for parameter in norm.parameters())
+    found = as_norm(norm, width)
+    assert found.scale.equal(1 + weight if kind is GemmaRMSNorm else weight)
+    assert found.shift.equal(bias[0] if bias else torch.zeros(width, dtype=torch.float64))
+
+
+def test_other_modules_are_no_norms_and_are_not_run_where_that_may_change_something():
+    others = [nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.PReLU(8), nn.BatchNorm1d(8), Scale(8), nn.Embedding(8, 8)]
+    state = torch.get_rng_state()
+    for module in others:
+        assert as_norm(drawn(module), 8) is None
+    assert as_norm(nn.LayerNorm(8), 16) is None
+    assert as_norm(nn.LayerNorm(8, device="meta"), 8) is None
+    assert others[4].num_batches_tracked == 0
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_norm_without_weights_expects_the_width():
+    assert float(as_norm(nn.LayerNorm(12, elementwise_affine=False), 12).expected_size) == pytest.approx(12, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - BOTH - {"jamba"}))
+def test_the_architecture_of_a_model_and_its_norms_are_found(name):
+    model = drawn(FAMILIES[name].build().eval())
+    geometry, norms = observed(model, **token_batch())
+    assert geometry.norms.architecture(geometry.layers) == ("post-ln" if name in POST else "pre-ln")
+    expected = {"block.00", "block.01", "block.02"} if name in POST else {"final_norm"}
+    assert norms.keys() - {"embed"} == expected
+    assert ("embed" in norms) == (name in POST - {"albert", "albert in groups"} or name in ("bloom", "modernbert"))
+
+
+def test_Q_expected_is_the_formula_of_the_layer_s_own_norm():  # noqa: N802 - as it is called
+    bert, neox, gemma = (drawn(FAMILIES[name].build().eval()) for name in ("bert", "gpt_neox", "gemma2"))
+    _, of_bert = observed(bert, **token_batch())
+    for i, block in enumerate(bert.bert.encoder.layer):
+        norm = block.output.LayerNorm
+        want = norm.weight.double().square().sum() + norm.bias.double().square().sum()
+        assert of_bert[f"block.{i:02d}"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
+    norm = neox.gpt_neox.final_layer_norm
+    want = norm.weight.double().square().sum() + norm.bias.double().square().sum()
+    assert observed(neox, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
+    want = (1 + gemma.model.norm.weight.double()).square().sum()
+    assert observed(gemma, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_with_equal_weights_Q_is_what_is_expected(family):  # noqa: N802
+    _, norms = observed(FAMILIES[family].build().eval(), **token_batch())
+    for at in norms.values():
+        assert at["Q"] == pytest.approx(at["norm_Q_expected"], rel=1e-2)
+        assert at["norm_Q_expected"] == pytest.approx(16, rel=1e-9)
+
+
+def test_models_written_by_hand():
+    geometry, norms = observed(drawn(NanoGPT().eval()))
+    assert geometry.norms.architecture(geometry.layers) == "pre-ln"
+    assert norms.keys() == {"final_norm"}
+    geometry, norms = observed(drawn(TorchEncoder().train()))
+    assert geometry.norms.architecture(geometry.layers) == "post-ln"
+    assert norms.keys() == {"block.00", "block.01", "block.02", "final_norm"}
+
+
+def test_means_of_rows_are_no_norm_s_output_and_the_architecture_is_known_all_the_same():
+    model = FAMILIES["bert"].build().eval()
+    with torch.no_grad(), observe(model, rows="mean") as geometry:
+        model(**token_batch())
+    assert not any("norm_Q_expected" in at for at in geometry.compute().values())
+    assert geometry.norms.architecture(geometry.layers) == "post-ln"
