@@ -25,16 +25,21 @@ def instantiated(value: Any) -> Any:
     return instantiate_class((), items)
 
 
-def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
+def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int, *, drift: bool) -> Iterable[Any] | None:
     """The batches of a probe; None if there is none.
 
     Raises:
         TypeError: they can be iterated over only once.
-        ValueError: there is a window of several steps, too.
+        ValueError: there is a window of several steps, too; or there is no probe for the drift.
     """
     batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
     if isinstance(batches, Iterator):
         raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
     if window > 1 and batches is not None:
         raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+    if drift and batches is None:
+        raise ValueError(
+            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
+            "Give probe=, fixed held-out batches, or leave drift out."
+        )
     return batches

@@ -109,13 +109,11 @@ class GeometryMonitor(Monitor, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._complete()  # every rank saves
-        if self._place.last_step is None:
-            return {}
-        place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
-        return {**place, "last_values": self._last_values}
+        state = self._state()
+        return {**state, "last_values": self._last_values} if state else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._place.last_step, self._place.window_start = state_dict["last_step"], state_dict["window_start"]
+        self._load_state(state_dict)
         self._last_values = state_dict.get("last_values", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
