@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from embedgeo.capture.structure import model_width
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.drift import drift_bytes
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics.auto import metric_name
+from embedgeo.metrics.fixed_rows import NUM_ROWS
 from embedgeo.results.schema import Record
-from embedgeo.results.wording import listed, shell_command
+from embedgeo.results.wording import listed, shell_command, size
 from embedgeo.training.adapter import history_lacks
 from embedgeo.training.schedule import Schedule
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from embedgeo.results.history import HistoryFile
 
 
-def opening(monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None") -> str:
+def opening(
+    monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None", *, has_drift: bool
+) -> str:
     """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
 
     Metrics are those at the width of the model.
@@ -28,7 +32,11 @@ def opening(monitor: object, geometry: Geometry, schedule: Schedule, file: "Hist
     why_not = history_lacks() or "folder= has it written"
     where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
     line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
-    return "\n".join([line, *(f"{name}: {each}" for each in choices(geometry.make_metrics, width))])
+    more = [*choices(geometry.make_metrics, width)]
+    if has_drift:
+        num_bytes = 2 * len(layers) * drift_bytes(width)
+        more.append(f"drift keeps {NUM_ROWS} rows of each layer twice, up to {size(num_bytes)}, also in checkpoints.")
+    return "\n".join([line, *(f"{name}: {each}" for each in more)])
 
 
 def closing(monitor: object, file: "HistoryFile") -> str:

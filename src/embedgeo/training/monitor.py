@@ -130,7 +130,7 @@ class Monitor(Measuring):
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
+        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, has_drift=self.drift))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()
