@@ -35,7 +35,9 @@ def opening(
     more = [*choices(geometry.make_metrics, width)]
     if has_drift:
         num_bytes = 2 * len(layers) * drift_bytes(width)
-        more.append(f"drift keeps {NUM_ROWS} rows of each layer twice, up to {size(num_bytes)}, also in checkpoints.")
+        more.append(
+            f"drift keeps {NUM_ROWS} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints."
+        )
     return "\n".join([line, *(f"{name}: {each}" for each in more)])
 
 
