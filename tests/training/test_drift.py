@@ -13,7 +13,7 @@ from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry import drift
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, t5, token_batch
-from tests.training.runs import fit, loader, moments, steps
+from tests.training.runs import TinyLM, fit, loader, moments, steps
 from tests.training.test_background import assert_same_training
 from tests.training.test_lightning import random_state
 from tests.training.test_lightning_resume import interrupted, pytestmark  # noqa: F401 (what Lightning says of resuming)
@@ -165,6 +165,14 @@ def test_at_most_1024_rows_are_kept_the_same_ones_and_in_their_order():
     assert torch.equal(first["token_ids"], many["input_ids"].flatten()[first["row_numbers"]])
 
 
+def test_so_many_rows_as_are_asked_for_are_a_part_of_the_default_ones():
+    few, more = (trained(num_steps=1, layers="block.01", drift=given)[1] for given in (40, True))
+    few, more = (each.state_dict()["drift"]["first"]["block.01"] for each in (few, more))
+    assert few["rows"].shape == (40, 16)
+    part = torch.isin(more["row_numbers"], few["row_numbers"])
+    assert torch.equal(more["rows"][part], few["rows"])
+
+
 def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path):
     first, second = GeometryMonitor(**OPTIONS), GeometryMonitor(**OPTIONS)
     interrupted(tmp_path, [first], [second], at=4, end=6)
@@ -251,6 +259,9 @@ def test_it_needs_a_probe():
             ValueError, match=r"drift compares the same rows .* got drift=True without one\. Give probe="
         ):
             make(drift=True)
+    for number in (5, -1, 0, 1.5, "all"):
+        with pytest.raises(ValueError, match=r"drift must be True, False, or a number of rows, 32 or more; got"):
+            GeometryMonitor(probe=BATCHES, drift=number)
 
 
 def test_a_failure_in_it_ends_no_training(monkeypatch):
@@ -276,6 +287,10 @@ def test_what_it_keeps_is_said_beforehand(tmp_path, caplog):
         fit(tmp_path, monitor := GeometryMonitor(**OPTIONS), max_steps=1)
     said = "GeometryMonitor: drift keeps 1024 rows of each layer twice, up to 655 kB in all, also in checkpoints."
     assert said in caplog.text.splitlines()
+    wide = GeometryMonitor(**{**OPTIONS, "drift": 32, "layers": "embed"})
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        fit(tmp_path, wide, module=TinyLM(hidden_size=32), max_steps=1)
+    assert "; the linearity is undefined, it needs more than 33: drift=64, say." in caplog.text
     with_drift, without = (
         each.describe(gpt_neox()) for each in (monitor, GeometryMonitor(**{**OPTIONS, "drift": False}))
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry.computing import Reached
 from embedgeo.metrics.base import ValuesAndErrors
-from embedgeo.metrics.fixed_rows import NUM_ROWS, FixedRows
+from embedgeo.metrics.fixed_rows import FixedRows
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.layer_names import side
 
@@ -64,21 +64,30 @@ class KeptRows(NamedTuple):
 class Drift:
     """Compares the rows of each measurement with those of the one before, of the first one, and of the layer below.
 
-    Values are those of `embedgeo.functional.drift_values` of up to 1024 rows of a layer, drawn once and for all:
+    Values are those of `embedgeo.functional.drift_values` of some rows of a layer, drawn once and for all:
     ``cka_to_previous``, ``procrustes_to_previous``, ``neighbor_overlap_to_previous``, the same with ``_to_first``, and
     with ``_to_below``, beside the ``linearity`` and ``linearity_without_residual`` of
-    `embedgeo.functional.linearity_values`. The layer below is the one measured before it in forward order; those of an
-    encoder and a decoder, means of layers, and layers of another width or other rows have none of each other. What a
-    layer is not compared with is absent, so at the first measurement the first six are.
+    `embedgeo.functional.linearity_values`, which are NaN unless there are more rows than the layer is wide. The layer
+    below is the one measured before it in forward order; those of an encoder and a decoder, means of layers, and layers
+    of another width or other rows have none of each other. What a layer is not compared with is absent, so at the first
+    measurement the first six are.
 
     Rows are told by their numbers and token ids. Where these change, one warning says so, and the next measurement is
     compared with this one.
+
+    Args:
+        num_rows: how many rows of a layer are compared, at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
         self._first: dict[str, KeptRows] = {}
         self._previous: dict[str, KeptRows] = {}
         self._has_warned = False
+
+    def with_fixed_rows(self, make: MetricFactory) -> MetricFactory:
+        """What makes the same metrics, and the rows to compare."""
+        return lambda dim: [*make(dim), FixedRows(dim, self.num_rows)]
 
     def compared(self, reached: Sequence[Reached]) -> list[Reached]:
         """The layers of a measurement, each with what compares it; every rank must call this, once a measurement."""
@@ -121,16 +130,6 @@ class Drift:
             )
 
 
-def with_fixed_rows(make: MetricFactory) -> MetricFactory:
-    """What makes the same metrics, and the rows to compare."""
-    return lambda dim: [*make(dim), FixedRows(dim)]
-
-
-def drift_bytes(width: int, num_rows: int = NUM_ROWS, itemsize: int = 4) -> int:
-    """What the rows of a layer take at one measurement."""
-    return min(num_rows, NUM_ROWS) * width * itemsize
-
-
 def _below(reached: Sequence[Reached]) -> Iterator[str]:
     """For each layer the name of the one below; empty where there is none."""
     last: dict[str, str] = {}
@@ -154,4 +153,5 @@ def _values(rows: KeptRows, others: Mapping[str, KeptRows], device: torch.device
 
 
 def _on_cpu(kept: Mapping[str, Any]) -> KeptRows:
-    return KeptRows(**{key: each.cpu() if isinstance(each, Tensor) else each for key, each in kept.items()})
+    rows, row_numbers, token_ids = (kept[key].cpu() for key in ("rows", "row_numbers", "token_ids"))
+    return KeptRows(rows, row_numbers, token_ids, kept["num_rows"])

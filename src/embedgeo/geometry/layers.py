@@ -21,7 +21,7 @@ from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving, tables
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
-from embedgeo.geometry.drift import Drift, with_fixed_rows
+from embedgeo.geometry.drift import Drift
 from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
 from embedgeo.metrics.auto import for_token_types, metric_factory
@@ -230,7 +230,7 @@ class Geometry:
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
-        make = self.make_metrics if self._drift is None else with_fixed_rows(self.make_metrics)
+        make = self.make_metrics if self._drift is None else self._drift.with_fixed_rows(self.make_metrics)
         return self._metrics.setdefault(layer_name, LayerMetrics(make, dim, **given))
 
     def _compared(self) -> list[Reached]:

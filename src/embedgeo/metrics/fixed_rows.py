@@ -9,28 +9,27 @@ from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.base import GeometryMetric
 
-NUM_ROWS = 1024
-"""Rows of a layer that are compared, at most."""
-
 
 class FixedRows(GeometryMetric):
     """A uniform sample of the rows with their token ids: the same ones whenever as many rows are seen.
 
     ``compute()`` returns nothing. Ranks share their rows once, in `taken`, and not when a metric is synchronised.
+
+    Args:
+        dim: d, the width of the rows.
+        size: how many are drawn at most.
+        kwargs: of `torchmetrics.Metric`.
     """
 
     has_copies = False
 
-    def __init__(self, dim: int, **kwargs: Any) -> None:
-        super().__init__(dim, **kwargs)
-        self.declare(Sample.empty(dim, NUM_ROWS))
+    def __init__(self, dim: int, size: int, **kwargs: Any) -> None:
+        super().__init__(dim, size, **kwargs)
+        self.declare(Sample.empty(dim, size))
 
     def update_states(self, rows: Rows) -> None:
         given = rows.embeddings, rows.token_ids, rows.finite
         self.store(self.load(Sample).extend(*given, seed=0, stream=current_rank(self.process_group)))
-
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        return super().state_bytes(num_rows) + min(num_rows, NUM_ROWS) * (itemsize * self.dim + 24)
 
     def taken(self) -> Sample:
         """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""

@@ -10,7 +10,6 @@ from torchmetrics import Metric
 
 from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.fixed_rows import NUM_ROWS
 from embedgeo.metrics.layer import LayerMetrics
 
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
@@ -96,7 +95,7 @@ def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, dev
 def drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
     """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
     at = min(width, _TIMED_WIDTH)
-    below, rows = torch.randn(2, min(num_rows, NUM_ROWS), at, generator=torch.Generator().manual_seed(0)).to(device)
+    below, rows = torch.randn(2, num_rows, at, generator=torch.Generator().manual_seed(0)).to(device)
     started = _now(device)
     drift_values(below, rows)
     compared = _now(device)

@@ -11,7 +11,6 @@ from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.drift import drift_bytes
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics.auto import is_auto, metric_name
 from embedgeo.results.wording import listed, reason, size
@@ -150,13 +149,14 @@ class _Run:
         for metric in self._make(width):
             held[metric_name(metric)] += held_bytes(metric, width, self._rows)
         if self._monitor.drift:  # of the first measurement, of the last one and of this one
-            held["drift"] = 3 * drift_bytes(width, self._rows.total, self._rows.itemsize)
+            held["drift"] = 3 * min(self._monitor.drift, self._rows.total) * width * self._rows.itemsize
         return held
 
     def _seconds(self, width: int) -> float:
         """An estimate of what the metrics of a layer of this width take."""
         device = weights_device(self._model)
-        total = drift_seconds(width, self._rows.total, device) if self._monitor.drift else 0.0
+        num_compared = min(self._monitor.drift, self._rows.total)
+        total = drift_seconds(width, num_compared, device) if num_compared else 0.0
         for i in range(len(self._make(width))):
             total += estimated_seconds(lambda dim, i=i: self._make(dim)[i], width, self._rows, device)  # type: ignore[misc]
         return total

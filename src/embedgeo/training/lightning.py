@@ -83,9 +83,10 @@ class GeometryMonitor(Monitor, Callback):
             on several ranks, at the next measured step. They are the same bit for bit, in the same order and at the
             same steps; the next measurement, a checkpoint, an exception and the end of training wait for them. Where a
             ModelCheckpoint, an EarlyStopping or a learning rate follows one of them, training waits at once.
-        drift: compare up to 1024 rows of the probe at each layer with the same rows at the last measurement, at the
-            first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. A checkpoint holds these
-            rows, so that a resumed run goes on from them.
+        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at the measurement
+            before, at the first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. The
+            ``linearity`` needs more rows than the layer is wide. A checkpoint holds the rows, so that a resumed run
+            goes on from them.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from embedgeo.capture.structure import model_width
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.drift import drift_bytes
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics.auto import metric_name
-from embedgeo.metrics.fixed_rows import NUM_ROWS
 from embedgeo.results.schema import Record
 from embedgeo.results.wording import listed, shell_command, size
 from embedgeo.training.adapter import history_lacks
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def opening(
-    monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None", *, has_drift: bool
+    monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None", *, num_kept: int
 ) -> str:
     """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
 
@@ -33,11 +31,11 @@ def opening(
     where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
     line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
     more = [*choices(geometry.make_metrics, width)]
-    if has_drift:
-        num_bytes = 2 * len(layers) * drift_bytes(width)
-        more.append(
-            f"drift keeps {NUM_ROWS} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints."
-        )
+    if num_kept:
+        num_bytes = 2 * len(layers) * num_kept * width * 4
+        held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
+        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        more.append(f"{held}{few if num_kept < width + 2 else ''}.")
     return "\n".join([line, *(f"{name}: {each}" for each in more)])
 
 

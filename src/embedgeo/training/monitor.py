@@ -20,7 +20,7 @@ from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter, run_model
 from embedgeo.training.compiling import Compiled, listen, prepare, require_compiled
-from embedgeo.training.configuration import probe_batches
+from embedgeo.training.configuration import drift_rows, probe_batches
 from embedgeo.training.describing import describe
 from embedgeo.training.description import Description
 from embedgeo.training.measuring import Measuring
@@ -71,7 +71,7 @@ class Monitor(Measuring):
         max_state_bytes: float = MAX_STATE_BYTES,
         compiled: Compiled = "eager",
         background: bool = False,
-        drift: bool = False,
+        drift: bool | int = False,
     ) -> None:
         require_compiled(compiled)
         require_word_ids(rows, word_ids)
@@ -79,10 +79,11 @@ class Monitor(Measuring):
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         super().__init__(on_error, background=background, exclusions=exclusions)
-        self.probe, self.probe_forward = probe_batches(probe, window, drift=drift), probe_forward
+        self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
         self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
         self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
-        self.drift, self._keeps_batches = drift, measure_last and probe is None
+        self.drift = drift_rows(drift, has_probe=probe is not None)
+        self._keeps_batches = measure_last and probe is None
         self.compiled, self._is_told = compiled, False
         require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
@@ -107,7 +108,7 @@ class Monitor(Measuring):
         super()._reset()
         self._place = Place(self.schedule)
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
-        self._drift = Drift() if self.drift else None
+        self._drift = Drift(self.drift) if self.drift else None
 
     def _state(self) -> dict[str, Any]:
         """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
@@ -130,7 +131,7 @@ class Monitor(Measuring):
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, has_drift=self.drift))
+        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, num_kept=self.drift))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()
