@@ -115,17 +115,19 @@ class Pipeline:
     def monitor(self, **options):
         return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": moments, **options})
 
+    def probing(self, **options):
+        def forward(model, batch):
+            self.forward(self.schedule.eval, batch)
+
+        return self.monitor(prefix="held", probe=probe_batches(), probe_forward=forward, **options)
+
 
 def measured(kind, masked=("first", "last"), other="dp", **options):
     """Histories of a monitor of the training batches and of one of a probe, and what the chosen rank has logged."""
     pipeline, logged = Pipeline(kind, masked=masked, other=other), []
     log = (lambda step, values: logged.append(step)) if dist.get_rank() == 1 else None
-    probe = {
-        "probe": probe_batches(),
-        "probe_forward": lambda model, batch: pipeline.forward(pipeline.schedule.eval, batch),
-    }
     train = pipeline.monitor(window=2, log=log, **options)
-    held = pipeline.monitor(prefix="held", **probe, **{**options, "token_ids": None, "mask": None})
+    held = pipeline.probing(**{**options, "token_ids": None, "mask": None})
     later = pipeline.monitor(window=2, prefix="later", background=True, **options)
     return pipeline.run(train, *([held, later] if masked else [])) | {"logged": logged}
 
@@ -201,7 +203,7 @@ def documented():
 
 def on_two(rank):
     ids, mask = (lambda batch: batch["input_ids"]), (lambda batch: batch["attention_mask"])
-    pipelines = Pipeline(), Pipeline(masked=("first",)), Pipeline()
+    pipelines = Pipeline(), Pipeline(masked=("first",)), Pipeline(), Pipeline()
     return {
         "gpipe": measured("gpipe"),
         "1f1b": measured("1f1b", masked=(), token_ids=ids, mask=mask, layers=MLPS),
@@ -209,6 +211,7 @@ def on_two(rank):
         "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
         "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
         "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),
+        "drift": pipelines[3].run(pipelines[3].probing(drift=True)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
         "interleaved": interleaved(),

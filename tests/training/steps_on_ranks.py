@@ -117,7 +117,7 @@ def run(form, rank, **options):
     options = {"metrics": moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
     later = StepMonitor(model, 2, window=2, prefix="later", background=True, **options)
-    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=moments, **given)
+    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=moments, drift=True, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

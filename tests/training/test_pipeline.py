@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import observe
+from embedgeo import StepMonitor, observe
 from tests.ranks import on_two_ranks
 from tests.training.pipeline_on_ranks import (
     MLPS,
@@ -52,6 +52,24 @@ def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_
     assert_as_in_one_process(two, "gpipe")
     indices = {record["layer"]: record["layer_index"] for record in two[0]["gpipe"]["histories"][0]}
     assert indices == {"embed": 0, "block.00": 1, "block.01": 2, "block.02": 3, "final_norm": 4}
+
+
+def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
+    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+        for step in range(STEPS):
+            with monitor.step(step):
+                pass
+    expected = by_step(monitor.history)
+    for table in expected.values():
+        below = {key for key in table["block.01"] if key.endswith("_to_below") or key.startswith("linearity")}
+        table["block.01"] = {key: value for key, value in table["block.01"].items() if key not in below}
+        assert len(below) == 5
+    for rank in two:
+        assert rank["drift"]["warned"] == []
+        tables = by_step(rank["drift"]["histories"][0])
+        assert list(tables) == list(expected)
+        for step, table in tables.items():
+            assert_same(table, expected[step])
 
 
 def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_microbatches(two):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import observe
+from embedgeo import StepMonitor, observe
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.on_ranks import probe_batches
 from tests.training.steps_on_ranks import (
@@ -38,13 +38,23 @@ def in_one_process(model, batches):
     return geometry.compute()
 
 
+def held_in_one_process(model):
+    """Of a probe, with the drift."""
+    with StepMonitor(model, 3, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+        for step in range(STEPS):
+            with monitor.step(step):
+                pass
+    return by_step(monitor.history)
+
+
 def assert_as_in_one_process(ranks, form, sources):
     model = plain(form)
     expected = {}
     for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
         window = range(first, min(first + 2, STEPS))
         expected[start] = in_one_process(model, [batch_at(form, rank, step) for step in window for rank in sources])
-    held = in_one_process(model, probe_batches())
+    held = held_in_one_process(model)
+    of_probe = in_one_process(model, probe_batches())
     for number, rank in enumerate(ranks):
         outcome = rank[form]
         assert outcome["warned"] == []
@@ -54,8 +64,10 @@ def assert_as_in_one_process(ranks, form, sources):
         assert list(train) == [0, 2, 4, STEPS]
         for start, table in expected.items():
             assert_same(train[start], table)
-        for table in by_step(outcome["held"]).values():
-            assert_same(table, held)
+        assert list(by_step(outcome["held"])) == list(held)
+        for step, table in by_step(outcome["held"]).items():
+            assert_same(table, held[step])
+            assert_same({at: {key: table[at][key] for key in of_layer} for at, of_layer in of_probe.items()}, of_probe)
 
 
 @pytest.mark.parametrize("form", FORMS)

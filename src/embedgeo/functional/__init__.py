@@ -1,5 +1,13 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
+from embedgeo.functional.alignment import biased_cka as biased_cka
+from embedgeo.functional.alignment import cka_matrix as cka_matrix
+from embedgeo.functional.alignment import debiased_cka as debiased_cka
+from embedgeo.functional.alignment import drift_values as drift_values
+from embedgeo.functional.alignment import linearity as linearity
+from embedgeo.functional.alignment import linearity_values as linearity_values
+from embedgeo.functional.alignment import neighbor_overlap as neighbor_overlap
+from embedgeo.functional.alignment import procrustes_distance as procrustes_distance
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import chain
 from threading import Semaphore
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.capture.layers import Layer
+from embedgeo.metrics.base import ValuesAndErrors
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.schema import Record
 
@@ -20,11 +22,19 @@ Numbers = dict[str, Tensor]
 
 
 class Reached(NamedTuple):
-    """A layer that has rows on some rank, its place in forward order and its metrics."""
+    """A layer that has rows on some rank.
+
+    Attributes:
+        layer_index: its place in forward order.
+        layer: what is read.
+        metrics: those that have seen its rows.
+        further: what computes other values of it, of its own rows or of others, without collectives.
+    """
 
     layer_index: int
     layer: Layer
     metrics: LayerMetrics
+    further: Sequence[Callable[[], ValuesAndErrors]] = ()
 
 
 class Computed(NamedTuple):
@@ -176,7 +186,7 @@ def _computing(layers: Sequence[Reached]) -> Future[Computed]:
 def _outcome(each: Reached) -> Numbers | Exception:
     """The numbers of a layer, or the exception in their place, raised once the ranks have agreed on it."""
     numbers, failures = Numbers(), list[Exception]()
-    for compute in each.metrics.computed():
+    for compute in chain(each.metrics.computed(), each.further):
         try:
             values, errors = compute()
             numbers |= {key: torch.stack((value, errors[key])) for key, value in values.items()}

@@ -22,6 +22,7 @@ from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
 from embedgeo.geometry import saving, tables
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
+from embedgeo.geometry.drift import Drift
 from embedgeo.geometry.pooling import pooled
 from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
 from embedgeo.metrics.auto import for_token_types, metric_factory
@@ -39,14 +40,13 @@ class Geometry:
 
     Args:
         model: any module. It and the arguments up to ``max_state_bytes`` are those of `observe`.
-        on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
-            exception is raised in the forward pass.
+        on_error: called with an exception raised in a hook, to which a note with the layer is added; default: raised.
         device: the device on which ranks exchange values; default: that of the parameters.
-        process_group: the ranks that have different rows; the other ranks repeat the rows of one of these (tensor
-            parallelism). Default: all ranks have different rows.
+        process_group: the ranks that have different rows; others repeat theirs (tensor parallelism). Default: all.
         sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
+        drift: compares the rows with those of other layers, and with those that it was given before.
 
     Attributes:
         layers: of the model, in forward order.
@@ -80,6 +80,7 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: dist.ProcessGroup | None = None,
+        drift: Drift | None = None,
     ) -> None:
         require_row_unit(rows)
         require_num_groups(jackknife)
@@ -100,7 +101,7 @@ class Geometry:
         require_distinct_keys(self.make_metrics)
         self.settings |= {"metrics": saving.described_metrics(self.make_metrics), "jackknife": jackknife}
         self._device = state_device(device or weights_device(model))
-        self._group, self._stage_group, self._is_off = process_group, stage_group, False
+        self._group, self._stage_group, self._drift, self._is_off = process_group, stage_group, drift, False
         self._metrics, self.norms = dict[str, LayerMetrics](), Norms(model, rows)
 
     def records(self) -> list[Record]:
@@ -108,12 +109,11 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        return self.agreed(computed(self._reached))
+        return self.agreed(computed(self._compared))
 
     def hand_over(self) -> HandedOver:
         """Give the rows seen so far away, to a thread that computes their numbers; every rank must call this."""
-        handed_over = HandedOver(computing(self._reached), self.why_silent())
-        self._metrics = {}
+        handed_over, self._metrics = HandedOver(computing(self._compared), self.why_silent()), {}
         self.reset()
         return handed_over
 
@@ -149,8 +149,7 @@ class Geometry:
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
         return tables.of_records(self.records())
 
-    def _repr_html_(self) -> str:
-        return html_table(self)
+    _repr_html_ = html_table
 
     def token_tables(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
@@ -171,8 +170,8 @@ class Geometry:
             ValueError: the metrics hold none of these.
         """
         require_samples(self.make_metrics)
-        found = ((layer.name, saving.layer_sample(metrics)) for _, layer, metrics in self._reached())
-        return {name: sample for name, sample in found if sample is not None}
+        sampled = ((each.layer.name, saving.layer_sample(each.metrics)) for each in self._reached())
+        return {name: sample for name, sample in sampled if sample is not None}
 
     def save(
         self,
@@ -238,7 +237,12 @@ class Geometry:
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
-        return self._metrics.setdefault(layer_name, LayerMetrics(self.make_metrics, dim, **given))
+        make = self.make_metrics if self._drift is None else self._drift.with_fixed_rows(self.make_metrics)
+        return self._metrics.setdefault(layer_name, LayerMetrics(make, dim, **given))
+
+    def _compared(self) -> list[Reached]:
+        """The layers that have rows on any rank, compared with others if they are to be."""
+        return self._reached() if self._drift is None else self._drift.compared(self._reached())
 
     def _reached(self) -> list[Reached]:
         """The layers that have rows on any rank, with their indices and metrics."""

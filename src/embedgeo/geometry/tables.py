@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedgeo.capture.layers import Layer
 from embedgeo.extras import require_extra
+from embedgeo.geometry.computing import Reached
 from embedgeo.metrics import Anisotropy, TokenMoments
-from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.schema import Record
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def of_records(records: Sequence[Record]) -> "pd.DataFrame":
 
 def of_token_types(
     method: str,
-    reached: Iterable[tuple[int, Layer, LayerMetrics]],
+    reached: Iterable[Reached],
     of: Callable[[TokenMoments], dict[str, Tensor]],
     columns: Sequence[str],
 ) -> "pd.DataFrame":
@@ -33,7 +32,7 @@ def of_token_types(
 
     Args:
         method: of `embedgeo.Geometry`, as it was called.
-        reached: the layers that have rows, with their indices and metrics.
+        reached: the layers that have rows.
         of: a method that gives the columns of a layer.
         columns: its columns, for an empty table.
     """
@@ -41,22 +40,22 @@ def of_token_types(
     import pandas as pd
 
     tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
-    for i, layer, metrics in reached:
-        for metric in metrics.synced(TokenMoments):
+    for each in reached:
+        for metric in each.metrics.synced(TokenMoments):
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
-            tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
+            tables.append(pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
-def of_layers(reached: Iterable[tuple[int, Layer, LayerMetrics]]) -> "dict[str, pd.DataFrame]":
+def of_layers(reached: Iterable[Reached]) -> "dict[str, pd.DataFrame]":
     """See `embedgeo.Geometry.layer_tables`; without those that are empty."""
     require_extra("report", "Geometry.layer_tables", "pandas")
     import pandas as pd
 
     spectra = []
-    for i, layer, metrics in reached:
-        for metric in metrics.synced(Anisotropy, having="spectrum"):
+    for each in reached:
+        for metric in each.metrics.synced(Anisotropy, having="spectrum"):
             index = range(1, metric.dim + 1)
             columns = {"index": index, "eigenvalue": metric.eigenvalues().cpu().numpy(), "n": int(metric.num_rows)}
-            spectra.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **columns}))
+            spectra.append(pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **columns}))
     return {"spectra": pd.concat(spectra, ignore_index=True)} if spectra else {}

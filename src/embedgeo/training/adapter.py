@@ -131,6 +131,21 @@ def run_model(
                 detach()
 
 
+def call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
+    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
+    forward = module.forward
+
+    def redirected(*args: Any) -> None:
+        module.forward = forward
+        call()
+
+    module.forward = redirected
+    try:
+        wrapper()
+    finally:
+        module.forward = forward
+
+
 def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
     """The error to raise on this rank, its own or one because of another rank; None if no rank has one."""
     if not is_distributed():

@@ -1,7 +1,12 @@
-"""A monitor's probe: what was given, also in a configuration file."""
+"""A monitor's probe, and how many of its rows are compared: what was given, also in a configuration file."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from embedgeo.functional.alignment import NEIGHBORS
+
+NUM_ROWS = 1024
+"""Rows of a layer that are compared, where their number is not given."""
 
 
 def instantiated(value: Any) -> Any:
@@ -38,3 +43,19 @@ def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> 
     if window > 1 and batches is not None:
         raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
     return batches
+
+
+def drift_rows(drift: bool | int, *, has_probe: bool) -> int:
+    """The number of rows that are compared, given that or True; 0 for False.
+
+    Raises:
+        ValueError: they are fewer than a row with its neighbours, or there is no probe.
+    """
+    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
+        raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
+    if drift and not has_probe:
+        raise ValueError(
+            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
+            "Give probe=, fixed held-out batches, or leave drift out."
+        )
+    return NUM_ROWS if drift is True else int(drift)

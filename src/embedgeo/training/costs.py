@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
 
@@ -89,6 +90,17 @@ def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, dev
         computed = _now(device)
         metrics.reset()
     return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
+
+
+def drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
+    """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
+    at = min(width, _TIMED_WIDTH)
+    below, rows = torch.randn(2, num_rows, at, generator=torch.Generator().manual_seed(0)).to(device)
+    started = _now(device)
+    drift_values(below, rows)
+    compared = _now(device)
+    linearity_values(below, rows)
+    return width / at * (3 * (compared - started) + _now(device) - compared)
 
 
 def _held(metric: Metric) -> int:

@@ -14,7 +14,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics.auto import is_auto, metric_name
 from embedgeo.results.wording import listed, reason, size
-from embedgeo.training.costs import Rows, estimated_seconds, held_bytes
+from embedgeo.training.costs import Rows, drift_seconds, estimated_seconds, held_bytes
 from embedgeo.training.description import DescribedLayer, DescribedMetric, Description
 from embedgeo.training.states import kept_buffers, kept_modes, kept_random_states
 
@@ -148,11 +148,15 @@ class _Run:
         held: Counter[str] = Counter()
         for metric in self._make(width):
             held[metric_name(metric)] += held_bytes(metric, width, self._rows)
+        if self._monitor.drift:  # of the first measurement, of the last one and of this one
+            held["drift"] = 3 * min(self._monitor.drift, self._rows.total) * width * self._rows.itemsize
         return held
 
     def _seconds(self, width: int) -> float:
         """An estimate of what the metrics of a layer of this width take."""
-        device, total = weights_device(self._model), 0.0
+        device = weights_device(self._model)
+        num_compared = min(self._monitor.drift, self._rows.total)
+        total = drift_seconds(width, num_compared, device) if num_compared else 0.0
         for i in range(len(self._make(width))):
             total += estimated_seconds(lambda dim, i=i: self._make(dim)[i], width, self._rows, device)  # type: ignore[misc]
         return total

@@ -1,6 +1,6 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,13 +9,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.schema import Record
-from embedgeo.training.adapter import TrainerAdapter
+from embedgeo.training.adapter import TrainerAdapter, call_inside
 from embedgeo.training.loggers.page import Page
 from embedgeo.training.logs import logger_folder
 from embedgeo.training.monitor import Monitor
@@ -84,12 +83,16 @@ class GeometryMonitor(Monitor, Callback):
             on several ranks, at the next measured step. They are the same bit for bit, in the same order and at the
             same steps; the next measurement, a checkpoint, an exception and the end of training wait for them. Where a
             ModelCheckpoint, an EarlyStopping or a learning rate follows one of them, training waits at once.
+        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at the measurement
+            before, at the first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. The
+            ``linearity`` needs more rows than the layer is wide. A checkpoint holds the rows, so that a resumed run
+            goes on from them.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
-        ValueError: an argument is outside its range; when training starts: layers are not found, two metrics have
-            the same key, or a ModelCheckpoint monitors values of training batches, which are those of the weights
-            before the step.
+        ValueError: an argument is outside its range, or there is no probe for ``drift``; when training starts: layers
+            are not found, two metrics have the same key, or a ModelCheckpoint monitors values of training batches,
+            which are those of the weights before the step.
 
     Example::
 
@@ -109,13 +112,11 @@ class GeometryMonitor(Monitor, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._complete()  # every rank saves
-        if self._place.last_step is None:
-            return {}
-        place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
-        return {**place, "last_values": self._last_values}
+        state = self._state()
+        return {**state, "last_values": self._last_values} if state else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._place.last_step, self._place.window_start = state_dict["last_step"], state_dict["window_start"]
+        self._load_state(state_dict)
         self._last_values = state_dict.get("last_values", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -204,7 +205,7 @@ class GeometryMonitor(Monitor, Callback):
             call = partial(pl_module, batch)
         with trainer.precision_plugin.forward_context():
             if isinstance(trainer.model, sharded):
-                _call_inside(trainer.model, pl_module, call)
+                call_inside(trainer.model, pl_module, call)
             else:
                 call()
 
@@ -233,18 +234,3 @@ def _followed(trainer: Trainer) -> Iterator[str]:
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
     return {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}
-
-
-def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
-    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
-    forward = module.forward
-
-    def redirected(*args: Any) -> None:
-        module.forward = forward
-        call()
-
-    module.forward = redirected
-    try:
-        wrapper()
-    finally:
-        module.forward = forward

@@ -9,7 +9,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
 from embedgeo.metrics.auto import metric_name
 from embedgeo.results.schema import Record
-from embedgeo.results.wording import listed, shell_command
+from embedgeo.results.wording import listed, shell_command, size
 from embedgeo.training.adapter import history_lacks
 from embedgeo.training.schedule import Schedule
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from embedgeo.results.history import HistoryFile
 
 
-def opening(monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None") -> str:
+def opening(
+    monitor: object, geometry: Geometry, schedule: Schedule, file: "HistoryFile | None", *, num_kept: int
+) -> str:
     """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
 
     Metrics are those at the width of the model.
@@ -28,7 +30,13 @@ def opening(monitor: object, geometry: Geometry, schedule: Schedule, file: "Hist
     why_not = history_lacks() or "folder= has it written"
     where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
     line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
-    return "\n".join([line, *(f"{name}: {each}" for each in choices(geometry.make_metrics, width))])
+    more = [*choices(geometry.make_metrics, width)]
+    if num_kept:
+        num_bytes = 2 * len(layers) * num_kept * width * 4
+        held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
+        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        more.append(f"{held}{few if num_kept < width + 2 else ''}.")
+    return "\n".join([line, *(f"{name}: {each}" for each in more)])
 
 
 def closing(monitor: object, file: "HistoryFile") -> str:

@@ -1,7 +1,7 @@
 """When to measure while a model trains: the part that all trainers share."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from embedgeo.capture.rows import require_exclusions
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.auto import metric_factory
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
@@ -19,7 +20,7 @@ from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter, run_model
 from embedgeo.training.compiling import Compiled, listen, prepare, require_compiled
-from embedgeo.training.configuration import probe_batches
+from embedgeo.training.configuration import drift_rows, probe_batches
 from embedgeo.training.describing import describe
 from embedgeo.training.description import Description
 from embedgeo.training.measuring import Measuring
@@ -70,6 +71,7 @@ class Monitor(Measuring):
         max_state_bytes: float = MAX_STATE_BYTES,
         compiled: Compiled = "eager",
         background: bool = False,
+        drift: bool | int = False,
     ) -> None:
         require_compiled(compiled)
         require_word_ids(rows, word_ids)
@@ -80,6 +82,7 @@ class Monitor(Measuring):
         self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
         self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
         self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
+        self.drift = drift_rows(drift, has_probe=probe is not None)
         self._keeps_batches = measure_last and probe is None
         self.compiled, self._is_told = compiled, False
         require_num_groups(jackknife)
@@ -105,16 +108,30 @@ class Monitor(Measuring):
         super()._reset()
         self._place = Place(self.schedule)
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
+        self._drift = Drift(self.drift) if self.drift else None
+
+    def _state(self) -> dict[str, Any]:
+        """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
+        if self._place.last_step is None:
+            return {}
+        place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
+        return place if self._drift is None else {**place, "drift": self._drift.state()}
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `_state` has returned; before the start."""
+        self._place.last_step, self._place.window_start = state.get("last_step"), state.get("window_start")
+        if self._drift is not None and "drift" in state:
+            self._drift.load(state["drift"])
 
     def _start(self, adapter: TrainerAdapter, step: int) -> None:
         self._adapter = adapter
         options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
-        self._geometry, self._first_step = self._make_geometry(adapter.model, **options), step
+        self._geometry, self._first_step = self._make_geometry(adapter.model, drift=self._drift, **options), step
         if self.compiled == "stable":
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file))
+        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, num_kept=self.drift))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()
@@ -165,6 +182,11 @@ class Monitor(Measuring):
         probe.token_ids = None if self.token_ids is None else self.token_ids(batch)
         probe.mask = None if self.mask is None else self.mask(batch)
         probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        if self._drift is not None:
+            self._drift.forget()
 
     def _detach(self) -> None:
         if self._geometry is not None:

@@ -130,16 +130,13 @@ class StepMonitor(Monitor):
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the run has come in its schedule, for a checkpoint: plain numbers."""
+        """How far the run has come in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows."""
         self._complete(alone=True)
-        if self._place.last_step is None:
-            return {}
-        return {"last_step": self._place.last_step, "window_start": self._place.window_start}
+        return self._state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on in the schedule where a checkpoint was saved; before the first step."""
-        self._place.last_step = state_dict.get("last_step")
-        self._place.window_start = state_dict.get("window_start")
+        self._load_state(state_dict)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,298 @@
+"""The same rows at every measurement: what monitors with a probe say of how far they have moved."""
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from embedgeo import GeometryMonitor, StepMonitor
+from embedgeo.functional.alignment import drift_values, linearity_values
+from embedgeo.geometry import drift
+from embedgeo.training.transformers import GeometryCallback
+from tests.models import gpt_neox, t5, token_batch
+from tests.training.runs import TinyLM, fit, loader, moments, steps
+from tests.training.test_background import assert_same_training
+from tests.training.test_lightning import random_state
+from tests.training.test_lightning_resume import interrupted, pytestmark  # noqa: F401 (what Lightning says of resuming)
+from tests.training.test_monitor_faults import BreaksLate
+from tests.training.test_steps import assert_same, loop
+from tests.training.test_transformers import hf_trainer, logged
+
+OF_PAIRS = ("cka", "procrustes", "neighbor_overlap")
+TO_BELOW = {*(f"{key}_to_below" for key in OF_PAIRS), "linearity", "linearity_without_residual"}
+OVER_TIME = {f"{key}_to_{which}" for key in OF_PAIRS for which in ("previous", "first")}
+BATCHES = [token_batch(3, seed=100 + i, padding="left" if i == 1 else None) for i in range(2)]
+OPTIONS = {"every_n_steps": 2, "metrics": moments, "probe": BATCHES, "drift": True, "on_error": "raise"}
+
+
+def of_drift(history):
+    """{(step, layer): {key: value}}, the drift alone."""
+    table = {}
+    for record in history:
+        of_layer = table.setdefault((record["step"], record["layer"]), {})
+        if record["metric"] in TO_BELOW | OVER_TIME:
+            of_layer[record["metric"]] = record["value"]
+    return table
+
+
+def assert_equal(found, expected):
+    """Bit for bit, but for the fit of the linearity, whose last digit depends on where in memory LAPACK works."""
+    assert found.keys() == expected.keys()
+    for place, values in expected.items():
+        assert found[place].keys() == values.keys()
+        for key, value in values.items():
+            assert found[place][key] == (pytest.approx(value, rel=1e-12) if "linearity" in key else value), (place, key)
+
+
+def hidden_rows(model):
+    """The rows of the probe that count, at the layers that the model itself returns."""
+    model.eval()
+    with torch.no_grad():
+        passes = [(model(**batch, output_hidden_states=True).hidden_states, batch) for batch in BATCHES]
+    model.train()
+    names = ["embed", *(f"block.0{i}" for i in range(2)), "final_norm"]  # the last block's output is not among them
+    each = [torch.cat([hidden[i][batch["attention_mask"].bool()] for hidden, batch in passes]) for i in range(4)]
+    return dict(zip(names, each, strict=True))
+
+
+def trained(num_steps=5, state=None, start=0, model=None, **options):
+    """The rows at each step of a run, and its monitor; a run may go on from a state."""
+    torch.manual_seed(0)
+    model = model or gpt_neox()
+    monitor, rows = StepMonitor(model, **{**OPTIONS, **options}), {}
+    if state is not None:
+        monitor.load_state_dict(state)
+    for step in range(start, num_steps):
+        batch = token_batch(seed=step)
+        rows[step] = hidden_rows(model)
+        with monitor.step(step, batch):
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.sub_(weight.grad, alpha=0.5)
+        model.zero_grad()
+    rows[num_steps] = hidden_rows(model)
+    return rows, monitor, model
+
+
+def naive_procrustes(x, y):
+    x, y = (each.double().numpy() - each.double().numpy().mean(0) for each in (x, y))
+    return 2 - 2 * np.linalg.svd((x / np.linalg.norm(x)).T @ (y / np.linalg.norm(y)), compute_uv=False).sum()
+
+
+def test_values_are_those_of_the_rows_of_the_probe():
+    rows, monitor, _ = trained()
+    monitor.close()
+    assert steps(monitor) == [0, 2, 4, 5]
+    found = of_drift(monitor.history)
+    for step, before in ((2, 0), (4, 2), (5, 4)):
+        for layer, now in rows[step].items():
+            got = found[step, layer]
+            assert got["procrustes_to_previous"] == pytest.approx(naive_procrustes(rows[before][layer], now), abs=1e-9)
+            assert got["procrustes_to_first"] == pytest.approx(naive_procrustes(rows[0][layer], now), abs=1e-9)
+            for which, other in (("previous", before), ("first", 0)):
+                expected = {f"{k}_to_{which}": float(v) for k, v in drift_values(rows[other][layer], now).items()}
+                assert {key: got[key] for key in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    for step, of_step in rows.items():
+        for lower, upper in (("embed", "block.00"), ("block.00", "block.01")) if step in steps(monitor) else ():
+            pair = of_step[lower], of_step[upper]
+            expected = {f"{k}_to_below": float(v) for k, v in drift_values(*pair).items()}
+            expected |= {k: float(v) for k, v in linearity_values(*pair).items()}
+            assert {key: found[step, upper][key] for key in TO_BELOW} == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert found[4, "block.01"]["procrustes_to_first"] > found[4, "block.01"]["procrustes_to_previous"] > 1e-4
+
+
+def test_what_a_layer_is_not_compared_with_is_absent():
+    _, monitor, _ = trained(num_steps=3, layers=["blocks", "mean(last2)"])
+    found = of_drift(monitor.history)
+    assert found[0, "embed"].keys() == found[0, "mean(last2)"].keys() == set()
+    assert found[0, "block.00"].keys() == found[0, "final_norm"].keys() == TO_BELOW
+    assert found[2, "embed"].keys() == found[2, "mean(last2)"].keys() == OVER_TIME
+    assert found[2, "block.02"].keys() == OVER_TIME | TO_BELOW
+    assert all(np.isnan(record["stderr"]) for record in monitor.history if record["metric"] in OVER_TIME | TO_BELOW)
+
+
+def test_a_decoder_has_no_layer_below_its_first_one():
+    model, batch = t5(), {**token_batch(3, seed=1), "decoder_input_ids": token_batch(3, seed=1)["input_ids"]}
+    monitor = StepMonitor(model, **{**OPTIONS, "probe": [batch]})
+    with monitor.step(0):
+        pass
+    found = of_drift(monitor.history)
+    assert found[0, "encoder.block.00"].keys() == found[0, "decoder.block.00"].keys() == TO_BELOW
+    assert found[0, "decoder.embed"] == {}
+
+
+def test_training_numbers_and_other_metrics_are_the_same_bit_for_bit():
+    plain, _ = loop(4)
+    state, options = random_state(), {**OPTIONS, "jackknife": 2}
+    _, without = loop(4, **{**options, "drift": False})
+    _, now = loop(4, **options)
+    monitored, later = loop(4, **options, background=True)
+    assert_same_training(plain, monitored)
+    assert monitored.hooks == [0] * 5
+    after = random_state()
+    assert torch.equal(state[0], after[0])
+    assert state[1:] == after[1:]
+    assert_equal(of_drift(later.history), of_drift(now.history))
+    later.history = [each for each in later.history if each["metric"] not in TO_BELOW | OVER_TIME]
+    assert_same(later, without)
+
+
+def test_a_checkpoint_of_a_loop_holds_the_rows_of_the_first_and_the_last_measurement(tmp_path):
+    _, whole, _ = trained(num_steps=7)
+    _, first, model = trained(num_steps=4)
+    torch.save(first.state_dict(), tmp_path / "monitor.pt")
+    state = torch.load(tmp_path / "monitor.pt", weights_only=True)
+    _, second, _ = trained(num_steps=7, start=4, state=state, model=model)
+    assert steps(second) == [4, 6]
+    after = {key: values for key, values in of_drift(whole.history).items() if key[0] >= 4}
+    assert_equal(of_drift(second.history), after)
+    assert "drift" not in loop(2, **{**OPTIONS, "drift": False}, close=False)[1].state_dict()
+
+
+def test_at_most_1024_rows_are_kept_the_same_ones_and_in_their_order():
+    many = {**token_batch(100, seed=7)}
+    _, monitor, _ = trained(num_steps=3, probe=[many], layers="block.01")
+    kept = monitor.state_dict()["drift"]
+    first, last = (kept[which]["block.01"] for which in ("first", "previous"))
+    assert first["rows"].shape == (1024, 16)
+    assert first["num_rows"] == 1200
+    assert torch.equal(first["row_numbers"], last["row_numbers"])
+    assert (first["row_numbers"].diff() > 0).all()
+    assert torch.equal(first["token_ids"], many["input_ids"].flatten()[first["row_numbers"]])
+
+
+def test_so_many_rows_as_are_asked_for_are_a_part_of_the_default_ones():
+    few, more = (trained(num_steps=1, layers="block.01", drift=given)[1] for given in (40, True))
+    few, more = (each.state_dict()["drift"]["first"]["block.01"] for each in (few, more))
+    assert few["rows"].shape == (40, 16)
+    part = torch.isin(more["row_numbers"], few["row_numbers"])
+    assert torch.equal(more["rows"][part], few["rows"])
+
+
+def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path):
+    first, second = GeometryMonitor(**OPTIONS), GeometryMonitor(**OPTIONS)
+    interrupted(tmp_path, [first], [second], at=4, end=6)
+    assert steps(first) == [0, 2, 4]
+    assert steps(second) == [6]
+    found = of_drift(second.history)[6, "block.01"]
+    assert found.keys() == OVER_TIME | TO_BELOW
+    assert found["procrustes_to_first"] > found["procrustes_to_previous"] > 0
+
+
+def test_a_lightning_checkpoint_in_the_background_has_the_rows_of_its_step(tmp_path):
+    saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2)
+    monitor = GeometryMonitor(**OPTIONS, background=True)
+    _, run = fit(tmp_path / "run", monitor, saves, max_steps=2, enable_checkpointing=True)
+    saved = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
+    (state,) = (state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor"))
+    first, last = (state["drift"][which]["block.00"]["rows"] for which in ("first", "previous"))
+    expected = of_drift(monitor.history)[2, "block.00"]["procrustes_to_first"]
+    assert naive_procrustes(first, last) == pytest.approx(expected, abs=1e-9)
+    assert float(run.callback_metrics["geometry.procrustes_to_first/block.00"]) == expected
+
+
+def test_the_hugging_face_trainer_logs_it(tmp_path):
+    callback = GeometryCallback(**OPTIONS)
+    trainer = hf_trainer(tmp_path, callback, max_steps=4)
+    trainer.train()
+    assert list(logged(trainer, "geometry.cka_to_first/mean")) == [2, 4]
+    assert list(logged(trainer, "geometry.linearity/block.00")) == [0, 2, 4]
+
+
+class Changes:
+    """A probe that has other batches from its third round on."""
+
+    rounds = 0
+
+    def __iter__(self):
+        self.rounds += 1
+        return iter(BATCHES if self.rounds < 3 else [token_batch(5, seed=3)])
+
+
+def test_a_probe_that_changes_is_said_once_and_comparing_starts_again():
+    with pytest.warns(UserWarning, match=r"(?s)at layer 'embed' the probe has others than.*shuffle=False") as caught:
+        monitor = loop(8, **{**OPTIONS, "probe": Changes()})[1]
+    assert len([each for each in caught if "drift" in str(each.message)]) == 1
+    found = of_drift(monitor.history)
+    over_time = {step: found[step, "embed"].keys() for step in steps(monitor)}
+    assert over_time == {0: set(), 2: OVER_TIME, 4: set(), 6: OVER_TIME, 8: OVER_TIME}
+    assert found[6, "embed"]["cka_to_first"] == found[6, "embed"]["cka_to_previous"]
+    assert found[8, "embed"]["cka_to_first"] != found[8, "embed"]["cka_to_previous"]
+
+
+def test_a_shuffled_probe_is_never_compared_over_time():
+    with pytest.warns(UserWarning, match="shuffle=False") as caught:
+        monitor = loop(5, **{**OPTIONS, "probe": loader(8, seed=1, shuffle=True)})[1]
+    assert len([each for each in caught if "drift" in str(each.message)]) == 1
+    assert all(values.keys() <= TO_BELOW for values in of_drift(monitor.history).values())
+
+
+def test_rows_that_are_not_finite_once_are_left_out_then():
+    model = gpt_neox()
+    monitor = StepMonitor(model, **{**OPTIONS, "every_n_steps": 1})
+    table = model.gpt_neox.embed_in.weight
+    token, before = int(BATCHES[0]["input_ids"][0, 0]), table.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            with torch.no_grad():
+                table.copy_(
+                    before * (1 + step * torch.rand(before.shape, generator=torch.Generator().manual_seed(step)))
+                )
+                table[token] = torch.nan if step == 1 else before[token]
+            with monitor.step(step):
+                pass
+    found = of_drift(monitor.history)
+    for step in (1, 2):
+        assert found[step, "embed"].keys() == OVER_TIME
+        assert 0 < found[step, "embed"]["procrustes_to_first"] < 2
+    assert len(monitor.state_dict()["drift"]["first"]["embed"]["rows"]) == 2 * 36 - 6
+
+
+def test_it_needs_a_probe():
+    for make in (GeometryMonitor, GeometryCallback, lambda **options: StepMonitor(gpt_neox(), **options)):
+        with pytest.raises(
+            ValueError, match=r"drift compares the same rows .* got drift=True without one\. Give probe="
+        ):
+            make(drift=True)
+    for number in (5, -1, 0, 1.5, "all"):
+        with pytest.raises(ValueError, match=r"drift must be True, False, or a number of rows, 32 or more; got"):
+            GeometryMonitor(probe=BATCHES, drift=number)
+
+
+def test_a_failure_in_it_ends_no_training(monkeypatch):
+    def fails(x, y):
+        raise torch.linalg.LinAlgError("it did not converge")
+
+    monkeypatch.setattr(drift, "drift_values", fails)
+    plain, _ = loop(4)
+    with pytest.warns(UserWarning, match="is off for the rest of this run.*did not converge at layer 'block.00'"):
+        monitored, monitor = loop(4, **{**OPTIONS, "on_error": "warn"})
+    assert_same_training(plain, monitored)
+    assert monitor.history == []
+
+
+def test_a_failure_of_a_metric_frees_the_rows():
+    with pytest.warns(UserWarning, match="is off for the rest of this run"):
+        _, monitor = loop(4, **{**OPTIONS, "on_error": "warn", "metrics": lambda dim: [BreaksLate(dim)]})
+    assert monitor.state_dict()["drift"] == {"first": {}, "previous": {}}
+
+
+def test_what_it_keeps_is_said_beforehand(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        fit(tmp_path, monitor := GeometryMonitor(**OPTIONS), max_steps=1)
+    said = "GeometryMonitor: drift keeps 1024 rows of each layer twice, up to 655 kB in all, also in checkpoints."
+    assert said in caplog.text.splitlines()
+    wide = GeometryMonitor(**{**OPTIONS, "drift": 32, "layers": "embed"})
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        fit(tmp_path, wide, module=TinyLM(hidden_size=32), max_steps=1)
+    assert "; the linearity is undefined, it needs more than 33: drift=64, say." in caplog.text
+    with_drift, without = (
+        each.describe(gpt_neox()) for each in (monitor, GeometryMonitor(**{**OPTIONS, "drift": False}))
+    )
+    assert with_drift.state_bytes - without.state_bytes == 5 * 3 * 2 * 36 * 16 * 4
+    assert with_drift.seconds > without.seconds
