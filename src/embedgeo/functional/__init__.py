@@ -1,5 +1,11 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
+from embedgeo.functional.coordinates import CoordinateMoments as CoordinateMoments
+from embedgeo.functional.coordinates import coordinate_shares as coordinate_shares
+from embedgeo.functional.coordinates import coordinate_table as coordinate_table
+from embedgeo.functional.coordinates import excess_kurtosis as excess_kurtosis
+from embedgeo.functional.coordinates import outlier_values as outlier_values
+from embedgeo.functional.coordinates import row_coordinates as row_coordinates
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates

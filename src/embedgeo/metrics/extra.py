@@ -4,7 +4,11 @@ from collections.abc import Callable, Sequence
 
 from torchmetrics import Metric
 
-EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {}
+from embedgeo.metrics.coordinates import OutlierCoordinates
+
+EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {
+    "coordinates": lambda dim, seed: OutlierCoordinates(dim),
+}
 """What makes each of them, given the width of a layer and the seed of samples."""
 
 
