@@ -25,8 +25,9 @@ class SweepFolder:
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane. They are written before the records; so is
-      ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
+      them with their moments, the most frequent ones in the plane; ``coordinates/<name>.parquet``: its largest
+      coordinates. They are written before the records; so is ``samples/<name>.safetensors``, where asked for: see
+      `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -161,12 +162,13 @@ class SweepFolder:
         return runs
 
     def tables(self, kind: str) -> dict[str, Path]:
-        """Files of the tables of token types of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
+        """Files of the tables of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
 
     def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
-        """All tables of token types of a checkpoint that is done and was swept with them, by kind."""
-        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in TABLES}
+        """All tables of a checkpoint that is done, by kind: of those kinds that the folder has."""
+        kinds = [kind for kind in TABLES if (self.path / kind).is_dir()]
+        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in kinds}
 
     def reasons(self) -> dict[str, str]:
         """Why checkpoints failed, by name."""
