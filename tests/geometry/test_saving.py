@@ -63,7 +63,7 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
     geometry = measured(metrics=lambda dim: [*metrics(dim), OutlierCoordinates(dim)])
     geometry.save(tmp_path, model="lab/tiny", step=8)
     table = read_table(tmp_path / "coordinates" / "lab--tiny--step8.parquet")
-    pd.testing.assert_frame_equal(table, geometry.coordinates())
+    pd.testing.assert_frame_equal(table, geometry.layer_tables()["coordinates"])
     assert list(table) == TABLES["coordinates"].names
     assert list(table["layer"].unique()) == [layer.name for layer in geometry.layers]
     values = geometry.compute()
@@ -73,7 +73,7 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
         assert of_layer["max_abs"].max() <= values[layer]["max_abs"]
     measured().save(tmp_path / "without", model="lab/tiny", step=8)
     assert not (tmp_path / "without" / "coordinates").exists()
-    assert measured().coordinates().empty
+    assert measured().layer_tables() == {}
 
 
 def test_a_model_without_a_step_is_main(tmp_path):

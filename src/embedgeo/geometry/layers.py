@@ -22,7 +22,7 @@ from embedgeo.geometry import saving, tables
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
-from embedgeo.metrics import MAX_STATE_BYTES
+from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
 from embedgeo.metrics.auto import for_token_types, metric_factory
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
@@ -152,15 +152,15 @@ class Geometry:
 
     def token_tables(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
-        return tables.of_layers("token_tables", self._reached())
+        return tables.of_token_types("token_tables", self._reached(), TokenMoments.table, ("Q", "M", "V"))
 
     def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return tables.of_layers("token_planes", self._reached())
+        return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
-    def coordinates(self) -> "pd.DataFrame":
-        """`embedgeo.OutlierCoordinates.largest_coordinates` of every layer, likewise."""
-        return tables.of_layers("coordinates", self._reached())
+    def layer_tables(self) -> "dict[str, pd.DataFrame]":
+        """``coordinates``: the largest at layers with `embedgeo.OutlierCoordinates`. Every rank must call this."""
+        return tables.of_layers(self._reached())
 
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.

@@ -50,8 +50,7 @@ def save(
     if not records:
         raise ValueError(f"there must be something to save; {geometry.why_silent() or 'there are no layers.'}")
     samples = geometry.samples() if save_samples else None
-    coordinates = geometry.coordinates()
-    tables = {"coordinates": coordinates} if len(coordinates) else {}
+    tables = geometry.layer_tables()
     if token_tables:
         sizes = nan if geometry.settings["rows"] == "words" else 1.0  # of words nobody has counted them
         tables["tokens"] = geometry.token_tables().assign(num_tokens=sizes)

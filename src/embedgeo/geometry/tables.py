@@ -1,7 +1,7 @@
 """What was measured, as tables of pandas: see `embedgeo.Geometry`, whose methods these are."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -23,28 +23,40 @@ def of_records(records: Sequence[Record]) -> "pd.DataFrame":
     return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
 
 
-_COLUMNS: dict[str, tuple[type, Callable[[Any], dict[str, Tensor]], Sequence[str]]] = {
-    "token_tables": (TokenMoments, TokenMoments.table, ("token_id", "n", "Q", "M", "V")),
-    "token_planes": (TokenMoments, TokenMoments.plane, ("token_id", "n", "pc1", "pc2")),
-    "coordinates": (OutlierCoordinates, OutlierCoordinates.largest_coordinates, ("coordinate",)),
-}
-"""By the method of `embedgeo.Geometry`: the metrics that hold what it tells, what gives the columns, and some of them."""
-
-
-def of_layers(method: str, reached: Iterable[tuple[int, Layer, LayerMetrics]]) -> "pd.DataFrame":
-    """See `embedgeo.Geometry.token_tables`, ``token_planes`` and ``coordinates``.
+def of_token_types(
+    method: str,
+    reached: Iterable[tuple[int, Layer, LayerMetrics]],
+    of: Callable[[TokenMoments], dict[str, Tensor]],
+    columns: Sequence[str],
+) -> "pd.DataFrame":
+    """See `embedgeo.Geometry.token_tables` and ``token_planes``.
 
     Args:
         method: of `embedgeo.Geometry`, as it was called.
         reached: the layers that have rows, with their indices and metrics.
+        of: a method that gives the columns of a layer.
+        columns: its columns, for an empty table.
     """
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
-    kind, of, columns = _COLUMNS[method]
-    tables = [pd.DataFrame(columns=["layer", "layer_index", *columns])]
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
     for i, layer, metrics in reached:
-        for metric in metrics.synced(kind):
+        for metric in metrics.synced(TokenMoments):
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
             tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def of_layers(reached: Iterable[tuple[int, Layer, LayerMetrics]]) -> "dict[str, pd.DataFrame]":
+    """See `embedgeo.Geometry.layer_tables`; without those that are empty."""
+    require_extra("report", "Geometry.layer_tables", "pandas")
+    import pandas as pd
+
+    found: dict[str, list[pd.DataFrame]] = {}
+    for i, layer, metrics in reached:
+        for metric in metrics.synced(OutlierCoordinates):
+            columns = {name: column.cpu().numpy() for name, column in metric.largest_coordinates().items()}
+            table = pd.DataFrame({"layer": layer.name, "layer_index": i, **columns})
+            found.setdefault("coordinates", []).append(table)
+    return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}

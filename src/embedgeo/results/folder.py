@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ class SweepFolder:
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane; ``coordinates/<name>.parquet``: its largest
+      them with their moments, the most frequent ones in the plane; and ``coordinates/<name>.parquet``: the largest
       coordinates. They are written before the records; so is ``samples/<name>.safetensors``, where asked for: see
       `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
@@ -165,10 +165,10 @@ class SweepFolder:
         """Files of the tables of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
 
-    def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
-        """All tables of a checkpoint that is done, by kind: of those kinds that the folder has."""
-        kinds = [kind for kind in TABLES if (self.path / kind).is_dir()]
-        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in kinds}
+    def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
+        """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
+        paths = {kind: self.path / kind / f"{name}.parquet" for kind in TABLES}
+        return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
 
     def reasons(self) -> dict[str, str]:
         """Why checkpoints failed, by name."""

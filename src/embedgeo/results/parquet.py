@@ -1,4 +1,4 @@
-"""Parquet files of results: the columns of records and of tables of token types, read and written."""
+"""Parquet files of results: the columns of records and of the tables beside them, read and written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
@@ -31,19 +31,20 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
-_BY_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
-_BY_TYPE = [*_BY_LAYER, ("token_id", pa.int64()), ("n", pa.float64())]
+_AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
+_BY_TYPE = [*_AT_LAYER, ("token_id", pa.int64()), ("n", pa.float64())]
 _OF_COORDINATES = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
 TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
     "coordinates": pa.schema(
-        [*_BY_LAYER, ("coordinate", pa.int64()), *((name, pa.float64()) for name in _OF_COORDINATES)]
+        [*_AT_LAYER, ("coordinate", pa.int64()), *((name, pa.float64()) for name in _OF_COORDINATES)]
     ),
 }
-"""Columns of the tables beside the records, by their folder; ``num_tokens``: of the words of a type, on average, or 1.
+"""Columns of the tables beside the records, by their folder.
 
-``tokens`` and ``projections`` are of token types, ``coordinates`` of the largest coordinates.
+Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of coordinates: the largest ones, from 0; see
+`embedgeo.OutlierCoordinates.coordinates`.
 """
 
 
@@ -77,7 +78,7 @@ def read_records(path: Path) -> pd.DataFrame:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table, of a kind in `TABLES`; its folder says of which one it is."""
+    """Read a table beside the records; its folder says of which kind it is."""
     again = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name

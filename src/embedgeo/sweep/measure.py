@@ -28,7 +28,7 @@ class Measured:
 
     Attributes:
         records: of its layers and of the model.
-        tables: of token types and coordinates, by kind, if these were asked for: see `embedgeo.results.parquet.TABLES`.
+        tables: beside the records, by kind, those that were asked for: see `embedgeo.results.parquet.TABLES`.
         about: further facts, for `SweepFolder.write`.
         sample: what is kept of the rows, by layer, if it was asked for.
     """
@@ -110,11 +110,12 @@ def _results(
     if loss.is_wanted and count:
         records.append(model_record("loss", total / count))
     sample = geometry.samples() if settings.save_samples else None
-    coordinates = geometry.coordinates()
-    tables = {"coordinates": coordinates} if len(coordinates) else {}
-    if settings.token_tables:
-        planes, types = geometry.token_planes(), geometry.token_tables()
-        sizes = types["token_id"].map(text.type_sizes) if text.words else 1.0
-        tables["tokens"] = types.assign(num_tokens=sizes)
-        tables["projections"] = planes.assign(token=planes["token_id"].map(text.token_texts))
-    return Measured(records, tables, about, sample)
+    of_layers = geometry.layer_tables()
+    if not settings.token_tables:
+        return Measured(records, of_layers, about, sample)
+    planes = geometry.token_planes()
+    planes = planes.assign(token=planes["token_id"].map(text.token_texts))
+    tables = geometry.token_tables()
+    sizes = tables["token_id"].map(text.type_sizes) if text.words else 1.0
+    of_types = {"tokens": tables.assign(num_tokens=sizes), "projections": planes}
+    return Measured(records, of_types | of_layers, about, sample)

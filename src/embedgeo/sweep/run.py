@@ -172,7 +172,7 @@ class Sweep:
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
                 is_same &= self.texts[first.model] is self.texts[planned.checkpoint.model]  # one tokenizer
                 if is_same and first.config_digest() == planned.contents.config_digest:
-                    tables = self.out.read_tables(original)
+                    tables = self.out.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
                     layers = load_sample(self.out.path, original).layers if self.settings.save_samples else None
                     copied = Measured(kept, tables, self.out.about(original), layers)

@@ -81,7 +81,8 @@ class SweepSettings:
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`.
+        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; ``coordinates`` also writes
+            ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
@@ -183,6 +184,11 @@ class SweepSettings:
     def texts(self) -> Sequence[str]:
         """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text
+
+    @property
+    def tables(self) -> list[str]:
+        """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
+        return ["tokens", "projections"] * self.token_tables + ["coordinates"] * ("coordinates" in self.extra)
 
     @property
     def layer_patterns(self) -> str | list[str]:
