@@ -45,6 +45,7 @@ class Run:
         checkpoints: model, revision, weights_sha256 and duplicate_of, where known; the index is the step.
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
+        coordinates: tables of the largest coordinates of all checkpoints that have one, by step.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
@@ -62,6 +63,7 @@ class Run:
     checkpoints: pd.DataFrame
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
+    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     has_steps: bool = True
