@@ -114,8 +114,12 @@ def _of_rows(rows: Tensor) -> CoordinateMoments:
     residual = centred.mean(0)  # float32 cannot hold the mean to a small part of the spread
     centred -= residual
     squares, magnitude = centred.square(), rows.abs()
-    ordered = magnitude.topk(dim // 2 + 1).values
-    largest, median = ordered[:, 0], ordered[:, (dim - 1) // 2 :].mean(1)
+    largest = magnitude.amax(1)
+    # the median is below a bound only where over half of the entries are: it is needed of few rows
+    bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
+    places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
+    largest = largest[places]
+    median = magnitude[places].topk(dim // 2 + 1).values[:, (dim - 1) // 2 :].mean(1)
     over = [largest > times * median for times in _TIMES]
     massive = torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
     norm = torch.linalg.vector_norm(rows, dim=1)

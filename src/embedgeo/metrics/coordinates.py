@@ -25,7 +25,7 @@ class OutlierCoordinates(GeometryMetric):
     (n, d) rows without ``sequence_ids`` and of ``rows="mean"``, ``"first"`` and ``"last"``.
 
     Memory is O(d): 12 numbers a coordinate. It is not among the
-    default metrics, for it takes about three times as long as `EmbeddingMoments`.
+    default metrics, for it takes about as long as `TokenMoments`.
 
     Sources: Pébay 2008 for the merge; Timkey & van Schijndel 2021; Sun et al. 2024.
 

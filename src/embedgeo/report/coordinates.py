@@ -13,7 +13,7 @@ from embedgeo.report.axes import ACCENT, RUNS, layer_axis, short, step_axis, thi
 from embedgeo.report.drawing import HEIGHT, FigureData, Picture, legend, new_figure
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
-from embedgeo.report.values import value_axis
+from embedgeo.report.values import BASELINE, value_axis
 from embedgeo.results.glossary import term
 from embedgeo.results.layer_names import layer_labels
 from embedgeo.results.wording import listed, number
@@ -123,6 +123,8 @@ def followed(run: Run) -> FigureData:
             colour = colours.get(coordinate)
             look = {"color": colour or "#b8b8b8", "lw": 1.5 if colour else 0.8, "zorder": 3 if colour else 2}
             ax.plot(of_layer[coordinate], marker="o" if len(of_layer) <= 40 else "", ms=2.5, **look)
+        if "top_dim_share" in run.baseline:
+            ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **BASELINE)
         step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
         ax.set_ylim(0, None)
