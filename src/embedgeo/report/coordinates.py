@@ -54,7 +54,8 @@ def coordinate_figures(run: Run) -> Iterator[FigureData]:
 def largest(run: Run) -> FigureData:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the last step."""
     step, table = max(run.coordinates.items())
-    ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
+    by_share = {share: _ranked(table, share) for share in _SHARES}
+    ranked = pd.concat(by_share, names=["by"])
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
     drawn = [present[i] for i in thinned(len(present), _MOST_LAYERS)]
     columns = int(ranked["rank"].max())
@@ -70,13 +71,13 @@ def largest(run: Run) -> FigureData:
     norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
     labels, _ = layer_labels(drawn)
     for ax, (share, name) in zip(axes, _SHARES.items(), strict=True):
-        cells = ranked.loc[share].set_index(["layer", "rank"])
-        grid = cells["share"].unstack("rank").reindex(index=drawn, columns=range(1, columns + 1))
+        cells = by_share[share][by_share[share]["layer"].isin(drawn)]
+        grid = cells.pivot_table("share", "layer", "rank").reindex(index=drawn, columns=range(1, columns + 1))
         ax.imshow(grid.to_numpy(dtype=float), norm=norm, cmap="YlOrBr", aspect="auto")
-        for (layer, rank), cell in cells[cells.index.isin(drawn, "layer")].iterrows():
-            look = {"ha": "center", "va": "center", "fontsize": 6.5 if cell["coordinate"] < 10_000 else 5.5}
-            colour = "white" if norm(cell["share"]) > 0.6 else "black"
-            ax.text(rank - 1, drawn.index(layer), f"{cell['coordinate']:.0f}", color=colour, **look)
+        for layer, rank, coordinate, size in cells.itertuples(index=False):
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5 if coordinate < 10_000 else 5.5}
+            colour = "white" if norm(size) > 0.6 else "black"
+            ax.text(rank - 1, drawn.index(layer), f"{coordinate:.0f}", color=colour, **look)
         ax.set_title(f"by {name}", fontsize=8.8)
         ax.set_xticks(range(columns), [str(rank + 1) for rank in range(columns)], fontsize=7.5)
         ax.set_yticks(range(len(drawn)), labels if ax is axes[0] else [""] * len(drawn), fontsize=7.5)
@@ -86,15 +87,11 @@ def largest(run: Run) -> FigureData:
         ax.spines[:].set_visible(False)
     bar = value_bar(axes[-1], ScalarMappable(norm, "YlOrBr"), "share")
     bar.ax.yaxis.set_major_formatter(short)
-    by_variance = ranked.loc["share_of_V"]
-    top = by_variance.loc[by_variance["share"].idxmax()] if len(by_variance) else None
+    by_variance = by_share["share_of_V"]
+    layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     often = by_variance["coordinate"].value_counts()
-    common = [f"{coordinate:.0f} ({count} of {len(present)})" for coordinate, count in often.items() if count > 1]
-    text = (
-        ""
-        if top is None
-        else f"Largest share of V: {top['share']:.2g}, coordinate {top['coordinate']:.0f} at {top['layer']}."
-    )
+    common = [f"{each:.0f} ({count} of {len(present)})" for each, count in often.items() if count > 1]
+    text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
     text += f" Most often among those of a layer: {listed(common[:5])}." if common else ""
     alt = f"Numbers of the {columns} coordinates with the largest shares at each layer, coloured by share."
     numbers = ranked.reset_index("by").set_index(["by", "layer", "rank"])
@@ -118,11 +115,12 @@ def followed(run: Run) -> FigureData:
         panels=len(layers),
     )
     for ax, layer in zip(axes, layers, strict=True):
-        of_layer = shares[layer] if layer in shares else pd.DataFrame(index=shares.index)
+        of_layer = shares[[layer]].droplevel(0, axis=1)
         for coordinate in reversed(of_layer.columns):
             colour = colours.get(coordinate)
-            look = {"color": colour or "#b8b8b8", "lw": 1.5 if colour else 0.8, "zorder": 3 if colour else 2}
-            ax.plot(of_layer[coordinate], marker="o" if len(of_layer) <= 40 else "", ms=2.5, **look)
+            look: dict[str, Any] = {"marker": "o" if len(of_layer) <= 40 else "", "ms": 2.5}
+            look |= {"color": colour or "#b8b8b8", "lw": 1.5 if colour else 0.8, "zorder": 3 if colour else 2}
+            ax.plot(of_layer[coordinate], **look)
         if "top_dim_share" in run.baseline:
             ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **BASELINE)
         step_axis(ax, list(shares.index))
@@ -136,11 +134,11 @@ def followed(run: Run) -> FigureData:
         axes[0].plot([], color="#b8b8b8", lw=1, label="others")
     axes[0].set_ylabel("share of V in the coordinate")
     place = (0.04 / figure.get_size_inches()[0], 1 - 0.43 / HEIGHT)
-    look = {"ncols": _FOLLOWED + 1, "columnspacing": 1.0, "handlelength": 1.2, "borderpad": 0}
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=place, **look)
-    text = "; ".join(_course(layer, shares[layer]) for layer in layers if layer in shares)
+    row: dict[str, Any] = {"ncols": _FOLLOWED + 2, "columnspacing": 1.0, "handlelength": 1.2, "borderpad": 0}
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=place, **row)
+    text = "; ".join(_course(layer, shares[[layer]].droplevel(0, axis=1)) for layer in layers)
     alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
-    return FigureData("coordinates-followed", figure, shares, alt, f"{text or 'None is known at any step'}.")
+    return FigureData("coordinates-followed", figure, shares, alt, f"{text}.")
 
 
 def _course(layer: str, shares: pd.DataFrame) -> str:
@@ -169,11 +167,11 @@ def massive(run: Run) -> FigureData:
         value_axis(ax, term(key), values, pd.Series(random[key].to_numpy()))
         layer_axis(ax, run.axis, most=6)
     legend(figure, axes[0])
-    numbers = last[[key + suffix for key in _COMPARED for suffix in _LOOKS]].drop("", errors="ignore")
+    numbers = last[[key + suffix for key in _COMPARED for suffix in _LOOKS]].reindex(run.depth)
     alt = (
         "Largest entry, share of massive rows and kurtosis of coordinates against layer: first positions and the rest."
     )
-    return FigureData("massive-activations", figure, numbers, alt, _in_words(numbers.loc[run.depth].max()))
+    return FigureData("massive-activations", figure, numbers, alt, _in_words(numbers.max()))
 
 
 def massive_by_step(run: Run) -> FigureData:
