@@ -152,7 +152,7 @@ def _course(layer: str, shares: pd.DataFrame) -> str:
 
 def massive(run: Run) -> FigureData:
     """Largest entries, massive rows and kurtosis through the layers at the last step: first positions, and the rest."""
-    last = run.values.xs(run.steps[-1], level="step").reindex(run.axis)
+    last = pd.DataFrame(run.values.xs(run.steps[-1], level="step")).reindex(run.axis)
     last.index = pd.Index(run.axis, name="layer")
     random = run.baseline.xs(run.steps[-1], level="step").reindex(run.axis)
     figure, axes = new_figure(
