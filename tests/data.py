@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    OutlierCoordinates,
+    TokenMoments,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -79,6 +86,7 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
             dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), **kwargs
         ),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
+        "OutlierCoordinates": OutlierCoordinates(dim, **kwargs),
     }
 
 

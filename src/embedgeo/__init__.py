@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import Anisotropy as Anisotropy
     from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
+    from embedgeo.metrics import OutlierCoordinates as OutlierCoordinates
     from embedgeo.metrics import TokenMoments as TokenMoments
     from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
@@ -34,6 +35,7 @@ _MODULES = {
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
+    "OutlierCoordinates": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "auto_metrics": "metrics",

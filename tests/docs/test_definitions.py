@@ -9,7 +9,14 @@ from scipy import special, stats
 
 from embedgeo.functional import anisotropy_null, gride_dimensions, twonn_dimension
 from embedgeo.functional.scales import SCALES
-from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    OutlierCoordinates,
+    TokenMoments,
+)
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
@@ -17,7 +24,7 @@ from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
-MEDIANS = {"norm_max", "top_dim_share"}
+MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
 SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
 """The page gives no formula for these."""
 OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
@@ -32,6 +39,7 @@ def all_values(x, ids):
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
         IntrinsicDimension(x.shape[1], estimator="gride"),
         AfterProcessing(x.shape[1]),
+        OutlierCoordinates(x.shape[1]),
     ]
     return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
 
@@ -63,6 +71,7 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     at_scales = updated(IntrinsicDimension(6, estimator="gride"), x).compute().keys()
     assert at_scales == keys_under("Dimension over")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
+    assert updated(OutlierCoordinates(6), x).compute().keys() == keys_under("Outlier coordinates")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +113,8 @@ def exact_values(n, d, T):
         "anisotropy_whitened": 1 / min(n - 1, d),
         "duplicate_fraction": 0,
         "n_points": n // BATCH * BATCH,
+        "kurtosis": -6 / (n + 1),
+        **dict.fromkeys(("massive_fraction", "massive_fraction_100x", "massive_fraction_1000x"), 0),
     }
 
 
@@ -119,6 +130,7 @@ def rough_values(n, d, dimension, at_scales):
         "norm_cv": (math.sqrt(1 / norm_ratio(d) ** 2 - 1), 0.01),
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
+        "max_abs": (math.sqrt(Q / d) * stats.norm.ppf((1 + 2 ** (-1 / (n * d))) / 2), 0.01),
         "Q_t_cv": (math.sqrt(2 * (1 / counts).mean() / d), 0.05),
         "V_on_M_slope": (-a / (a + 2 * b / d), 0.05),
         "V_on_M_r2": (a**2 / ((a + 2 * b / d) * (a + 2 * c / d)), 0.1),

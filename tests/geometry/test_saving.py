@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import embedgeo
-from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
+from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, OutlierCoordinates, TokenMoments, observe
 from embedgeo.report import write_report
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import SCHEMA, read_table
+from embedgeo.results.parquet import SCHEMA, TABLES, read_table
 from embedgeo.sweep import SweepSettings, sweep
 from tests.docs.blocks import blocks
 from tests.models import gpt2, gpt_neox, token_batch
@@ -82,6 +82,23 @@ def test_there_are_spectra_where_the_metrics_have_them(tmp_path):
     assert read_runs([tmp_path / "with"])[0].steps == [1]
     measured(seed=1).save(tmp_path / "with", model="a", step=2)
     assert folder.tables("spectra").keys() == {"a--step2"}
+
+
+def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
+    geometry = measured(metrics=lambda dim: [*metrics(dim), OutlierCoordinates(dim)])
+    geometry.save(tmp_path, model="lab/tiny", step=8)
+    table = read_table(tmp_path / "coordinates" / "lab--tiny--step8.parquet")
+    pd.testing.assert_frame_equal(table, geometry.layer_tables()["coordinates"])
+    assert list(table) == TABLES["coordinates"].names
+    assert list(table["layer"].unique()) == [layer.name for layer in geometry.layers]
+    values = geometry.compute()
+    for layer, of_layer in table.groupby("layer"):
+        assert of_layer["coordinate"].is_monotonic_increasing
+        assert of_layer["share_of_V"].max() == pytest.approx(values[layer]["top_dim_share"])
+        assert of_layer["max_abs"].max() <= values[layer]["max_abs"]
+    measured().save(tmp_path / "without", model="lab/tiny", step=8)
+    assert not (tmp_path / "without" / "coordinates").exists()
+    assert measured().layer_tables() == {}
 
 
 def test_a_model_without_a_step_is_main(tmp_path):

@@ -351,6 +351,7 @@ def untouched(metric):
 ONE_ROW = {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
+    *("max_abs", "max_abs_first", "max_abs_rest"),
 }
 
 

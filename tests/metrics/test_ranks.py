@@ -16,7 +16,7 @@ from embedgeo.functional.distributed import (
     current_rank,
     is_distributed,
 )
-from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, OutlierCoordinates, TokenMoments
 from tests import references
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.ranks import on_two_ranks
@@ -81,7 +81,7 @@ def texts_on(rank):
     x, ids, sequences = texts(N, DIM, mean=100.0)
     values = {}
     for share, own in {"even": sequences // 10**12 % 2 == rank, "all on rank 1": sequences * 0 == rank - 1}.items():
-        for kind in (TokenMoments, EmbeddingMoments):
+        for kind in (TokenMoments, EmbeddingMoments, OutlierCoordinates):
             metric = kind(DIM)
             metric.update(x[own], ids[own], sequence_ids=sequences[own])
             values[share, kind.__name__] = metric.compute()
@@ -251,6 +251,15 @@ def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):
             assert_values(values[key], pooled, rtol=1e-9)
         expected = references.unbiased_values(x, ids, within=sum(within))
         assert_values(values["even", "EmbeddingMoments"], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("share", ["even", "all on rank 1"])
+def test_first_positions_are_those_of_all_ranks(ranks, share):
+    x, _, sequences = texts(N, DIM, mean=100.0)
+    is_first = torch.tensor([sequence not in sequences[:i] for i, sequence in enumerate(sequences)])
+    for result in ranks:
+        values = result["texts_on"][share, "OutlierCoordinates"]
+        assert_values(values, references.outliers(x, is_first), rtol=1e-9)
 
 
 def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):

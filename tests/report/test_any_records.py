@@ -81,6 +81,8 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
         num_types = draw(st.integers(0, 12))
         rows = [
             {"layer": layer, "layer_index": i, "token_id": token_id - 1, "token": draw(TEXTS)}
+            | {"coordinate": draw(st.integers(-1, 12)), "share_of_V": draw(st.one_of(values, st.floats(0, 1)))}
+            | {"share_of_cosine": draw(values)}
             | {name: draw(values) for name in schema.names if name in ("Q", "M", "V", "pc1", "pc2")}
             | {"n": draw(st.sampled_from([0.0, 1.0, 20.0, 99.0, np.inf, np.nan]))}
             | {"num_tokens": draw(st.sampled_from([0.0, 1.0, 1.5, 7.0, np.inf, np.nan]))}

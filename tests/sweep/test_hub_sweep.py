@@ -15,10 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import embedgeo
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import SCHEMA
+from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.sweep import check, measure
 from embedgeo.sweep.worker import Worker
 from embedgeo.text import read_documents, tokenize_sequences
+from tests import references
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, model, tokenizer_files, write_files
@@ -91,6 +92,26 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     assert manifest["asked"]["model"] == [REPOSITORY]
     assert len(manifest["text"]["sha256"]) == 64
     assert manifest["versions"]["torch"] == torch.__version__
+
+
+def test_the_largest_coordinates_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
+    assert sweep(REPOSITORY, **options, extra=["coordinates"], steps="0,1") == 0
+    out = Path(options["out"])
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    hidden = model(0)(ids, output_hidden_states=True).hidden_states[1].detach().double()
+    expected = references.coordinate_shares(hidden.flatten(0, 1))
+    for name in ("step0", "step1"):
+        table = pd.read_parquet(out / "coordinates" / f"{name}.parquet")
+        assert list(table) == TABLES["coordinates"].names
+        assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
+        block = table[table["layer"] == "block.00"]
+        assert block["coordinate"].tolist() == [*range(16)]  # all of them: they are few
+        for share, column in expected.items():
+            np.testing.assert_allclose(block[share], column, rtol=1e-4)
+        records = SweepFolder(out).read(name).set_index(["layer", "metric"])["value"]
+        assert records["block.00", "max_abs_first"] == pytest.approx(float(hidden[:, 0].abs().max()), rel=1e-5)
+        assert records["block.00", "max_abs_rest"] == pytest.approx(float(hidden[:, 1:].abs().max()), rel=1e-5)
 
 
 def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):

@@ -8,6 +8,12 @@ from embedgeo.functional.alignment import linearity as linearity
 from embedgeo.functional.alignment import linearity_values as linearity_values
 from embedgeo.functional.alignment import neighbor_overlap as neighbor_overlap
 from embedgeo.functional.alignment import procrustes_distance as procrustes_distance
+from embedgeo.functional.coordinates import CoordinateMoments as CoordinateMoments
+from embedgeo.functional.coordinates import coordinate_shares as coordinate_shares
+from embedgeo.functional.coordinates import coordinate_table as coordinate_table
+from embedgeo.functional.coordinates import excess_kurtosis as excess_kurtosis
+from embedgeo.functional.coordinates import outlier_values as outlier_values
+from embedgeo.functional.coordinates import row_coordinates as row_coordinates
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates

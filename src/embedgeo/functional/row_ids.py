@@ -48,6 +48,16 @@ class RowIds:
         return None if self.sequence_ids is None else len(self.sequence_ids.unique())
 
     @cached_property
+    def is_first(self) -> Tensor | None:
+        """Which rows are the first one of their sequence that counts, shape (n,); None where each row is one."""
+        if self.sequence_ids is None:
+            return None
+        order = self.sequence_ids.argsort(stable=True)
+        begins = torch.ones_like(order, dtype=torch.bool)
+        begins[1:] = self.sequence_ids[order].diff() != 0
+        return torch.empty_like(begins).index_copy_(0, order, begins)
+
+    @cached_property
     def num_numbers(self) -> int:
         """The largest number of a sequence of the batch, plus one; 0 where there are none."""
         ids = self._all_sequence_ids

@@ -160,7 +160,7 @@ class Geometry:
         return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """``spectra``: all eigenvalues at layers with ``Anisotropy(spectrum=True)``. Every rank must call this."""
+        """Further tables: ``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `embedgeo.OutlierCoordinates`."""
         return tables.of_layers(self._reached())
 
     def samples(self) -> dict[str, LayerSample]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embedgeo.extras import require_extra
 from embedgeo.geometry.computing import Reached
-from embedgeo.metrics import Anisotropy, TokenMoments
+from embedgeo.metrics import Anisotropy, OutlierCoordinates, TokenMoments
 from embedgeo.results.schema import Record
 
 if TYPE_CHECKING:
@@ -52,10 +52,14 @@ def of_layers(reached: Iterable[Reached]) -> "dict[str, pd.DataFrame]":
     require_extra("report", "Geometry.layer_tables", "pandas")
     import pandas as pd
 
-    spectra = []
+    found: dict[str, list[pd.DataFrame]] = {}
     for each in reached:
-        for metric in each.metrics.synced(Anisotropy, having="spectrum"):
-            index = range(1, metric.dim + 1)
-            columns = {"index": index, "eigenvalue": metric.eigenvalues().cpu().numpy(), "n": int(metric.num_rows)}
-            spectra.append(pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **columns}))
-    return {"spectra": pd.concat(spectra, ignore_index=True)} if spectra else {}
+        at = {"layer": each.layer.name, "layer_index": each.layer_index}
+        for spectral in each.metrics.synced(Anisotropy, having="spectrum"):
+            index = range(1, spectral.dim + 1)
+            columns = {"index": index, "eigenvalue": spectral.eigenvalues().cpu().numpy(), "n": int(spectral.num_rows)}
+            found.setdefault("spectra", []).append(pd.DataFrame({**at, **columns}))
+        for metric in each.metrics.synced(OutlierCoordinates):
+            columns = {name: column.cpu().numpy() for name, column in metric.largest_coordinates().items()}
+            found.setdefault("coordinates", []).append(pd.DataFrame({**at, **columns}))
+    return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}

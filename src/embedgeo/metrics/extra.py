@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 from torchmetrics import Metric
 
+from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 
-
-def _scales(dim: int, seed: int) -> Metric:
-    return IntrinsicDimension(dim, estimator="gride", seed=seed)
-
-
-EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {"scales": _scales}
+EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {
+    "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
+    "coordinates": lambda dim, seed: OutlierCoordinates(dim),
+}
 """What makes each of them, given the width of a layer and the seed of samples."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
@@ -51,6 +52,16 @@ class EmbeddingMoments(GeometryMetric):
             table = token_table(rows.embeddings, rows.token_ids, rows.sequence_ids, order=rows.ids.order)
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
+    def coordinates(self) -> dict[str, Tensor]:
+        """What each coordinate holds, shape (d,), float64, in their order; NaN where undefined.
+
+        ``mean`` and ``variance`` (population); ``share_of_M``, ``share_of_V`` and ``share_of_cosine``, the coordinate's
+        part of the mean cosine of all pairs of rows (Timkey & van Schijndel 2021): see
+        `embedgeo.functional.coordinate_shares`. They are of the rows that this process has seen or, within
+        ``sync_context()``, those of all ranks.
+        """
+        return coordinates_of(self.load(Moments))
+
     def compute(self) -> dict[str, Tensor]:
         values = moment_values(self.load(Moments))
         values["n_nonfinite"] = self.num_nonfinite.to(values["n"].dtype)
@@ -59,6 +70,11 @@ class EmbeddingMoments(GeometryMetric):
             variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
             values |= unbiased_split(n, values["V"], variance)
         return values
+
+
+def coordinates_of(moments: Moments) -> dict[str, Tensor]:
+    """See `EmbeddingMoments.coordinates`."""
+    return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
 
 def wants_token_values(n: Tensor, n_with_ids: Tensor) -> bool:

@@ -14,7 +14,7 @@ from embedgeo.functional.split import SequenceCount, unbiased_split, variance_sp
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.functional.type_plane import type_plane
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
-from embedgeo.metrics.moments import EmbeddingMoments, wants_token_values
+from embedgeo.metrics.moments import EmbeddingMoments, coordinates_of, wants_token_values
 
 
 class TokenMoments(GeometryMetric):
@@ -115,6 +115,16 @@ class TokenMoments(GeometryMetric):
             "pc1": points[:, 0],
             "pc2": points[:, 1],
         }
+
+    def coordinates(self) -> dict[str, Tensor]:
+        """See `EmbeddingMoments.coordinates`.
+
+        Raises:
+            ValueError: the metric has a ``count_range``, with which it holds no moments of the rows.
+        """
+        if self.count_range is not None:
+            raise ValueError(f"coordinates need all rows; got count_range={self.count_range}. Leave count_range= out.")
+        return coordinates_of(self.load(Moments))
 
     def compute(self) -> dict[str, Tensor]:
         types = self._types_in(self.count_range)

@@ -17,7 +17,7 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import chosen, comparison, figures, scales, shares, spectra, tokens
+from embedgeo.report import chosen, comparison, coordinates, figures, scales, shares, spectra, tokens
 from embedgeo.report.drawing import FigureData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
@@ -133,6 +133,7 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
         *section("After-processing", _of_processed),
         *section("Spectrum", spectra.figures_of, spectra.ABOUT),
         *section("Token types", _of_tokens, chosen.CONFOUNDED if any(map(chosen.has_words, runs)) else ""),
+        *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.MEANING),
         *of_metrics("More metrics", metrics[MAIN:]),
     ]
 

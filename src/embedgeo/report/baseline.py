@@ -78,6 +78,8 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
+        "kurtosis": -6 / (n + 1),
+        "max_abs": np.sqrt(Q / dim) * stats.norm.ppf((1 + 0.5 ** (1 / (n * dim))) / 2),
     }
     points = values.get("n_points", n)
     if "intrinsic_dimension" in values:
@@ -85,7 +87,7 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
     for key in _AT_SCALES.keys() & set(values):
         known[key] = _each(lambda n, dim: _gride(_power(n), dim)[_AT_SCALES[key]], points, dim)  # noqa: B023 - at once
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
-    known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
+    known |= {str(key): zero for key in values if str(key).startswith(("mean_cosine_", "massive_fraction"))}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)

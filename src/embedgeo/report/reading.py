@@ -142,9 +142,9 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-            tokens, planes, spectra = (
+            tokens, planes, spectra, coordinates = (
                 {steps[name]: path for name, path in sorted(sweep.tables(kind).items()) if name in steps}
-                for kind in ("tokens", "projections", "spectra")
+                for kind in ("tokens", "projections", "spectra", "coordinates")
             )
             drawn = thinned(len(tokens), 3) if tokens else []
             layers = set(records["layer"])
@@ -157,6 +157,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
                 projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
                 spectra=read_spectra(spectra, set(filter(is_along, layers))),
+                coordinates=_read_coordinates(coordinates, layers),
                 failures=failures,
                 apart=apart if series in apart else {},
             )
@@ -172,6 +173,16 @@ def _read_drawable(paths: Mapping[int, Path], layers: Collection[str]) -> dict[i
     for step, path in paths.items():
         found[step] = _drawable(read_table(path), layers)
     return {step: table for step, table in found.items() if (table["token_id"] >= 0).any()}
+
+
+def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
+    """Tables of coordinates that have any, in the order of steps: those of known shares at layers of the model."""
+    found = {step: read_table(paths[step]) for step in sorted(paths)}
+    along = [layer for layer in layers if is_along(layer)]
+    for step, table in found.items():
+        is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0) & table["layer"].isin(along)
+        found[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
+    return {step: table for step, table in found.items() if len(table)}
 
 
 def _drawable(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:

@@ -46,6 +46,7 @@ class Run:
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         spectra: eigenvalues of some checkpoints, by step: see `embedgeo.report.spectra.read_spectra`.
+        coordinates: tables of the largest coordinates of all checkpoints that have one, by step.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
@@ -64,6 +65,7 @@ class Run:
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     spectra: dict[int, pd.DataFrame] = field(default_factory=dict)
+    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     has_steps: bool = True

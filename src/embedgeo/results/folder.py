@@ -25,8 +25,9 @@ class SweepFolder:
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
     - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane; and ``spectra/<name>.parquet``: all eigenvalues.
-      They are written before the records; so is ``samples/<name>.safetensors``, where asked for: see
+      them with their moments, the most frequent ones in the plane; ``spectra/<name>.parquet``: all eigenvalues; and
+      ``coordinates/<name>.parquet``: the largest coordinates. They are written before the records; so is
+      ``samples/<name>.safetensors``, where asked for: see
       `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.

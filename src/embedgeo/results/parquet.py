@@ -33,10 +33,14 @@ SCHEMA = pa.schema(
 
 _AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _BY_TYPE = [*_AT_LAYER, ("token_id", pa.int64()), ("n", pa.float64())]
+_OF_COORDINATES = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
 TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
     "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
     "spectra": pa.schema([*_AT_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
+    "coordinates": pa.schema(
+        [*_AT_LAYER, ("coordinate", pa.int64()), *((name, pa.float64()) for name in _OF_COORDINATES)]
+    ),
     "vocabulary": pa.schema(
         [
             *(field for field in _BY_TYPE if field[0] != "n"),
@@ -52,7 +56,8 @@ TABLES = {
 """Columns of the tables beside the records, by their folder.
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of spectra: the eigenvalues of the covariance
-of n rows, descending, ``index`` from 1.
+of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
+`embedgeo.OutlierCoordinates.coordinates`.
 """
 
 

@@ -82,7 +82,8 @@ class SweepSettings:
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`.
+        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; ``coordinates`` also writes
+            ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
@@ -188,7 +189,8 @@ class SweepSettings:
     @property
     def tables(self) -> list[str]:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
-        return ["tokens", "projections"] * self.token_tables + ["spectra"] * self.spectrum
+        of_layers = ["spectra"] * self.spectrum + ["coordinates"] * ("coordinates" in self.extra)
+        return ["tokens", "projections"] * self.token_tables + of_layers
 
     @property
     def layer_patterns(self) -> str | list[str]:

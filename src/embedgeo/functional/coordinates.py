@@ -1,0 +1,209 @@
+"""Coordinates that stand out, and massive activations: power moments and shares of each coordinate, in O(d).
+
+Sources: Pébay 2008 (SAND2008-6212) for the merge of third and fourth central moments; Timkey & van Schijndel 2021
+(arXiv 2109.04404) for a coordinate's share of the mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive
+activations, and for those of first positions.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
+from embedgeo.functional.moments import ratio, row_chunks, without_rounding
+from embedgeo.functional.precision import accumulator_dtype, state_device
+
+_MASSIVE, _TIMES = 100.0, (100.0, 1000.0)
+"""Sun et al.: over 100, and over 1000 times the median."""
+
+
+class CoordinateMoments(NamedTuple):
+    """Power moments of each coordinate, and massive activations; of first positions and of the rest apart.
+
+    The leading axis of all of them, of length 2, is over these two groups of rows.
+
+    Attributes:
+        n: number of rows, shape (2,).
+        mean: shape (2, d).
+        m2: squared deviations from it, summed over rows, shape (2, d).
+        m3: their third powers.
+        m4: their fourth powers.
+        max_abs: the largest magnitude, shape (2, d).
+        massive: number of rows with an entry of a magnitude over 100 that is over 1000 times the median one of its row;
+            over 100 times that; over 1000 times that; shape (2, 3).
+        direction_sum: sum of the rows scaled to norm 1, shape (2, d).
+    """
+
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
+    m3: Tensor
+    m4: Tensor
+    max_abs: Tensor
+    massive: Tensor
+    direction_sum: Tensor
+
+    @classmethod
+    def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
+        """The moments of no rows."""
+        shapes: tuple[tuple[int, ...], ...] = ((), (3,), (dim,))
+        n, massive, row = (torch.zeros(2, *shape, dtype=torch.float64, device=device) for shape in shapes)
+        return cls(n, row, row, row, row, row, massive, row)
+
+    def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
+        """The moments of the rows of both."""
+        both = CoordinateMoments(*map(torch.stack, zip(self, other, strict=True)))
+        return both._reduced(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
+
+    def all_reduce(self, group: Any = None) -> "CoordinateMoments":
+        """The moments of the rows of all ranks."""
+        return self._reduced(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
+
+    def pooled(self) -> "CoordinateMoments":
+        """The moments of the rows of both groups together, without the leading axis."""
+        return self._reduced(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
+
+    def of_group(self, group: int) -> "CoordinateMoments":
+        """The moments of first positions (0) or of the rest (1), without the leading axis."""
+        return CoordinateMoments(*(each[group] for each in self))
+
+    def _reduced(self, total: Any, largest: Any) -> "CoordinateMoments":
+        """Merge parts, which are other ranks' or lie along a leading axis: the mean first, then what is about it."""
+        n = total(self.n)
+        mean = total(self.n[..., None] * self.mean) / n.clamp(min=1)[..., None]
+        shift = self.mean - mean
+        squares = shift.square()
+        return CoordinateMoments(
+            n,
+            mean,
+            total(self.m2 + self.n[..., None] * squares),
+            total(self.m3 + 3 * shift * self.m2 + self.n[..., None] * shift * squares),
+            total(self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + self.n[..., None] * squares.square()),
+            largest(self.max_abs),
+            total(self.massive),
+            total(self.direction_sum),
+        )
+
+
+def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMoments:
+    """The moments of the coordinates of ``x``, shape (n, d), of any floating dtype, in float64.
+
+    Args:
+        x: the rows.
+        is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of them.
+    """
+    found = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
+    for chunk in row_chunks(x):
+        rows = x[chunk].to(accumulator_dtype(x.device))
+        first = rows.new_ones(len(rows), dtype=torch.bool) if is_first is None else is_first[chunk]
+        groups = [_of_rows(rows[first]), _of_rows(rows[~first])]
+        found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
+    return found
+
+
+def _of_rows(rows: Tensor) -> CoordinateMoments:
+    """The moments of rows in the accumulator's dtype, without the leading axis; they may be none."""
+    n, dim = rows.shape
+    device = state_device(rows.device)
+    if not n:
+        return CoordinateMoments.empty(dim, device=device).of_group(0)
+    near = rows.mean(0)
+    centred = rows - near
+    residual = centred.mean(0)  # float32 cannot hold the mean to a small part of the spread
+    centred -= residual
+    squares, magnitude = centred.square(), rows.abs()
+    largest = magnitude.amax(1)
+    # the median is below a bound only where over half of the entries are: it is needed of few rows
+    bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
+    places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
+    largest = largest[places]
+    median = magnitude[places].topk(dim // 2 + 1).values[:, (dim - 1) // 2 :].mean(1)
+    over = [largest > times * median for times in _TIMES]
+    massive = torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
+    norm = torch.linalg.vector_norm(rows, dim=1)
+    sums = (
+        *(near, residual, squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)),
+        *(magnitude.amax(0), massive, torch.where(norm > 0, 1 / norm, 0) @ rows),
+    )
+    near, residual, *others = (each.to(device).double() for each in sums)
+    return CoordinateMoments(near.new_full((), n), near + residual, *others)
+
+
+def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor) -> dict[str, Tensor]:
+    """What each coordinate holds of the rows' geometry.
+
+    A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with itself among them: the
+    square of its mean over the unit rows, over the sum of these squares (Timkey & van Schijndel 2021, equation 3, who
+    draw pairs). It is high by about 1/n of what is not common to the rows: read it where the mean cosine is well over
+    1/n.
+
+    Args:
+        n: number of rows, scalar.
+        mean: mean row, shape (d,).
+        m2: squared deviations from it, summed over rows, shape (d,).
+        direction_sum: sum of the rows scaled to norm 1, shape (d,).
+
+    Returns:
+        ``mean`` (embedding units) and ``variance`` (population, squared ones); ``share_of_M``, ``share_of_V`` and
+        ``share_of_cosine``, each of which sums to 1; shape (d,), NaN where undefined: no rows, or a sum of 0.
+
+    >>> shares = coordinate_shares(torch.tensor(2.0), torch.tensor([3.0, 1]), torch.tensor([0.0, 8]), torch.ones(2))
+    >>> [shares[f"share_of_{whole}"].tolist() for whole in ("M", "V", "cosine")]
+    [[0.8999999761581421, 0.10000000149011612], [0.0, 1.0], [0.5, 0.5]]
+    """
+    m2 = without_rounding(m2, n, mean)
+    squares, directions = mean.square(), direction_sum.square()
+    return {
+        "mean": torch.where(n > 0, mean, torch.nan),
+        "variance": ratio(m2, n),
+        "share_of_M": ratio(squares, squares.sum()),
+        "share_of_V": ratio(m2, m2.sum()),
+        "share_of_cosine": ratio(directions, directions.sum()),
+    }
+
+
+def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
+    """Excess kurtosis n Σ(x − mean)⁴ / (Σ(x − mean)²)² − 3 of each coordinate, without the leading axis: shape (d,).
+
+    That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a coordinate does not vary.
+    """
+    m2 = without_rounding(moments.m2, moments.n, moments.mean)
+    return ratio(moments.n * moments.m4, m2.square()) - 3
+
+
+def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
+    """The `coordinate_shares` of all rows, and ``kurtosis`` and ``max_abs`` of each coordinate, shape (d,)."""
+    whole = moments.pooled()
+    return {
+        **coordinate_shares(whole.n, whole.mean, whole.m2, whole.direction_sum),
+        "kurtosis": excess_kurtosis(whole),
+        "max_abs": torch.where(whole.n > 0, whole.max_abs, torch.nan),
+    }
+
+
+def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
+    """Values that say whether coordinates and rows stand out, of all rows, first positions and the rest.
+
+    Returns:
+        ``kurtosis``, the mean over the coordinates that vary of their `excess_kurtosis`; ``max_abs``, the largest
+        magnitude; ``massive_fraction``, the share of the rows with a massive activation: an entry of a magnitude over
+        100 that is over 1000 times the median magnitude of its row (the mean of the two in the middle, where d is
+        even); ``massive_fraction_100x`` and ``massive_fraction_1000x``, that of the rows with an entry over 100 and
+        1000 times that median, however large; and each of these with ``_first`` and ``_rest``. What too few rows leave
+        undefined is NaN. Sun et al. take the median over a sequence; that of a row is known whatever else is in a
+        batch, and at a massive row it is about the same.
+    """
+    groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
+    values: dict[str, dict[str, Tensor]] = {}
+    for suffix, of in groups.items():
+        fractions = ratio(of.massive, of.n)
+        values[suffix] = {
+            "kurtosis": excess_kurtosis(of).nanmean(),
+            "max_abs": torch.where(of.n > 0, of.max_abs.max(), torch.nan),
+            "massive_fraction": fractions[0],
+            "massive_fraction_100x": fractions[1],
+            "massive_fraction_1000x": fractions[2],
+        }
+    return {key + suffix: values[suffix][key] for key in values[""] for suffix in groups}

@@ -1,0 +1,73 @@
+"""Coordinates that stand out, and massive activations."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.coordinates import CoordinateMoments, coordinate_table, outlier_values, row_coordinates
+from embedgeo.functional.rows import Rows
+from embedgeo.metrics.base import GeometryMetric
+
+
+class OutlierCoordinates(GeometryMetric):
+    """Outlier coordinates and massive activations, also of first positions and of the rest apart (attention sinks).
+
+    ``compute()`` returns float64 scalars: ``kurtosis``, the mean over coordinates of the excess kurtosis over rows;
+    ``max_abs``, the largest magnitude of an entry; ``massive_fraction``, the share of the rows with an entry of a
+    magnitude over 100 that is over 1000 times the median magnitude of its row; ``massive_fraction_100x`` and
+    ``massive_fraction_1000x``, over 100 and 1000 times that median, whatever the magnitude; and each of these with
+    ``_first``, of the first row of each sequence that counts, and with ``_rest``, of the other rows: see
+    `embedgeo.functional.outlier_values`. What too few rows leave undefined is NaN.
+
+    "First" is what is left as such: with ``skip_first_positions=k`` it is position k + 1, and where the first row has
+    a NaN or Inf, the next one. Where each row is a sequence of its own, all of them are first ones: that is so of
+    (n, d) rows without ``sequence_ids`` and of ``rows="mean"``, ``"first"`` and ``"last"``.
+
+    Memory is O(d): 12 numbers a coordinate. It is not among the
+    default metrics, for it takes about as long as `TokenMoments`.
+
+    Sources: Pébay 2008 for the merge; Timkey & van Schijndel 2021; Sun et al. 2024.
+
+    Args:
+        dim: d, the width of the embeddings.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = OutlierCoordinates(4)
+    >>> metric.update(torch.tensor([[[0.1, 0.1, 0.1, 900.0], [1.0, -1.0, 0.5, 2.0], [0.5, 1.0, 1.0, 2.0]]]))
+    >>> values = metric.compute()
+    >>> [round(values[key].item(), 3) for key in ("massive_fraction", "massive_fraction_first", "max_abs_rest")]
+    [0.333, 1.0, 2.0]
+    """
+
+    plotted = ("massive_fraction", "massive_fraction_first", "massive_fraction_rest")
+
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__(dim, **kwargs)
+        self.declare(CoordinateMoments.empty(dim))
+
+    def update_states(self, rows: Rows) -> None:
+        self.extend(row_coordinates(rows.embeddings, rows.ids.is_first))
+
+    def coordinates(self) -> dict[str, Tensor]:
+        """What each coordinate holds, shape (d,), float64, in their order; NaN where undefined.
+
+        ``mean``, ``variance``, ``share_of_M``, ``share_of_V`` and ``share_of_cosine`` are those of
+        `EmbeddingMoments.coordinates`; beside them the excess ``kurtosis`` and the largest magnitude ``max_abs``. They
+        are of the rows that this process has seen or, within ``sync_context()``, those of all ranks.
+        """
+        return coordinate_table(self.load(CoordinateMoments))
+
+    def largest_coordinates(self, most: int = 16) -> dict[str, Tensor]:
+        """``coordinate``, their places, and what `coordinates` says of those with the largest shares, ascending.
+
+        They are the ``most`` with the largest share of each of M, V and the mean cosine together; empty without rows.
+        """
+        table = self.coordinates()
+        shares = [table[f"share_of_{whole}"].nan_to_num(nan=-1) for whole in ("M", "V", "cosine")]
+        places = torch.cat([share.topk(min(most, self.dim)).indices for share in shares]).unique()
+        places = places[~table["mean"][places].isnan()]
+        return {"coordinate": places, **{name: column[places] for name, column in table.items()}}
+
+    def compute(self) -> dict[str, Tensor]:
+        return outlier_values(self.load(CoordinateMoments))

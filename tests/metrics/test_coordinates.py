@@ -1,0 +1,192 @@
+"""Outlier coordinates and massive activations, against loops over rows and scipy's kurtosis."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedgeo import observe
+from embedgeo.metrics import EmbeddingMoments, OutlierCoordinates, TokenMoments, default_metrics, extra_metrics
+from tests import references
+from tests.data import all_nan, assert_values, floats, gaussian, texts
+from tests.models import gpt_neox, token_batch
+
+DIM = 6
+DTYPES = {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def batch(num_sequences=12, positions=9, dim=DIM, *, mean=0.0, seed=0):
+    """Skewed rows with a large coordinate, and massive entries at some first positions and at a few others."""
+    x = mean + gaussian(num_sequences * positions, dim, seed=seed).exp().view(num_sequences, positions, dim)
+    x[..., 1] *= -30
+    x[: num_sequences // 2, 0, 2] = 900 + 1e5 * x[: num_sequences // 2, 0, 2].abs()
+    x[1, 3, 4], x[2, 5, 0], x[3, 0, 3] = 4e4, -2e5, 250.0
+    return x
+
+
+def first_of(positions, num_sequences):
+    return (torch.arange(positions) == 0).repeat(num_sequences)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("dim", [1, 2, 5, 6])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_equal_the_naive_ones(dtype, dim, mean):
+    if dtype == "fp16" and mean:
+        pytest.skip("beyond its range")
+    dtype = DTYPES[dtype]
+    x = batch(dim=max(dim, 5), mean=mean)[..., :dim].to(dtype)
+    if dtype == torch.float16:
+        x = x.clamp(-6e4, 6e4)
+    metric = OutlierCoordinates(dim)
+    metric.update(x[:5])
+    metric.update(x[5:])
+    expected = references.outliers(x.double().view(-1, dim), first_of(9, 12))
+    values = metric.compute()
+    assert values.keys() == expected.keys()
+    assert_values(values, expected, rtol=1e-9)
+
+
+def test_massive_activations_of_first_positions_are_told_from_the_rest():
+    x = gaussian(4000, 64).view(40, 100, 64)
+    x[:30, 0, 7] = 5000.0
+    x[:, 1:, 7] += 3
+    metric = OutlierCoordinates(64)
+    metric.update(x)
+    values = floats(metric.compute())
+    assert values["massive_fraction_first"] == 30 / 40
+    assert values["massive_fraction_rest"] == 0
+    assert values["massive_fraction"] == 30 / 4000
+    assert (values["max_abs_first"], values["max_abs"]) == (5000, 5000)
+    assert values["max_abs_rest"] < 10
+    assert values["kurtosis"] > 2 > abs(values["kurtosis_rest"])
+
+
+def test_an_entry_must_be_over_100_and_over_1000_times_the_median_of_its_row():
+    x = torch.full((1, 5, 5), 0.1)
+    x[0, 4] = 1.0
+    x[0, :, 2] = torch.tensor([99.0, 100.0, 100.5, 101.0, 101.0])
+    metric = OutlierCoordinates(5)
+    for scale, massive in ((1, 2), (0.1, 0)):
+        metric.reset()
+        metric.update(scale * x)
+        values = floats(metric.compute())
+        assert values["massive_fraction"] == massive / 5
+        assert (values["massive_fraction_1000x"], values["massive_fraction_100x"]) == (2 / 5, 1)
+
+
+def test_the_kurtosis_is_the_mean_over_the_coordinates_that_vary():
+    x = gaussian(500, 4)
+    x[:, 1], x[:, 3] = 0.1, x[:, 3] ** 3
+    metric = OutlierCoordinates(4)
+    metric.update(x)
+    fourth = ((x - x.mean(0)) ** 4).mean(0) / x.var(0, correction=0) ** 2 - 3
+    assert float(metric.compute()["kurtosis"]) == pytest.approx(float(fourth[[0, 2, 3]].mean()), rel=1e-9)
+    assert metric.coordinates()["kurtosis"].isnan().tolist() == [False, True, False, False]
+
+
+TEXTS, _, SEQUENCES = texts(200, DIM, mean=100.0)
+TEXTS[:, 4:] **= 3
+FIRST = torch.tensor([sequence not in SEQUENCES[:i] for i, sequence in enumerate(SEQUENCES)])
+OF_TEXTS, SHARES = references.outliers(TEXTS, FIRST), references.coordinate_shares(TEXTS)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=20, max_size=20), st.booleans())
+def test_any_split_of_sequences_over_updates_and_metrics_gives_the_values_of_all(places, merges):
+    whole = OutlierCoordinates(DIM)
+    for group in range(4):
+        of = torch.tensor(places)[(SEQUENCES + 5) // 10**12] == group
+        part = OutlierCoordinates(DIM) if merges else whole
+        part.update(TEXTS[of], sequence_ids=SEQUENCES[of])
+        if merges:
+            whole.merge_state(part)
+    assert_values(whole.compute(), OF_TEXTS, rtol=1e-9)
+    for name, column in SHARES.items():
+        np.testing.assert_allclose(whole.coordinates()[name], column, rtol=1e-9)
+
+
+def test_the_first_row_is_the_first_that_counts():
+    x = batch()
+    mask = torch.ones(12, 9, dtype=torch.bool)
+    mask[:4, :2], mask[5] = False, False
+    x[6, 0, 0] = torch.nan
+    counted = mask & x.isfinite().all(-1)
+    is_first = counted & (counted.cumsum(1) == 1)
+    metric = OutlierCoordinates(DIM)
+    metric.update(x, mask=mask)
+    assert_values(metric.compute(), references.outliers(x[counted], is_first[counted]), rtol=1e-9)
+
+
+def test_a_row_of_no_sequence_is_one_of_its_own():
+    x = batch().view(-1, DIM)
+    metric = OutlierCoordinates(DIM)
+    metric.update(x)
+    values = floats(metric.compute())
+    assert all_nan({key: value for key, value in values.items() if key.endswith("_rest")})
+    assert values["kurtosis"] == values["kurtosis_first"]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_what_too_few_rows_leave_undefined_is_nan(rows):
+    metric = OutlierCoordinates(3)
+    metric.update(torch.ones(rows, 4, 3)[:, :1])
+    values = floats(metric.compute())
+    keys = ("max_abs", "massive_fraction", "massive_fraction_100x", "massive_fraction_1000x")
+    defined = {key + suffix for key in keys for suffix in ("", "_first")} if rows else set()
+    assert {key for key, value in values.items() if not math.isnan(value)} == defined
+    table = metric.coordinates()
+    assert table["mean"].isnan().all() == (rows == 0)
+    assert table["share_of_V"].isnan().all()
+    assert len(metric.largest_coordinates()["coordinate"]) == 3 * rows
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("kind", [EmbeddingMoments, TokenMoments, OutlierCoordinates])
+def test_shares_of_coordinates_equal_the_naive_ones(kind, mean):
+    x = batch(mean=mean).view(-1, DIM)
+    x[7] = 0
+    metric = kind(DIM)
+    ids = torch.arange(len(x)) % 5
+    metric.update(x[:40], ids[:40])
+    metric.update(x[40:], ids[40:])
+    table = metric.coordinates()
+    for name, column in references.coordinate_shares(x).items():
+        assert table[name].dtype == torch.float64
+        np.testing.assert_allclose(table[name], column, rtol=1e-9)
+    assert all(float(table[f"share_of_{whole}"].sum()) == pytest.approx(1) for whole in ("M", "V", "cosine"))
+    if "top_dim_share" in metric.compute():
+        assert float(table["share_of_V"].max()) == pytest.approx(float(metric.compute()["top_dim_share"]), rel=1e-12)
+
+
+def test_coordinates_of_a_count_range_are_refused():
+    with pytest.raises(ValueError, match="coordinates need all rows; got count_range"):
+        TokenMoments(3, (2, 9)).coordinates()
+
+
+def test_the_largest_coordinates_are_those_of_each_share():
+    x = batch(dim=40).view(-1, 40)
+    metric = OutlierCoordinates(40)
+    metric.update(x)
+    largest, table = metric.largest_coordinates(3), metric.coordinates()
+    wanted = {int(i) for share in ("M", "V", "cosine") for i in table[f"share_of_{share}"].argsort()[-3:]}
+    assert largest["coordinate"].tolist() == sorted(wanted)
+    assert largest["kurtosis"].equal(table["kurtosis"][largest["coordinate"]])
+
+
+def test_it_is_measured_where_it_is_asked_for_by_name():
+    assert not any(isinstance(metric, OutlierCoordinates) for metric in default_metrics(3))
+    assert isinstance(extra_metrics(3, ["coordinates"])[0], OutlierCoordinates)
+    torch.manual_seed(0)
+    model = gpt_neox().eval()
+    with observe(model, metrics=lambda dim: default_metrics(dim, extra=["coordinates"])) as geometry, torch.no_grad():
+        inputs = token_batch(padding="left")
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    mask = inputs["attention_mask"].bool()
+    is_first = (mask & (mask.cumsum(1) == 1))[mask]
+    for layer, hidden in {"embed": states[0], "block.00": states[1]}.items():
+        expected = references.outliers(hidden[mask], is_first)
+        assert_values(geometry.compute()[layer], expected, rtol=1e-5)
