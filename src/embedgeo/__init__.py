@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from embedgeo.metrics import Anisotropy as Anisotropy
     from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
+    from embedgeo.metrics import NextTokenGeometry as NextTokenGeometry
     from embedgeo.metrics import TokenMoments as TokenMoments
+    from embedgeo.metrics import TokenSimilarity as TokenSimilarity
     from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
@@ -34,8 +36,10 @@ _MODULES = {
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
+    "NextTokenGeometry": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
+    "TokenSimilarity": "metrics",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

@@ -8,12 +8,20 @@ import torch
 from scipy import special, stats
 
 from embedgeo.functional import anisotropy_null, twonn_dimension
-from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    NextTokenGeometry,
+    TokenMoments,
+    TokenSimilarity,
+)
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, KEYS, TWONN, keys_under
 
-DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
+DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 40, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share"}
@@ -29,7 +37,12 @@ def all_values(x, ids):
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
         AfterProcessing(x.shape[1]),
     ]
-    return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
+    metrics = [updated(metric, x, ids) for metric in metrics]
+    for metric in (TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
+        metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
+        metrics.append(metric)
+    metrics[-1].set_unembedding(gaussian(1 + int(ids.max()), x.shape[1], seed=1))
+    return {key: value for metric in metrics for key, value in floats(metric.compute()).items()}
 
 
 def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
@@ -55,6 +68,8 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert of_sketch - of_scatter == {"anisotropy_error", "participation_ratio_error"}
     assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
+    assert updated(TokenSimilarity(6), x, ids).compute().keys() == keys_under("Similarity")
+    assert updated(NextTokenGeometry(6), x, ids).compute().keys() == keys_under("Next")
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +111,12 @@ def exact_values(n, d, T):
         "anisotropy_whitened": 1 / min(n - 1, d),
         "duplicate_fraction": 0,
         "n_points": n // BATCH * BATCH,
+        "unembedding_alignment": 0,
+        **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
     }
 
 
-def rough_values(n, d, dimension):
+def rough_values(n, d, T, dimension):
     """The others: value, and relative tolerance; expectations of ratios are taken as ratios of expectations."""
     counts = COUNTS[COUNTS >= 10].double()
     a, b, c = (1 / counts).var(correction=0), (1 / counts**2).mean(), ((counts - 1) / counts**2).mean()
@@ -107,7 +124,10 @@ def rough_values(n, d, dimension):
     def slope(values):
         return stats.linregress(counts.log10(), (1 + values).log10()).slope
 
+    num_labelled = n - -(-n // LENGTH)
     return {
+        "nc1": ((num_labelled - T) / (T - 1) * d * (T - 1) / (d * (T - 1) - 2), 0.01),
+        "unembedding_alignment_std": (1 / math.sqrt(d), 0.05),
         "norm_cv": (math.sqrt(1 / norm_ratio(d) ** 2 - 1), 0.01),
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
@@ -127,6 +147,7 @@ def rough_values(n, d, dimension):
         "anisotropy_z_scored": (null(n), 0.02),
         "anisotropy_top3_removed": (null(n), 0.05),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
+        **{f"intra_sentence_similarity{how}": (1 / math.sqrt(LENGTH), 0.02) for how in ("", "_adjusted")},
         **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
     }
 
@@ -142,7 +163,7 @@ def null(n):
 
 def test_random_rows_show_the_values_of_the_last_column(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
-    rough = rough_values(len(IDS), DIM, float(draws["intrinsic_dimension"].mean()))
+    rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()))
     with_a_value = {key for key, text in GAUSSIAN.items() if text}
     assert exact.keys() | rough.keys() | SIMULATED | {"intrinsic_dimension"} == with_a_value
     assert not exact.keys() & rough.keys()

@@ -22,6 +22,7 @@ KIND = pytest.mark.parametrize("kind", KINDS)
 DIM, N = 4, 120
 POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
 LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
+SIMILARITIES = ("self_similarity", "different_token_similarity")
 
 
 def rows(seed=0):
@@ -351,6 +352,7 @@ def untouched(metric):
 ONE_ROW = {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine"),
+    *SIMILARITIES,
 }
 
 
@@ -399,6 +401,7 @@ ABOUT_THE_ORIGIN = {
     "norm_cv",
     "norm_max",
     "Q_t_cv",
+    *(f"{key}{adjusted}" for key in SIMILARITIES for adjusted in ("", "_adjusted")),
 } | LINES
 PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"}
 SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}

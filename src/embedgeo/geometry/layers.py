@@ -22,6 +22,7 @@ from embedgeo.geometry import saving, tables
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.pooling import pooled
+from embedgeo.geometry.unembedding import Unembedding
 from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
 from embedgeo.metrics.auto import for_token_types, metric_factory
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
@@ -96,6 +97,7 @@ class Geometry:
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
         require_distinct_keys(self.make_metrics)
+        self._unembedding = Unembedding(model, self.make_metrics)
         self.settings |= {"metrics": saving.described_metrics(self.make_metrics), "jackknife": jackknife}
         self._device = state_device(device or weights_device(model))
         self._group, self._stage_group, self._is_off = process_group, stage_group, False
@@ -110,7 +112,7 @@ class Geometry:
 
     def hand_over(self) -> HandedOver:
         """Give the rows seen so far away, to a thread that computes their numbers; every rank must call this."""
-        handed_over = HandedOver(computing(self._reached), self.why_silent())
+        handed_over = HandedOver(computing(lambda: self._reached(copied=True)), self.why_silent())
         self._metrics = {}
         self.reset()
         return handed_over
@@ -233,7 +235,7 @@ class Geometry:
         given = {"device": self._device, "process_group": self._group, "jackknife": self.settings["jackknife"]}
         return self._metrics.setdefault(layer_name, LayerMetrics(self.make_metrics, dim, **given))
 
-    def _reached(self) -> list[Reached]:
+    def _reached(self, *, copied: bool = False) -> list[Reached]:
         """The layers that have rows on any rank, with their indices and metrics."""
         widths = [self._metrics[each.name].dim if each.name in self._metrics else 0 for each in self.layers]
         if is_distributed():
@@ -242,5 +244,6 @@ class Geometry:
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, dim, device=self._device)
                 self._add_metrics(layer.name, dim).update(no_rows, no_rows[:, 0].long(), None, None)
+        self._unembedding.give(self._metrics.values(), copied=copied)
         reached = [(i, layer) for i, layer in enumerate(self.layers) if layer.name in self._metrics]
         return [Reached(i, layer, self._metrics[layer.name]) for i, layer in reached]

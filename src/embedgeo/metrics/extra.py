@@ -4,7 +4,13 @@ from collections.abc import Callable, Sequence
 
 from torchmetrics import Metric
 
-EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {}
+from embedgeo.metrics.next_token import NextTokenGeometry
+from embedgeo.metrics.similarity import TokenSimilarity
+
+EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {
+    "next_token": lambda dim, seed: NextTokenGeometry(dim),
+    "similarity": lambda dim, seed: TokenSimilarity(dim),
+}
 """What makes each of them, given the width of a layer and the seed of samples."""
 
 

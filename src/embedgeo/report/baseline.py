@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 
 _SPECTRUM = {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
 _OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2", *(f"{x}_freq_{y}" for x in "QMV" for y in ("slope", "r2"))}
+_SIMILARITIES = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 SIZES = ("n", "Q", "token_types", "anisotropy_null", "n_points")
 """Metrics that the baselines of others follow from."""
 
@@ -69,12 +70,14 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
+        "unembedding_alignment": zero,
+        "unembedding_alignment_std": np.sqrt(1 / dim),
     }
     if "intrinsic_dimension" in values:  # of at most 4096 rows, the size of a batch
         points = values.get("n_points", n)
         known["intrinsic_dimension"] = _each(lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), points, dim)
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
-    known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
+    known |= {str(key): zero for key in values if str(key).startswith(("mean_cosine_", *_SIMILARITIES))}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)
