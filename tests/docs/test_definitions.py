@@ -112,6 +112,7 @@ def exact_values(n, d, T):
         "duplicate_fraction": 0,
         "n_points": n // BATCH * BATCH,
         "unembedding_alignment": 0,
+        "cdnv_pairs": 0,
         **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
     }
 

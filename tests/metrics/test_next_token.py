@@ -44,10 +44,12 @@ def naive_values(x, labels, sequences, unembedding, most=1000):
         for m, other, others, _ in frequent[:i]:
             distance, of_sample = ((mean - other) ** 2).sum(), (variance * n / (n - 1), others * m / (m - 1))
             plug_in.append((variance + others) / (2 * distance))
-            corrected.append((sum(of_sample), distance - of_sample[0] / n - of_sample[1] / m))
+            corrected.append((sum(of_sample), distance, of_sample[0] / n + of_sample[1] / m))
     center = sum(n * mean for n, mean, _, _ in frequent) / sum(n for n, _, _, _ in frequent)
     cosines = [(mean - center) @ w / np.linalg.norm(mean - center) / np.linalg.norm(w) for _, mean, _, w in frequent]
-    told_apart = [variance / (2 * distance) for variance, distance in corrected if distance > 0]
+    told_apart = [
+        variance / (2 * (distance - noise)) for variance, distance, noise in corrected if distance > 2 * noise
+    ]
     return {
         "nc1": split["V_W"] / split["V_B"],
         "nc1_unbiased": unbiased["V_W_unbiased"] / unbiased["V_B_unbiased"],
@@ -154,6 +156,17 @@ def test_the_correction_takes_the_noise_out_of_the_variance_and_of_the_distance(
     assert mean["cdnv_plugin"] < 0.4
 
 
+def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
+    """Not any: pairs whose means differ by little more than noise would else outweigh all others."""
+    labels = torch.arange(30).repeat(10)
+    metric = NextTokenGeometry(64)
+    metric.update(gaussian(600, 64).view(300, 2, 64), labels.repeat_interleave(2).view(300, 2))
+    values = floats(metric.compute())
+    assert (values["next_token_types"], values["cdnv_pairs"]) == (30, 0)
+    assert math.isnan(values["cdnv"])
+    assert values["cdnv_plugin"] == pytest.approx(4.5, rel=0.1)
+
+
 def test_means_along_the_output_embedding_are_aligned():
     labels = torch.arange(DIM).repeat(12)
     x = 3 * torch.eye(DIM)[labels].repeat_interleave(2, dim=0)
@@ -214,6 +227,17 @@ def test_a_model_gives_its_own_output_embedding():
         metric.update(x, batch["input_ids"], batch.get("attention_mask"))
         assert_values(values[layer], metric.compute(), rtol=1e-6)
         assert not math.isnan(values[layer]["unembedding_alignment"])
+
+
+def test_the_weights_are_held_until_the_values_are_computed():
+    """A sweep frees the model before that."""
+    model = gpt_neox().eval()
+    with torch.no_grad(), observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+        model(**token_batch())
+    expected = geometry.compute()["final_norm"]["unembedding_alignment"]
+    assert not math.isnan(expected)
+    model.to("meta")
+    assert geometry.compute()["final_norm"]["unembedding_alignment"] == expected
 
 
 def test_a_model_without_an_output_embedding_has_no_alignment():

@@ -62,8 +62,9 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
 
     Returns:
         ``cdnv``, with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
-        σ_t² / n_t: of the pairs for which something is left of it, whose share is ``cdnv_pairs``; and ``cdnv_plugin``,
-        as published, of the rows seen.
+        σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the
+        inverse of what is near 0 by chance would outweigh all others; and ``cdnv_plugin``, as published, of the rows
+        seen.
 
     >>> from embedgeo.functional import token_table
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
@@ -76,16 +77,17 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     noise = sample / n
     is_pair = ~torch.eye(len(n), dtype=torch.bool, device=n.device)
 
-    def mean_ratio(variance: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over the pairs with a positive squared distance, and their number."""
-        kept = is_pair & (distances > 0)
+    def mean_ratio(variance: Tensor, distances: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over the pairs with a squared distance above the least one, and their number."""
+        kept = is_pair & (distances > least)
         each = (variance[:, None] + variance) / (2 * distances)
         return ratio(torch.where(kept, each, 0).sum(), kept.sum()), kept.sum()
 
-    value, num_pairs = mean_ratio(sample, squares - (noise[:, None] + noise))
+    both = noise[:, None] + noise
+    value, num_pairs = mean_ratio(sample, squares - both, both)
     return {
         "cdnv": value,
-        "cdnv_plugin": mean_ratio(plug_in, squares)[0],
+        "cdnv_plugin": mean_ratio(plug_in, squares, torch.zeros_like(squares))[0],
         "cdnv_pairs": ratio(num_pairs.to(n.dtype), is_pair.sum()),
     }
 

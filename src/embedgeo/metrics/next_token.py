@@ -22,7 +22,7 @@ class NextTokenGeometry(GeometryMetric):
 
     ``compute()`` returns ``nc1`` and ``nc1_unbiased``, the variance within over that between these types, of all rows;
     and of the frequent ones, ``next_token_types`` of them: the class-distance normalized variance ``cdnv``, with its
-    bias corrected, of the share ``cdnv_pairs`` of pairs of types whose distance exceeds its noise, and ``cdnv_plugin``
+    bias corrected, of the share ``cdnv_pairs`` of pairs whose distance stands out of noise, and ``cdnv_plugin``,
     as published; ``unembedding_alignment`` and ``unembedding_alignment_std``, mean and sample standard deviation of the
     cosine of a type's mean, less that of all these rows, with its row of the output embedding. What too few rows leave
     undefined is NaN, and so are the alignments without an output embedding: `Geometry` gives the model's, by hand it is

@@ -70,7 +70,8 @@ NEXT_TOKEN = {
     "cdnv_pairs": Term(
         "next tokens told apart",
         "share of the pairs of frequent next tokens",
-        "Pairs whose means are further apart than noise explains on average: a half where there is noise alone.",
+        "Pairs whose squared distance is more than twice what noise alone would make it: those that the class-distance "
+        "normalized variance is the mean of.",
     ),
     "unembedding_alignment": Term(
         "alignment with the unembedding",
