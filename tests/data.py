@@ -84,7 +84,6 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
         "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
-        "TokenMoments by the next token": TokenMoments(dim, labels="next", **kwargs),
         "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
         "TokenSimilarity": TokenSimilarity(dim, **kwargs),
     }
