@@ -337,7 +337,7 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
     assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
     finite = {key for key, value in values.items() if math.isfinite(value)}
     if seen == 0:
-        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"}
+        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
     if seen == 1 and kind == "EmbeddingMoments":
         assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
     full = updated(metrics(DIM)[kind], x, ids).compute()
