@@ -55,14 +55,14 @@ NEXT_TOKEN = {
         ranges=True,
     ),
     "cdnv": Term(
-        "class-distance normalized variance",
+        "CDNV",
         "(σ² + σ'²) / (2 ‖μ − μ'‖²) of two next tokens, mean over pairs, bias corrected",
-        "How much the rows before the same token spread, relative to how far apart two tokens' means are; of frequent "
-        "tokens. Not to be read where few pairs are told apart.",
+        "Class-distance normalized variance: how much rows before the same token spread, relative to how "
+        "far apart two tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.",
         ranges=True,
     ),
     "cdnv_plugin": Term(
-        "class-distance normalized variance, plug-in",
+        "CDNV, plug-in",
         "(σ² + σ'²) / (2 ‖μ − μ'‖²) of two next tokens, mean over pairs, plug-in estimate",
         "As published, of exactly the rows seen: too low where tokens occur a few times.",
         ranges=True,
