@@ -11,8 +11,10 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
+    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
+    TokenSimilarity,
 )
 
 
@@ -87,6 +89,8 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         ),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
         "OutlierCoordinates": OutlierCoordinates(dim, **kwargs),
+        "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
+        "TokenSimilarity": TokenSimilarity(dim, **kwargs),
     }
 
 

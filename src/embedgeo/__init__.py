@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from embedgeo.metrics import Anisotropy as Anisotropy
     from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
+    from embedgeo.metrics import NextTokenGeometry as NextTokenGeometry
     from embedgeo.metrics import OutlierCoordinates as OutlierCoordinates
     from embedgeo.metrics import TokenMoments as TokenMoments
+    from embedgeo.metrics import TokenSimilarity as TokenSimilarity
     from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
@@ -36,8 +38,10 @@ _MODULES = {
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
     "OutlierCoordinates": "metrics",
+    "NextTokenGeometry": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
+    "TokenSimilarity": "metrics",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

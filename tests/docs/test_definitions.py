@@ -14,14 +14,16 @@ from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
+    NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
+    TokenSimilarity,
 )
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 
-DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
+DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 40, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
@@ -41,7 +43,12 @@ def all_values(x, ids):
         AfterProcessing(x.shape[1]),
         OutlierCoordinates(x.shape[1]),
     ]
-    return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
+    metrics = [updated(metric, x, ids) for metric in metrics]
+    for metric in (TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
+        metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
+        metrics.append(metric)
+    metrics[-1].set_unembedding(gaussian(1 + int(ids.max()), x.shape[1], seed=1))
+    return {key: value for metric in metrics for key, value in floats(metric.compute()).items()}
 
 
 def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
@@ -72,6 +79,8 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert at_scales == keys_under("Dimension over")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
     assert updated(OutlierCoordinates(6), x).compute().keys() == keys_under("Outlier coordinates")
+    assert updated(TokenSimilarity(6), x, ids).compute().keys() == keys_under("Similarity")
+    assert updated(NextTokenGeometry(6), x, ids).compute().keys() == keys_under("Next")
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +124,13 @@ def exact_values(n, d, T):
         "n_points": n // BATCH * BATCH,
         "kurtosis": -6 / (n + 1),
         **dict.fromkeys(("massive_fraction", "massive_fraction_100x", "massive_fraction_1000x"), 0),
+        "unembedding_alignment": 0,
+        "cdnv_pairs": 0,
+        **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
     }
 
 
-def rough_values(n, d, dimension, at_scales):
+def rough_values(n, d, T, dimension, at_scales):
     """The others: value, and relative tolerance; expectations of ratios are taken as ratios of expectations."""
     counts = COUNTS[COUNTS >= 10].double()
     a, b, c = (1 / counts).var(correction=0), (1 / counts**2).mean(), ((counts - 1) / counts**2).mean()
@@ -126,7 +138,10 @@ def rough_values(n, d, dimension, at_scales):
     def slope(values):
         return stats.linregress(counts.log10(), (1 + values).log10()).slope
 
+    num_labelled = n - -(-n // LENGTH)
     return {
+        "nc1": ((num_labelled - T) / (T - 1) * d * (T - 1) / (d * (T - 1) - 2), 0.01),
+        "unembedding_alignment_std": (1 / math.sqrt(d), 0.05),
         "norm_cv": (math.sqrt(1 / norm_ratio(d) ** 2 - 1), 0.01),
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
@@ -151,6 +166,7 @@ def rough_values(n, d, dimension, at_scales):
         "anisotropy_top3_removed": (null(n), 0.05),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
         **{f"intrinsic_dimension_at_{scale}_error": (at_scales[scale] / math.sqrt(scale * n), 0.1) for scale in SCALES},
+        **{f"intra_sentence_similarity{how}": (1 / math.sqrt(LENGTH), 0.02) for how in ("", "_adjusted")},
         **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
     }
 
@@ -167,7 +183,7 @@ def null(n):
 def test_random_rows_show_the_values_of_the_last_column(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
     at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
-    rough = rough_values(len(IDS), DIM, float(draws["intrinsic_dimension"].mean()), at_scales)
+    rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales)
     with_a_value = {key for key, text in GAUSSIAN.items() if text}
     assert exact.keys() | rough.keys() | SIMULATED | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()

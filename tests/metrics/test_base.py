@@ -22,6 +22,7 @@ KIND = pytest.mark.parametrize("kind", KINDS)
 DIM, N = 4, 120
 POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
 LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
+SIMILARITIES = ("self_similarity", "different_token_similarity")
 
 
 def rows(seed=0):
@@ -336,7 +337,7 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
     assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
     finite = {key for key, value in values.items() if math.isfinite(value)}
     if seen == 0:
-        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"}
+        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
     if seen == 1 and kind == "EmbeddingMoments":
         assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
     full = updated(metrics(DIM)[kind], x, ids).compute()
@@ -352,6 +353,7 @@ ONE_ROW = {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
     *("max_abs", "max_abs_first", "max_abs_rest"),
+    *SIMILARITIES,
 }
 
 
@@ -400,6 +402,7 @@ ABOUT_THE_ORIGIN = {
     "norm_cv",
     "norm_max",
     "Q_t_cv",
+    *(f"{key}{adjusted}" for key in SIMILARITIES for adjusted in ("", "_adjusted")),
 } | LINES
 PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"}
 SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}

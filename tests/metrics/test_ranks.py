@@ -16,7 +16,15 @@ from embedgeo.functional.distributed import (
     current_rank,
     is_distributed,
 )
-from embedgeo.metrics import AfterProcessing, EmbeddingMoments, IntrinsicDimension, OutlierCoordinates, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    NextTokenGeometry,
+    OutlierCoordinates,
+    TokenMoments,
+    TokenSimilarity,
+)
 from tests import references
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.ranks import on_two_ranks
@@ -81,7 +89,7 @@ def texts_on(rank):
     x, ids, sequences = texts(N, DIM, mean=100.0)
     values = {}
     for share, own in {"even": sequences // 10**12 % 2 == rank, "all on rank 1": sequences * 0 == rank - 1}.items():
-        for kind in (TokenMoments, EmbeddingMoments, OutlierCoordinates):
+        for kind in (TokenMoments, EmbeddingMoments, OutlierCoordinates, TokenSimilarity, NextTokenGeometry):
             metric = kind(DIM)
             metric.update(x[own], ids[own], sequence_ids=sequences[own])
             values[share, kind.__name__] = metric.compute()
@@ -260,6 +268,16 @@ def test_first_positions_are_those_of_all_ranks(ranks, share):
     for result in ranks:
         values = result["texts_on"][share, "OutlierCoordinates"]
         assert_values(values, references.outliers(x, is_first), rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [TokenSimilarity, NextTokenGeometry])
+@pytest.mark.parametrize("share", ["even", "all on rank 1"])
+def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
+    x, ids, sequences = texts(N, DIM, mean=100.0)
+    one = kind(DIM)
+    one.update(x, ids, sequence_ids=sequences)
+    for result in ranks:
+        assert_values(result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12)
 
 
 def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):

@@ -9,7 +9,15 @@ import torch
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    NextTokenGeometry,
+    TokenMoments,
+    TokenSimilarity,
+)
 from tests.data import assert_values, token_rows, updated
 
 DIM, N = 4, 120
@@ -27,7 +35,9 @@ OTHERS = {
         "scales": (1, 2),
         "method": "mle",
     },
-    TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000)},
+    TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000), "labels": "next"},
+    NextTokenGeometry: {"min_count": 2, "max_types": 3},
+    TokenSimilarity: {},
 }
 PAIRS = [(kind, {name: value}) for kind, others in OTHERS.items() for name, value in others.items()]
 

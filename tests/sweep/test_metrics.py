@@ -47,6 +47,10 @@ def observed(folder, make, rows="tokens"):
         ({"rows": "first"}, embedgeo.default_metrics),
         ({"extra": ["scales"]}, partial(embedgeo.default_metrics, extra=("scales",))),
         (
+            {"extra": ["similarity", "next_token"]},
+            partial(embedgeo.default_metrics, extra=("similarity", "next_token")),
+        ),
+        (
             {"count_range": [2, 9], "spectrum": True, "discard_fraction": 0.5, "id_batches": 2, "anisotropy_batch": 20},
             partial(
                 embedgeo.default_metrics,
@@ -58,7 +62,7 @@ def observed(folder, make, rows="tokens"):
             ),
         ),
     ],
-    ids=["default", "streaming, means", "full, last tokens", "first tokens", "scales", "all options"],
+    ids=["default", "streaming, means", "full, last tokens", "first tokens", "scales", "extra", "all options"],
 )
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     local_run(tmp_path / "run", steps=(1,))

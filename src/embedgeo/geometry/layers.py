@@ -24,6 +24,7 @@ from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed,
 from embedgeo.geometry.display import html_table, why_silent
 from embedgeo.geometry.drift import Drift
 from embedgeo.geometry.pooling import pooled
+from embedgeo.geometry.unembedding import Unembedding
 from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
 from embedgeo.metrics.auto import for_token_types, metric_factory
 from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
@@ -99,6 +100,7 @@ class Geometry:
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
         require_distinct_keys(self.make_metrics)
+        self._unembedding = Unembedding(model, self.make_metrics)
         self.settings |= {"metrics": saving.described_metrics(self.make_metrics), "jackknife": jackknife}
         self._device = state_device(device or weights_device(model))
         self._group, self._stage_group, self._drift, self._is_off = process_group, stage_group, drift, False
@@ -113,7 +115,8 @@ class Geometry:
 
     def hand_over(self) -> HandedOver:
         """Give the rows seen so far away, to a thread that computes their numbers; every rank must call this."""
-        handed_over, self._metrics = HandedOver(computing(self._compared), self.why_silent()), {}
+        reached = partial(self._compared, copied=True)
+        handed_over, self._metrics = HandedOver(computing(reached), self.why_silent()), {}
         self.reset()
         return handed_over
 
@@ -240,11 +243,12 @@ class Geometry:
         make = self.make_metrics if self._drift is None else self._drift.with_fixed_rows(self.make_metrics)
         return self._metrics.setdefault(layer_name, LayerMetrics(make, dim, **given))
 
-    def _compared(self) -> list[Reached]:
+    def _compared(self, *, copied: bool = False) -> list[Reached]:
         """The layers that have rows on any rank, compared with others if they are to be."""
-        return self._reached() if self._drift is None else self._drift.compared(self._reached())
+        reached = self._reached(copied=copied)
+        return reached if self._drift is None else self._drift.compared(reached)
 
-    def _reached(self) -> list[Reached]:
+    def _reached(self, *, copied: bool = False) -> list[Reached]:
         """The layers that have rows on any rank, with their indices and metrics."""
         known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
         if is_distributed():
@@ -255,4 +259,5 @@ class Geometry:
                 self._add_metrics(layer.name, int(dim)).update(no_rows, no_rows[:, 0].long(), None, None)
             if dim:
                 self._metrics[layer.name].expected_Q = expected
+        self._unembedding.give(self._metrics.values(), copied=copied)
         return [Reached(i, x, self._metrics[x.name]) for i, x in enumerate(self.layers) if x.name in self._metrics]

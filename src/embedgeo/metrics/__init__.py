@@ -10,5 +10,7 @@ from embedgeo.metrics.defaults import streaming_metrics as streaming_metrics
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.extra import extra_metrics as extra_metrics
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
+from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
+from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments

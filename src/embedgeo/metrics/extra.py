@@ -6,10 +6,14 @@ from torchmetrics import Metric
 
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
+from embedgeo.metrics.next_token import NextTokenGeometry
+from embedgeo.metrics.similarity import TokenSimilarity
 
 EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {
     "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
     "coordinates": lambda dim, seed: OutlierCoordinates(dim),
+    "next_token": lambda dim, seed: NextTokenGeometry(dim),
+    "similarity": lambda dim, seed: TokenSimilarity(dim),
 }
 """What makes each of them, given the width of a layer and the seed of samples."""
 

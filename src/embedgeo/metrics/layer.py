@@ -16,6 +16,7 @@ from embedgeo.functional.row_ids import RowIds, row_ids
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
+from embedgeo.metrics.next_token import NextTokenGeometry
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
@@ -100,7 +101,7 @@ class LayerMetrics:
             groups, parts = ids.dealt(self._next_batch() * ids.num_numbers, self._num_groups)
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             if groups is not None and isinstance(metric, GeometryMetric) and not copies:
-                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept), rows.relabelled(groups))
+                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept, ids.batch), rows.relabelled(groups))
             else:
                 _update(metric, hidden, ids, rows)
         for group, part in parts:
@@ -155,8 +156,15 @@ class LayerMetrics:
         lengths = all_gather_cat(sizes.new_tensor([len(sizes)]), self._process_group).tolist()
         return row_numbers(positions, all_gather_cat(sizes, self._process_group).split(lengths))
 
+    def set_unembedding(self, weights: Tensor | None) -> None:
+        """Set the output embedding of the metrics that compare rows with it: see `NextTokenGeometry`."""
+        for metric in self._all():
+            if isinstance(metric, NextTokenGeometry):
+                metric.set_unembedding(weights)
+
     def reset(self) -> None:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""
+        self.set_unembedding(None)
         for metric in self._all():
             metric.reset()
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
+from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.regressions import REGRESSION_COUNT_RANGE, type_regressions, type_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.split import SequenceCount, unbiased_split, variance_split, within_variance
@@ -15,6 +16,9 @@ from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.functional.type_plane import type_plane
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 from embedgeo.metrics.moments import EmbeddingMoments, coordinates_of, wants_token_values
+
+Labels = Literal["own", "next"]
+"""By what rows are of a token type: by their own token, or by the one that follows."""
 
 
 class TokenMoments(GeometryMetric):
@@ -31,16 +35,21 @@ class TokenMoments(GeometryMetric):
     types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
     absent.
 
+    With ``labels="next"`` rows are of the type of the token at the next position of the same sequence, masked or not:
+    V_W and V_B are then the variance within and between what follows (see `embedgeo.NextTokenGeometry`). The last row
+    of a sequence that counts has no next token and is left out of all values.
+
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and 18.
 
     Args:
         dim: d, the width of the embeddings.
         count_range: (lo, hi) restricts all values but those over token types to types that occur lo ≤ n ≤ hi times.
         regression_count_range: the same for the values over token types.
+        labels: the type of a row: its ``"own"`` token, or the ``"next"`` one.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: a range does not have 1 ≤ lo ≤ hi.
+        ValueError: a range does not have 1 ≤ lo ≤ hi, or ``labels`` is neither.
 
     >>> metric = TokenMoments(1)
     >>> metric.update(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), token_ids=torch.tensor([5, 5, 2, 2]))
@@ -59,29 +68,35 @@ class TokenMoments(GeometryMetric):
         dim: int,
         count_range: tuple[int, int] | None = None,
         regression_count_range: tuple[int, int] = REGRESSION_COUNT_RANGE,
+        labels: Labels = "own",
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, count_range, regression_count_range, **kwargs)
+        super().__init__(dim, count_range, regression_count_range, labels, **kwargs)
+        if labels not in get_args(Labels):
+            raise ValueError(f'labels must be "own" or "next"; got {labels!r}.')
         for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
             if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
-        self.count_range, self.regression_count_range = count_range, regression_count_range
+        self.count_range, self.regression_count_range, self.labels = count_range, regression_count_range, labels
         if self.count_range is None:
             self.declare(Moments.empty(dim))
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
     def update_states(self, rows: Rows) -> None:
+        labelled = rows if self.labels == "own" else labelled_by_next(rows)
+        needed = 'labels="next"' if self.labels == "next" else "count_range"
+        if labelled is None or (self.count_range is not None and rows.token_ids is None):
+            raise ValueError(f"{needed} needs token_ids in every update; got none.")
+        rows = labelled
         x, ids = rows.embeddings, rows.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            if len(x) and (had_ids if ids is None else not had_ids and bool(self.num_rows > 0)):
+            if len(x) and (had_ids if ids is None else not had_ids and bool(self.load(Moments).n > 0)):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )
             self.extend(row_moments(x))
-        elif ids is None:
-            raise ValueError("count_range needs token_ids in every update; got none.")
         if ids is not None:
             self.extend(token_table(x, ids, rows.sequence_ids, order=rows.ids.order))
             self.extend(SequenceCount(torch.full((), float(rows.num_sequences), device=x.device)))

@@ -25,6 +25,7 @@ _SPECTRUM = {
     *("alpha_req", "alpha_req_r2"),
 }
 _OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2", *(f"{x}_freq_{y}" for x in "QMV" for y in ("slope", "r2"))}
+_SIMILARITIES = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 SIZES = ("n", "Q", "token_types", "anisotropy_null", "n_points")
 """Metrics that the baselines of others follow from."""
 
@@ -80,6 +81,8 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "duplicate_fraction": zero,
         "kurtosis": -6 / (n + 1),
         "max_abs": np.sqrt(Q / dim) * stats.norm.ppf((1 + 0.5 ** (1 / (n * dim))) / 2),
+        "unembedding_alignment": zero,
+        "unembedding_alignment_std": np.sqrt(1 / dim),
     }
     points = values.get("n_points", n)
     if "intrinsic_dimension" in values:
@@ -87,7 +90,8 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
     for key in _AT_SCALES.keys() & set(values):
         known[key] = _each(lambda n, dim: _gride(_power(n), dim)[_AT_SCALES[key]], points, dim)  # noqa: B023 - at once
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
-    known |= {str(key): zero for key in values if str(key).startswith(("mean_cosine_", "massive_fraction"))}
+    zeros = ("mean_cosine_", "massive_fraction", *_SIMILARITIES)
+    known |= {str(key): zero for key in values if str(key).startswith(zeros)}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)

@@ -1,0 +1,121 @@
+"""Neural collapse of the rows before the same token: how they vary about their mean, and what that is aligned with.
+
+Sources: Papyan, Han & Donoho 2020 (PNAS) for neural collapse; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the
+class-distance normalized variance; Wu & Papyan 2024, *Linguistic Collapse* (arXiv 2405.17767), for both in language
+models, whose classes are the tokens that follow.
+"""
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.moments import ratio
+from embedgeo.functional.rows import Rows
+from embedgeo.functional.split import unbiased_split, variance_split, within_variance
+from embedgeo.functional.tokens import TokenTable
+
+
+def labelled_by_next(rows: Rows) -> Rows | None:
+    """The rows that have a next token, with it as their token type; None where there are no token ids.
+
+    The next token is that of the next position of the same sequence, which need not count itself; a row that no
+    counted one follows in its sequence has none.
+
+    >>> from embedgeo.functional.rows import select_rows
+    >>> mask, ids = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[5, 6, 7, 8]])
+    >>> labelled_by_next(select_rows(torch.ones(1, 4, 2), ids, mask, dim=2)).token_ids
+    tensor([7])
+    """
+    labelled = rows.ids.by_next_token
+    if labelled is None:
+        return None
+    places, ids = labelled
+    return Rows(rows.embeddings.index_select(0, places), ids)
+
+
+def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:
+    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, of all classes.
+
+    They are the ratio of the traces tr Σ_W / tr Σ_B = V_W / V_B, each class weighted by its rows; the first of exactly
+    the rows seen, the second of the estimates that `embedgeo.functional.unbiased_split` returns, NaN where that of V_B
+    is not positive. (Papyan et al.'s tr(Σ_W Σ_B⁺) / C weights the directions of Σ_B alike, and is unstable where there
+    are more classes than dimensions.)
+
+    >>> from embedgeo.functional import token_table
+    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
+    >>> [round(float(value), 4) for value in collapse_values(table, torch.tensor(4)).values()]
+    [0.1111, 0.2353]
+    """
+    split, (n, _, m2) = variance_split(types), types.pooled()
+    unbiased = unbiased_split(n, ratio(m2, n), within_variance(types, num_sequences))
+    between = unbiased["V_B_unbiased"]
+    return {
+        "nc1": ratio(split["V_W"], split["V_B"]),
+        "nc1_unbiased": torch.where(between > 0, unbiased["V_W_unbiased"] / between, torch.nan),
+    }
+
+
+def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
+    """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
+
+    Args:
+        types: those to compare, of two or more rows each.
+
+    Returns:
+        ``cdnv``, with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
+        σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the
+        inverse of what is near 0 by chance would outweigh all others; and ``cdnv_plugin``, as published, of the rows
+        seen.
+
+    >>> from embedgeo.functional import token_table
+    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
+    >>> {key: round(float(value), 4) for key, value in class_distance_values(table).items()}
+    {'cdnv': 0.0588, 'cdnv_plugin': 0.0278, 'cdnv_pairs': 1.0}
+    """
+    n, mean = types.n, types.mean - types.mean.mean(0) if len(types.n) else types.mean
+    squares = torch.cdist(mean, mean).square()
+    plug_in, sample = types.m2 / n, types.m2 / (n - 1)
+    noise = sample / n
+    is_pair = ~torch.eye(len(n), dtype=torch.bool, device=n.device)
+
+    def mean_ratio(variance: Tensor, distances: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over the pairs with a squared distance above the least one, and their number."""
+        kept = is_pair & (distances > least)
+        each = (variance[:, None] + variance) / (2 * distances)
+        return ratio(torch.where(kept, each, 0).sum(), kept.sum()), kept.sum()
+
+    both = noise[:, None] + noise
+    value, num_pairs = mean_ratio(sample, squares - both, both)
+    return {
+        "cdnv": value,
+        "cdnv_plugin": mean_ratio(plug_in, squares, torch.zeros_like(squares))[0],
+        "cdnv_pairs": ratio(num_pairs.to(n.dtype), is_pair.sum()),
+    }
+
+
+def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str, Tensor]:
+    """The cosine of each type's mean, less the mean of the types' rows, with its row of the output embedding.
+
+    Args:
+        types: those to compare.
+        unembedding: shape (V, d), a row for each token id; None: there is none.
+
+    Returns:
+        ``unembedding_alignment``, the mean over types (Wu & Papyan's NC3), and ``unembedding_alignment_std``, their
+        sample standard deviation (small: uniform duality, UNC3). NaN where there are no such rows, or of another width.
+
+    >>> from embedgeo.functional import token_table
+    >>> alignment_values(token_table(torch.eye(2), torch.tensor([0, 1])), torch.eye(2))["unembedding_alignment"]
+    tensor(0.7071, dtype=torch.float64)
+    """
+    cosines = types.n[:0]
+    if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == types.mean.shape[1]:
+        known = (types.token_ids >= 0) & (types.token_ids < len(unembedding))
+        rows = unembedding[types.token_ids[known].to(unembedding.device)].to(types.mean)
+        means = types.mean[known] - types.pooled()[1]
+        norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)
+        cosines = ((means * rows).sum(1) / norms)[norms > 0]
+    nan = types.n.new_full((), torch.nan)
+    return {
+        "unembedding_alignment": cosines.mean() if len(cosines) else nan,
+        "unembedding_alignment_std": cosines.std() if len(cosines) > 1 else nan,
+    }

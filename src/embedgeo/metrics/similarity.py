@@ -1,0 +1,73 @@
+"""Mean cosines of rows of one token type, of different types, and of one sequence."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.rows import Rows
+from embedgeo.functional.similarity import (
+    SequenceSimilarity,
+    row_directions,
+    sequence_similarity,
+    sequence_similarity_values,
+    type_similarity_values,
+)
+from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.moments import wants_token_values
+
+
+class TokenSimilarity(GeometryMetric):
+    """How alike the directions of rows of one token type, of different types, and of one sequence are.
+
+    ``compute()`` returns ``self_similarity``: the mean over token types of two or more rows of the mean cosine of two
+    distinct ones (Ethayarajh 2019; 1 where context does nothing); ``different_token_similarity``: the mean cosine over
+    the pairs of rows of different types; ``within_sequence_similarity``: that over the pairs of distinct rows of one
+    sequence; and ``intra_sentence_similarity``: Ethayarajh's measure of the same, the mean over sequences of two or
+    more rows of the mean cosine of their rows with their mean row, high in short sequences, as a row is part of the
+    mean. Each has an ``…_adjusted``, Ethayarajh's correction for anisotropy: less the mean cosine of all pairs of
+    distinct rows. The values of types are absent where rows came without token ids.
+
+    Rows of norm 0 are left out. Memory is O(T d) for T token types.
+
+    Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?*, section 3.
+
+    Args:
+        dim: d, the width of the embeddings.
+        kwargs: of `torchmetrics.Metric`.
+
+    >>> metric = TokenSimilarity(2)
+    >>> metric.update(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 2.0]]), token_ids=torch.tensor([5, 5, 2]))
+    >>> values = metric.compute()
+    >>> values["self_similarity"].item(), values["different_token_similarity"].item()
+    (1.0, 0.0)
+    """
+
+    plotted = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
+
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__(dim, **kwargs)
+        self.declare(TokenTable.empty(dim), "type_")
+        self.declare(SequenceSimilarity.empty(dim))
+
+    def update_states(self, rows: Rows) -> None:
+        directions, places = row_directions(rows.embeddings)
+        is_whole = len(places) == len(rows.embeddings)
+        x, ids = (rows.embeddings, rows.ids) if is_whole else (rows.embeddings[places], rows.ids.select(places))
+        self.extend(sequence_similarity(x, directions, ids.sequence_ids))
+        if ids.token_ids is not None:
+            self.extend(token_table(directions, ids.token_ids, ids.sequence_ids, order=ids.order))
+
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
+
+    def compute(self) -> dict[str, Tensor]:
+        state, types = self.load(SequenceSimilarity), self.load(TokenTable)
+        values, all_pairs = sequence_similarity_values(state)
+        n_with_ids = types.n.sum()
+        if wants_token_values(state.n, n_with_ids):
+            complete = n_with_ids == state.n  # not if only some of the rows had token ids
+            of_types = type_similarity_values(types)
+            values = {key: torch.where(complete, value, torch.nan) for key, value in of_types.items()} | values
+        return values | {f"{key}_adjusted": value - all_pairs for key, value in values.items()}

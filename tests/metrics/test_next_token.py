@@ -1,0 +1,264 @@
+"""The geometry of rows by the token that follows, against loops, and which token that is."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embedgeo import observe
+from embedgeo.metrics import NextTokenGeometry, TokenMoments
+from tests.data import all_nan, assert_values, floats, gaussian, generator, texts
+from tests.models import gpt_neox, token_batch
+from tests.references import token_loop, token_values, unbiased_values
+
+DIM, N, LEAST = 6, 300, 5
+KEYS = {
+    *("nc1", "nc1_unbiased", "cdnv", "cdnv_plugin", "cdnv_pairs"),
+    *("unembedding_alignment", "unembedding_alignment_std", "next_token_types"),
+}
+make = partial(NextTokenGeometry, DIM, LEAST)
+
+
+def labelled(x, ids, sequences):
+    """The rows that have a next one in their sequence, its token, and their sequence; one row after the other."""
+    kept, labels = [], []
+    for i, sequence in enumerate(sequences.tolist()):
+        following = next((j for j in range(i + 1, len(x)) if sequences[j] == sequence), None)
+        if following is not None:
+            kept.append(i)
+            labels.append(int(ids[following]))
+    return x[kept], torch.tensor(labels), sequences[kept]
+
+
+def naive_values(x, labels, sequences, unembedding, most=1000):
+    """All keys, in loops over types and pairs of them."""
+    table = token_loop(x.double(), labels)
+    split, unbiased = token_values(x.double(), labels), unbiased_values(x.double(), labels, sequences)
+    types = sorted((t for t, (n, _, _) in table.items() if n >= LEAST), key=lambda t: (-table[t][0], t))[:most]
+    frequent = [(*table[t], np.asarray(unembedding[t], dtype=float)) for t in types]
+    plug_in, corrected = [], []
+    for i, (n, mean, variance, _) in enumerate(frequent):
+        for m, other, others, _ in frequent[:i]:
+            distance, of_sample = ((mean - other) ** 2).sum(), (variance * n / (n - 1), others * m / (m - 1))
+            plug_in.append((variance + others) / (2 * distance))
+            corrected.append((sum(of_sample), distance, of_sample[0] / n + of_sample[1] / m))
+    center = sum(n * mean for n, mean, _, _ in frequent) / sum(n for n, _, _, _ in frequent)
+    cosines = [(mean - center) @ w / np.linalg.norm(mean - center) / np.linalg.norm(w) for _, mean, _, w in frequent]
+    told_apart = [
+        variance / (2 * (distance - noise)) for variance, distance, noise in corrected if distance > 2 * noise
+    ]
+    return {
+        "nc1": split["V_W"] / split["V_B"],
+        "nc1_unbiased": unbiased["V_W_unbiased"] / unbiased["V_B_unbiased"],
+        "cdnv": np.mean(told_apart),
+        "cdnv_plugin": np.mean(plug_in),
+        "cdnv_pairs": len(told_apart) / len(plug_in),
+        "unembedding_alignment": np.mean(cosines),
+        "unembedding_alignment_std": np.std(cosines, ddof=1),
+        "next_token_types": len(frequent),
+    }
+
+
+def compact(x, ids, sequences):
+    """The same with token ids from 0, which have a row of an output embedding each."""
+    return x, ids // 1000, sequences
+
+
+def updated(metric, x, ids, sequences):
+    metric.update(x, ids, sequence_ids=sequences)
+    return metric
+
+
+def with_unembedding(metric, unembedding):
+    metric.set_unembedding(unembedding)
+    return metric
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_values_are_those_of_loops(dtype, mean):
+    x, ids, sequences = compact(*texts(N, DIM, mean=mean))
+    x, unembedding = x.to(dtype), gaussian(60, DIM)
+    values = updated(with_unembedding(make(), unembedding), x, ids, sequences).compute()
+    expected = naive_values(*labelled(x, ids, sequences), unembedding)
+    assert values.keys() == KEYS
+    assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
+
+
+def test_the_most_frequent_types_are_compared():
+    x, ids, sequences = compact(*texts(N, DIM))
+    unembedding = gaussian(60, DIM)
+    metric = with_unembedding(NextTokenGeometry(DIM, LEAST, 4), unembedding)
+    expected = naive_values(*labelled(x, ids, sequences), unembedding, most=4)
+    assert expected["next_token_types"] == 4
+    assert_values(updated(metric, x, ids, sequences).compute(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [make, partial(TokenMoments, DIM, labels="next")])
+def test_any_split_of_whole_sequences_gives_the_same(kind):
+    x, ids, sequences = texts(N, DIM, mean=100.0)
+    whole, parts, merged = updated(kind(), x, ids, sequences).compute(), kind(), kind()
+    for group in (0, 1, 2):
+        of = sequences // 10**12 % 3 == group
+        updated(parts, x[of], ids[of], sequences[of])
+        merged.merge_state(updated(kind(), x[of], ids[of], sequences[of]))
+    assert_values(parts.compute(), whole, rtol=1e-9)
+    assert_values(merged.compute(), whole, rtol=1e-9)
+
+
+def test_the_token_moments_by_the_next_token_are_those_of_rows_with_these_ids():
+    x, ids, sequences = texts(N, DIM)
+    values = updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute()
+    rows, labels, of = labelled(x, ids, sequences)
+    assert_values(values, updated(TokenMoments(DIM), rows, labels, of).compute(), rtol=1e-9)
+    x[sequences == sequences.max(), 0] = math.nan
+    rows, labels, of = (each[of < sequences.max()] for each in (rows, labels, of))
+    expected = updated(TokenMoments(DIM), rows, labels, of).compute() | {"n_nonfinite": x.isnan().sum()}
+    assert_values(updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute(), expected, rtol=1e-9)
+
+
+def types_seen(ids, **given):
+    metric = TokenMoments(1, labels="next")
+    metric.update(torch.ones(*ids.shape, 1), ids, **given)
+    table = metric.table()
+    return dict(zip(table["token_id"].tolist(), table["n"].int().tolist(), strict=True))
+
+
+def test_the_next_token_is_that_of_the_next_position_of_the_sequence():
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 2]])
+    assert types_seen(ids) == {2: 2, 3: 1, 4: 1, 6: 1, 7: 1}
+    packed = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 3]])
+    assert types_seen(ids, sequence_ids=packed) == {2: 1, 4: 1, 6: 1, 7: 1}
+    assert types_seen(ids[:, :1]) == types_seen(ids.flatten()) == {}
+
+
+def test_a_masked_position_is_a_next_token_but_padding_is_none():
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [0, 0, 7, 8]])
+    assert types_seen(ids, mask=torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])) == {2: 1, 4: 1, 6: 1, 8: 1}
+    assert types_seen(ids, mask=torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]])) == {3: 1}
+
+
+def test_the_correction_takes_the_noise_out_of_the_variance_and_of_the_distance():
+    """Classes at distance √2 with variance 1: half of it is 0.5, however few rows there are."""
+    found = []
+    for seed in range(20):
+        labels = torch.arange(16).repeat(6)[torch.randperm(96, generator=generator(seed))]
+        x = torch.eye(16, dtype=torch.float64)[labels] + gaussian(96, 16, seed=seed) / 4
+        rows = torch.stack((x, torch.zeros_like(x)), dim=1)  # a position, and the token that follows
+        metric = NextTokenGeometry(16, 2)
+        metric.update(rows, torch.stack((labels, labels), dim=1))
+        found.append(metric.compute())
+    mean = {key: float(torch.stack([values[key] for values in found]).mean()) for key in ("cdnv", "cdnv_plugin")}
+    assert mean["cdnv"] == pytest.approx(0.5, rel=0.05)
+    assert mean["cdnv_plugin"] < 0.4
+
+
+def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
+    """Not any: pairs whose means differ by little more than noise would else outweigh all others."""
+    labels = torch.arange(30).repeat(10)
+    metric = NextTokenGeometry(64)
+    metric.update(gaussian(600, 64).view(300, 2, 64), labels.repeat_interleave(2).view(300, 2))
+    values = floats(metric.compute())
+    assert (values["next_token_types"], values["cdnv_pairs"]) == (30, 0)
+    assert math.isnan(values["cdnv"])
+    assert values["cdnv_plugin"] == pytest.approx(4.5, rel=0.1)
+
+
+def test_means_along_the_output_embedding_are_aligned():
+    labels = torch.arange(DIM).repeat(12)
+    x = 3 * torch.eye(DIM)[labels].repeat_interleave(2, dim=0)
+    unembedding = torch.eye(DIM) - 1 / DIM
+    metric = with_unembedding(NextTokenGeometry(DIM), unembedding)
+    metric.update(x.view(-1, 2, DIM), labels.repeat_interleave(2).view(-1, 2))
+    values = floats(metric.compute())
+    assert values["unembedding_alignment"] == pytest.approx(1)
+    assert values["unembedding_alignment_std"] == pytest.approx(0, abs=1e-7)
+
+
+def test_what_is_undefined_is_nan():
+    x = gaussian(8, DIM).view(2, 4, DIM)
+    metric = make()
+    metric.update(x[:0], torch.zeros(0, 4, dtype=torch.int64))
+    assert all_nan({key: value for key, value in floats(metric.compute()).items() if key != "next_token_types"})
+    for ids in (None, torch.zeros(2, 4, dtype=torch.int64), torch.arange(8).view(2, 4)):
+        metric.update(x, ids)
+        assert metric.compute().keys() == KEYS
+    for unembedding in (gaussian(3, DIM), gaussian(60, DIM + 1), gaussian(60, 1)[:, 0]):
+        values = floats(with_unembedding(updated(make(), *texts(N, DIM)), unembedding).compute())
+        assert math.isnan(values["unembedding_alignment"])
+        assert values["cdnv"] > 0
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="min_count must be an integer of 2 or more; got 1"):
+        NextTokenGeometry(DIM, 1)
+    with pytest.raises(ValueError, match=r"max_types must be .*; got 2.0"):
+        NextTokenGeometry(DIM, 2, 2.0)
+    with pytest.raises(ValueError, match='labels must be "own" or "next"; got \'both\''):
+        TokenMoments(DIM, labels="both")
+    with pytest.raises(ValueError, match='labels="next" needs token_ids in every update; got none'):
+        TokenMoments(DIM, labels="next").update(gaussian(3, DIM))
+
+
+def test_standard_errors_are_of_the_same_types():
+    x, ids, sequences = compact(*texts(N, DIM))
+    unembedding = gaussian(60, DIM)
+    whole, groups = with_unembedding(make(), unembedding), [with_unembedding(make(), unembedding) for _ in range(4)]
+    updated(whole, x, ids, sequences)
+    for number, group in enumerate(groups):
+        of = sequences // 10**12 % 4 == number
+        updated(group, x[of], ids[of], sequences[of])
+    values, errors = whole.compute_with_errors(groups)
+    assert errors["next_token_types"] == 0
+    assert all(0 < errors[key] < abs(values[key]) * 3 for key in ("nc1", "cdnv", "unembedding_alignment"))
+
+
+def test_a_model_gives_its_own_output_embedding():
+    model = gpt_neox().eval()
+    batch = token_batch()
+    with torch.no_grad(), observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+        hidden = model(**batch, output_hidden_states=True).hidden_states
+    values = geometry.compute()
+    for layer, x in (("embed", hidden[0]), ("final_norm", hidden[-1])):
+        metric = with_unembedding(NextTokenGeometry(x.shape[-1], 2), model.get_output_embeddings().weight)
+        metric.update(x, batch["input_ids"], batch.get("attention_mask"))
+        assert_values(values[layer], metric.compute(), rtol=1e-6)
+        assert not math.isnan(values[layer]["unembedding_alignment"])
+
+
+def test_the_weights_are_held_until_the_values_are_computed():
+    """A sweep frees the model before that."""
+    model = gpt_neox().eval()
+    with torch.no_grad(), observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+        model(**token_batch())
+    expected = geometry.compute()["final_norm"]["unembedding_alignment"]
+    assert not math.isnan(expected)
+    model.to("meta")
+    assert geometry.compute()["final_norm"]["unembedding_alignment"] == expected
+
+
+def test_a_model_without_an_output_embedding_has_no_alignment():
+    model = nn.Sequential(nn.Embedding(4, DIM), nn.Linear(DIM, DIM))
+    with observe(model, layers="1", metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+        model(torch.arange(40).view(2, 20) % 4)
+    values = geometry.compute()["01"]
+    assert math.isnan(values["unembedding_alignment"])
+    assert values["nc1"] == pytest.approx(0, abs=1e-12)
+
+
+def test_weights_that_change_after_a_measurement_in_the_background_do_not_count():
+    model = gpt_neox().eval()
+    with (
+        torch.no_grad(),
+        observe(model, layers="final_norm", metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
+    ):
+        model(**token_batch())
+        expected = geometry.compute()["final_norm"]["unembedding_alignment"]
+        reached = geometry._reached(copied=True)
+        model.get_output_embeddings().weight.neg_()
+        (metric,) = reached[0].metrics.synced()
+        assert float(metric.compute()["unembedding_alignment"]) == expected
+        assert geometry.compute()["final_norm"]["unembedding_alignment"] == pytest.approx(-expected)

@@ -1,0 +1,131 @@
+"""Similarities against loops over pairs, in the published definitions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from embedgeo.metrics import EmbeddingMoments, TokenSimilarity
+from tests.data import all_nan, assert_values, floats, gaussian, texts
+from tests.strategies import splits
+
+DIM, N = 6, 150
+
+
+def cosine(a, b):
+    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+def by_pairs(x, token_ids, sequence_ids):
+    """All keys, one pair after the other."""
+    x, token_ids, sequence_ids = (np.asarray(each) for each in (x.double(), token_ids, sequence_ids))
+    pairs = [(cosine(x[i], x[j]), i, j) for i in range(len(x)) for j in range(i)]
+
+    def mean(chosen):
+        return np.mean([value for value, i, j in pairs if chosen(i, j)])
+
+    types = [t for t in set(token_ids.tolist()) if (token_ids == t).sum() > 1]
+    sequences = [s for s in set(sequence_ids.tolist()) if (sequence_ids == s).sum() > 1]
+    rows = [x[sequence_ids == s] for s in sequences]
+    values = {
+        "self_similarity": np.mean([mean(lambda i, j, t=t: token_ids[i] == token_ids[j] == t) for t in types]),
+        "different_token_similarity": mean(lambda i, j: token_ids[i] != token_ids[j]),
+        "within_sequence_similarity": mean(lambda i, j: sequence_ids[i] == sequence_ids[j]),
+        "intra_sentence_similarity": np.mean([np.mean([cosine(row, of.mean(0)) for row in of]) for of in rows]),
+    }
+    return values | {f"{key}_adjusted": value - mean(lambda i, j: True) for key, value in values.items()}
+
+
+def updated(x, ids, sequences, parts=(slice(None),)):
+    metric = TokenSimilarity(x.shape[1])
+    for part in parts:
+        metric.update(x[part], ids[part], sequence_ids=sequences[part])
+    return metric
+
+
+def in_order(x, ids, sequences):
+    """The same rows, those of a sequence one after the other."""
+    order = sequences.argsort(stable=True)
+    return x[order], ids[order], sequences[order]
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)])
+def test_values_are_those_of_loops_over_pairs(dtype, mean):
+    x, ids, sequences = texts(N, DIM, mean=mean)
+    x = x.to(dtype)
+    expected = by_pairs(x, ids, sequences)
+    assert_values(updated(x, ids, sequences).compute(), expected, rtol=1e-9, atol=1e-12)
+    assert updated(x, ids, sequences).compute().keys() == expected.keys()
+
+
+def test_the_correction_is_the_mean_cosine():
+    x, ids, sequences = texts(N, DIM, mean=3.0)
+    values = floats(updated(x, ids, sequences).compute())
+    moments = EmbeddingMoments(DIM)
+    moments.update(x)
+    difference = values["self_similarity"] - values["self_similarity_adjusted"]
+    assert difference == pytest.approx(float(moments.compute()["mean_cosine"]), rel=1e-12)
+
+
+def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
+    """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1) w) / n)."""
+    x = torch.nn.functional.normalize(gaussian(7, DIM) + 1, dim=1)
+    values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
+    expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
+    assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=8)
+@given(parts=splits(20))
+def test_any_split_of_whole_sequences_gives_the_same(parts):
+    x, ids, sequences = in_order(*texts(N, DIM, mean=100.0))
+    starts = [*torch.searchsorted(sequences, sequences.unique()).tolist(), N]
+    parts = [slice(starts[part.start], starts[part.stop]) for part in parts]
+    whole = updated(x, ids, sequences).compute()
+    assert_values(updated(x, ids, sequences, parts).compute(), whole, rtol=1e-9, atol=1e-12)
+    merged = TokenSimilarity(DIM)
+    for part in parts:
+        merged.merge_state(updated(x[part], ids[part], sequences[part]))
+    assert_values(merged.compute(), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_rows_without_a_direction_are_left_out():
+    x, ids, sequences = texts(N, DIM)
+    kept = torch.arange(N) % 5 > 0
+    zeros = torch.where(kept[:, None], x, 0)
+    expected = updated(x[kept], ids[kept], sequences[kept]).compute()
+    assert_values(updated(zeros, ids, sequences).compute(), expected, rtol=1e-12)
+    metric = TokenSimilarity(DIM)
+    metric.update(x, ids, mask=kept, sequence_ids=sequences)
+    assert_values(metric.compute(), expected, rtol=1e-12)
+
+
+def test_identical_occurrences_have_a_similarity_of_exactly_one():
+    x = gaussian(5, DIM).float()[torch.tensor([0, 0, 0, 1, 1, 2])]
+    values = floats(updated(x, torch.tensor([4, 4, 4, 5, 5, 6]), torch.arange(6)).compute())
+    assert values["self_similarity"] == 1
+
+
+def test_what_is_undefined_is_nan():
+    x, one = gaussian(3, DIM), torch.zeros(3, dtype=torch.int64)
+    nothing = updated(x[:0], one[:0], one[:0]).compute()
+    assert len(nothing) == 8
+    assert all_nan(floats(nothing))
+    assert all_nan(floats(updated(x[:1], one[:1], one[:1]).compute()))
+    assert all_nan(floats(updated(0 * x, one, one).compute()))
+    alone = floats(updated(x, torch.arange(3), torch.arange(3)).compute())
+    assert {key for key, value in alone.items() if math.isnan(value)} == {
+        f"{key}{adjusted}"
+        for key in ("self_similarity", "within_sequence_similarity", "intra_sentence_similarity")
+        for adjusted in ("", "_adjusted")
+    }
+    assert math.isnan(updated(x, one, one).compute()["different_token_similarity"])
+
+
+def test_without_token_ids_there_are_no_values_of_types():
+    metric = TokenSimilarity(DIM)
+    metric.update(gaussian(12, DIM).view(3, 4, DIM))
+    names = {"within_sequence_similarity", "intra_sentence_similarity"}
+    assert metric.compute().keys() == names | {f"{name}_adjusted" for name in names}
