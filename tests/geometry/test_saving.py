@@ -52,6 +52,8 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
     assert folder.about("lab--tiny--step8") == {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters}
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
+    texts = table.pop("token")
+    assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     assert (tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8").exists()
     assert len(pd.read_csv(tmp_path / "metrics.csv")) == len(records)

@@ -1,7 +1,7 @@
 """What was measured, as tables of pandas: see `embedgeo.Geometry`, whose methods these are."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -26,8 +26,9 @@ def of_records(records: Sequence[Record]) -> "pd.DataFrame":
 def of_token_types(
     method: str,
     reached: Iterable[tuple[int, Layer, LayerMetrics]],
-    of: Callable[[TokenMoments], dict[str, Tensor]],
+    of: Callable[[Any], dict[str, Tensor]],
     columns: Sequence[str],
+    kind: type = TokenMoments,
 ) -> "pd.DataFrame":
     """See `embedgeo.Geometry.token_tables` and ``token_planes``.
 
@@ -36,13 +37,14 @@ def of_token_types(
         reached: the layers that have rows, with their indices and metrics.
         of: a method that gives the columns of a layer.
         columns: its columns, for an empty table.
+        kind: of metric that it is a method of.
     """
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
     tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
     for i, layer, metrics in reached:
-        for metric in metrics.synced(TokenMoments):
+        for metric in metrics.synced(kind):
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
             tables.append(pd.DataFrame({"layer": layer.name, "layer_index": i, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)

@@ -9,5 +9,6 @@ from embedgeo.metrics.defaults import streaming_metrics as streaming_metrics
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.extra import extra_metrics as extra_metrics
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
+from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments

@@ -24,9 +24,10 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane. They are written before the records; so is
-      ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
+    - ``tokens/<name>.parquet``, ``projections/<name>.parquet`` and ``occurrences/<name>.parquet``, where asked for: its
+      tables of token types, all of them with their moments, the most frequent ones in the plane, and occurrences of
+      some of each frequency in theirs. They are written before the records; so is ``samples/<name>.safetensors``, where
+      asked for: see `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -166,7 +167,8 @@ class SweepFolder:
 
     def read_tables(self, name: str) -> dict[str, pd.DataFrame]:
         """All tables of token types of a checkpoint that is done and was swept with them, by kind."""
-        return {kind: read_table(self.path / kind / f"{name}.parquet") for kind in TABLES}
+        paths = {kind: self.path / kind / f"{name}.parquet" for kind in TABLES}
+        return {kind: read_table(path) for kind, path in paths.items() if path.exists()}
 
     def reasons(self) -> dict[str, str]:
         """Why checkpoints failed, by name."""

@@ -1,7 +1,8 @@
 """The geometry of one model over the probe text, and its loss there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -9,10 +10,14 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torchmetrics import Metric
 
 from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.tables import of_token_types
+from embedgeo.metrics import TokenOccurrences
+from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
@@ -63,6 +68,8 @@ def measure(
     options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
     with torch.inference_mode():
         geometry = Geometry(model, settings.layer_patterns, metric_factory(settings), *left_out, **options)
+    if text.shown_types:
+        geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.shown_types)
     try:
         with torch.inference_mode(), all_agree(fabric), fabric.autocast():
             loss = _run(fabric, geometry, loaded, text, settings)
@@ -112,8 +119,20 @@ def _results(
     sample = geometry.samples() if settings.save_samples else None
     if not settings.token_tables:
         return Measured(records, {}, about, sample)
-    planes = geometry.token_planes()
-    planes = planes.assign(token=planes["token_id"].map(text.token_texts))
-    tables = geometry.token_tables()
-    sizes = tables["token_id"].map(text.type_sizes) if text.words else 1.0
-    return Measured(records, {"tokens": tables.assign(num_tokens=sizes), "projections": planes}, about, sample)
+    types = geometry.token_tables()
+    tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
+    tables["projections"] = geometry.token_planes()
+    if text.shown_types:
+        tables["occurrences"] = _occurrences(geometry).merge(types[["layer", "token_id", "n"]])
+    spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
+    return Measured(records, spelled, about, sample)
+
+
+def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
+    return [*make(dim), TokenOccurrences(dim, token_types)]
+
+
+def _occurrences(geometry: Geometry) -> pd.DataFrame:
+    """`TokenOccurrences.plane` of every layer; every rank must call this."""
+    asked = "token_occurrences", geometry._reached(), TokenOccurrences.plane, ("pc1", "pc2")
+    return of_token_types(*asked, TokenOccurrences)
