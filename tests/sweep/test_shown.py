@@ -34,8 +34,8 @@ def test_occurrences_are_kept_in_the_plane_of_their_own_axes(tmp_path, options):
     table = folder.read_tables("step2")["occurrences"]
     assert list(table) == ["layer", "layer_index", "token_id", "n", "pc1", "pc2", "token"]
     assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
-    hidden = model(2)(ids, output_hidden_states=True).hidden_states[2].detach().double()
-    at = table[table["layer"] == "block.01"]
+    hidden = model(2)(ids, output_hidden_states=True).hidden_states[1].detach().double()
+    at = table[table["layer"] == "block.00"]
     assert set(at["token_id"]) == set(shown)
     x = torch.cat([hidden[ids == each] for each in sorted(shown)]).numpy()
     axes = np.linalg.svd(x - x.mean(0))[2][:2]
