@@ -45,6 +45,9 @@ class Run:
         checkpoints: model, revision, weights_sha256 and duplicate_of, where known; the index is the step.
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
+        occurrences: the last checkpoint's table of occurrences of chosen tokens in their plane, by step.
+        distances: the last checkpoint's table of how far token types are from the mean, by step.
+        text_lengths: how many texts were measured of each length in tokens; none where it was one length, or unknown.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
@@ -62,6 +65,9 @@ class Run:
     checkpoints: pd.DataFrame
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
+    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)
+    distances: dict[int, pd.DataFrame] = field(default_factory=dict)
+    text_lengths: dict[int, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     has_steps: bool = True

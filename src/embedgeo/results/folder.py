@@ -24,10 +24,10 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``tokens/<name>.parquet``, ``projections/<name>.parquet`` and ``occurrences/<name>.parquet``, where asked for: its
-      tables of token types, all of them with their moments, the most frequent ones in the plane, and occurrences of
-      some of each frequency in theirs. They are written before the records; so is ``samples/<name>.safetensors``, where
-      asked for: see `embedgeo.load_sample`.
+    - ``<kind>/<name>.parquet``, where asked for: its tables of token types, all of them with their moments (``tokens``)
+      and how far from the mean they are (``distances``), the most frequent ones in the plane (``projections``), and
+      occurrences of some of each frequency in theirs (``occurrences``). They are written before the records; so is
+      ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.

@@ -36,6 +36,7 @@ _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
 _IN_PLANE = pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), _TEXT])
 TABLES = {
     "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens")), _TEXT]),
+    "distances": pa.schema([*_BY_TYPE, ("distance", pa.float64()), _TEXT]),
     "projections": _IN_PLANE,
     "occurrences": _IN_PLANE,
 }

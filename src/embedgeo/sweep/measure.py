@@ -1,5 +1,7 @@
 """The geometry of one model over the probe text, and its loss there."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +18,7 @@ from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.tables import of_token_types
-from embedgeo.metrics import TokenOccurrences
+from embedgeo.metrics import TokenMoments, TokenOccurrences
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
@@ -76,6 +78,8 @@ def measure(
         network = measured_model(model)
         num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
         about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
+        if not text.is_even:
+            about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
         if settings.device_map is None:
             model.to("meta")  # also where others refer to it
         begin_next()
@@ -122,17 +126,13 @@ def _results(
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
+    tables["distances"] = of_token_types("token_tables", geometry._reached(), TokenMoments.distances, ["distance"])
     if text.shown_types:
-        tables["occurrences"] = _occurrences(geometry).merge(types[["layer", "token_id", "n"]])
+        shown = "token_tables", geometry._reached(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
+        tables["occurrences"] = of_token_types(*shown).merge(types[["layer", "token_id", "n"]])
     spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
     return Measured(records, spelled, about, sample)
 
 
 def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
     return [*make(dim), TokenOccurrences(dim, token_types)]
-
-
-def _occurrences(geometry: Geometry) -> pd.DataFrame:
-    """`TokenOccurrences.plane` of every layer; every rank must call this."""
-    asked = "token_occurrences", geometry._reached(), TokenOccurrences.plane, ("pc1", "pc2")
-    return of_token_types(*asked, TokenOccurrences)
