@@ -15,6 +15,7 @@ _LISTED = 10
 """Token types in a list."""
 
 _LEAST_LETTERS = 3
+_SYMBOLS = {"distance": "‖μ_t − μ‖²"}
 _REGRESSED = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 
 
@@ -31,19 +32,19 @@ def extremes(run: Run, layer: str) -> TableData:
         of_layer = distances[distances["layer"] == layer].set_index("token_id")["distance"]
         near = at.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
         lists["nearest the mean"] = near, "distance"
-    cells, numbers = {}, []
+    cells, numbers = [], []
     for name, (types, key) in lists.items():
-        unit = "‖μ_t − μ‖²" if key == "distance" else key
-        cells[name] = [spelled(token) for token in types["token"]]
-        cells[f"{name}: {unit}"] = [number(value) for value in types[key]]
-        cells[f"{name}: n"] = [number(value) for value in types["n"]]
+        cells += [
+            pd.Series([spelled(token) for token in types["token"]], name=name, dtype=object),
+            pd.Series([number(value) for value in types[key]], name=_SYMBOLS.get(key, key), dtype=object),
+            pd.Series([number(n) for n in types["n"]], name="n", dtype=object),
+        ]
         rows = types[["token", "n", key]].rename(columns={key: "value"})
         numbers.append(rows.assign(list=name, of=key, rank=range(1, len(rows) + 1)))
-    shown = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()}).fillna("")
     text = f"Of the {len(at):,} token types with {_REGRESSED} occurrences; squared embedding units. ␣ is a space."
     caption = run.titled(f"Token types at {layer}", step)
     every = pd.concat(numbers).reset_index().set_index(["list", "rank"])
-    return TableData(f"tokens-extremes-{layer}", caption, shown.set_axis(shown.index + 1), every, text)
+    return TableData(f"tokens-extremes-{layer}", caption, pd.concat(cells, axis=1).fillna(""), every, text)
 
 
 def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
@@ -107,8 +108,8 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
         )
     if missing := [name for name in names if not any(len(chosen_types(run, [name])) for run in with_types)]:
         raise ValueError(
-            f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is none. Take texts from "
-            "the column token of tokens/*.parquet."
+            f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is none. Take texts "
+            "from the column token of tokens/*.parquet."
         )
 
 

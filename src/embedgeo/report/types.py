@@ -18,6 +18,9 @@ from embedgeo.report.tokens import draw_line, fit_text
 from embedgeo.report.values import log_ticks
 from embedgeo.results.wording import number
 
+_LONGEST = 20
+"""Letters of a token that is named in a figure."""
+
 _REGRESSED = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 
 
@@ -54,8 +57,8 @@ def occurrences(run: Run) -> FigureData:
     numbers = shown.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     counts = shown.groupby("layer")["token_id"].agg(["nunique", "size"]).loc[layers[0]]
     text = (
-        f"{counts['nunique']} token types out of ten bins of log n, {counts['size']:,} of their rows, at most 50 of each; "
-        "a name is left out where it would cover another."
+        f"{counts['nunique']} token types out of ten bins of log n, {counts['size']:,} of their rows, at most 50 of "
+        "each; a name is left out where it would cover another."
     )
     alt = "Occurrences of token types in the plane of their two directions of largest variance, coloured by frequency."
     return FigureData("tokens-occurrences", figure, numbers, alt, text)
@@ -117,8 +120,8 @@ def lengths_and_frequencies(run: Run) -> FigureData:
         counts = np.histogram(values, edges)[0]
         ax.stairs(counts, edges, fill=True, color=RUNS[0], alpha=0.75)
         if name == "length":
-            ax.set_yscale("symlog", linthresh=1)
-            ax.set_ylim(0)
+            ax.set_yscale("log")
+            ax.set_ylim(0.7)
         ax.set_xlabel(label)
         ax.set_ylabel(what)
         ax.yaxis.set_major_formatter(short)
@@ -127,25 +130,30 @@ def lengths_and_frequencies(run: Run) -> FigureData:
     share = types["n"].between(least, most).mean()
     text = f"{len(types):,} token types; {share:.0%} occur {least} to {most:,} times."
     if run.text_lengths:
-        text += f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {number(lengths.mean())} on average."
+        mean = number(lengths.mean())
+        text += f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on average."
     together = pd.concat(numbers, names=["of", "bin"]).rename("count").to_frame()
     alt = "Histograms of the lengths of texts and token types, and of the log frequency of token types."
     return FigureData("tokens-lengths-and-frequencies", figure, together, alt, text)
 
 
 def _name(ax: Axes, means: pd.DataFrame) -> None:
-    """Names beside the means of token types, most frequent first, but for those that would cover another name."""
+    """Names beside the means of token types, most frequent first, but for those that would cover another one."""
     ax.apply_aspect()
-    places = ax.transData.transform(means[["pc1", "pc2"]].to_numpy()) * 72 / ax.figure.dpi
-    right = ax.get_window_extent().x1 * 72 / ax.figure.dpi
-    boxes: list[tuple[float, float, float, float]] = []
-    for token, at, place in zip(means["token"], means[["pc1", "pc2"]].to_numpy(), places, strict=True):
-        label = spelled(token).strip("␣")
-        width, height = 4.2 * len(label), 8.0
-        is_left = place[0] + 4 + width > right
-        x, y = place[0] + (-4 - width if is_left else 4), place[1] + 3
-        if any(x < x1 and x0 < x + width and y < y1 and y0 < y + height for x0, y0, x1, y1 in boxes):
-            continue
-        boxes.append((x, y, x + width, y + height))
-        ha = "right" if is_left else "left"
-        ax.annotate(label, at, (-4 if is_left else 4, 3), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
+    points = 72 / ax.figure.dpi
+    rings = ax.transData.transform(means[["pc1", "pc2"]].to_numpy()) * points
+    frame = ax.get_window_extent()
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in rings]
+    for token, at, (x, y) in zip(means["token"], means[["pc1", "pc2"]].to_numpy(), rings, strict=True):
+        label = spelled(token).strip("␣")[:_LONGEST]
+        width, height = 4.4 * len(label), 7.0
+        for dx, dy in ((4, 3), (-4, 3), (4, -8), (-4, -8)):
+            left, low = x + dx - (width if dx < 0 else 0), y + dy
+            is_free = not any(
+                left < x1 and x0 < left + width and low < y1 and y0 < low + height for x0, y0, x1, y1 in taken
+            )
+            if is_free and frame.x0 * points <= left and left + width <= frame.x1 * points:
+                taken.append((left, low, left + width, low + height))
+                ha = "right" if dx < 0 else "left"
+                ax.annotate(label, at, (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
+                break
