@@ -50,12 +50,12 @@ def extremes(run: Run, layer: str) -> TableData:
 def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
     """Ids of the token types with these texts, with or without white space around them; without names, as figure 1."""
     _, table = max(run.tokens.items())
-    types = table.drop_duplicates("token_id").set_index("token_id")
+    types = table.drop_duplicates("token_id").set_index("token_id", drop=False)
     texts = types["token"].astype(str)
     if not names:
         if run.occurrences:
             return pd.Index(max(run.occurrences.items())[1]["token_id"].unique())
-        is_text = torch.tensor((texts.str.strip().str.len() >= _LEAST_LETTERS).to_numpy())
+        is_text = torch.tensor((texts.str.strip().str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types)))
         return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
     return types.index[texts.isin(names) | texts.str.strip().isin(names)]
 
@@ -119,6 +119,11 @@ def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
     blocks = [layer for layers in run.blocks.values() for layer in layers if layer in present]
     layers = blocks or list(some_layers(run, table))
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))
+
+
+def has_texts(types: pd.DataFrame) -> bool:
+    """Whether the texts of token types are known, and not their ids in place of them."""
+    return not bool((types["token"].astype(str) == types["token_id"].astype(str)).all())
 
 
 def spelled(token: object) -> str:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from embedgeo.functional import REGRESSION_COUNT_RANGE
 from embedgeo.report.axes import ACCENT, RUNS, short, value_bar
 from embedgeo.report.drawing import FigureData, new_figure
-from embedgeo.report.examples import spelled, two_layers
+from embedgeo.report.examples import has_texts, spelled, two_layers
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import draw_line, fit_text
 from embedgeo.report.values import log_ticks
@@ -101,7 +101,7 @@ def lengths_and_frequencies(run: Run) -> FigureData:
     step, table = max(run.tokens.items())
     types = table[table["layer"] == table["layer"].iloc[0]]
     counted = {"frequency": (np.log10(types["n"]), "log10 n, occurrences of the token type", "token types")}
-    if not (types["token"] == types["token_id"].astype(str)).all():
+    if has_texts(types):
         letters = types["token"].astype(str).str.strip().str.len()
         counted = {"letters": (letters, "characters of the token type", "token types"), **counted}
     if run.text_lengths:
