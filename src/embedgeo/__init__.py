@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
     from embedgeo.metrics import TokenMoments as TokenMoments
+    from embedgeo.metrics import TokenOccurrences as TokenOccurrences
     from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
@@ -36,6 +37,7 @@ _MODULES = {
     "IntrinsicDimension": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
+    "TokenOccurrences": "metrics",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

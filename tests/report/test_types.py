@@ -110,7 +110,7 @@ def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest
     page = (out / "index.html").read_text()
     assert "Examples, step 1" in page
     assert "<td>␣&lt;b&gt;</td>" in page
-    assert set(pd.read_csv(out / "figures" / "tokens-examples.csv")["token"]) == {" once", "once", " <b>"}
+    assert set(pd.read_csv(out / "tables" / "tokens-examples.csv")["token"]) == {" once", "once", " <b>"}
     capsys.readouterr()
     assert main(["report", str(folder), "--examples", "once,nowhere"]) == 2
     assert "examples must be texts of token types that occur; 'nowhere' is none" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest
 def test_examples_are_those_of_every_frequency_unless_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep(tmp_path / "old", (0,), 1, metrics=("n", "M"), tokens=True)  # without texts
     assert main(["report", str(folder), "--examples", "true"]) == 0
-    found = pd.read_csv(folder / "report" / "figures" / "tokens-examples.csv")
+    found = pd.read_csv(folder / "report" / "tables" / "tokens-examples.csv")
     assert 15 <= found["token_id"].nunique() <= 40
     assert (found["token"] == found["token_id"]).all()
     assert not (folder / "report" / "figures" / "tokens-occurrences.csv").exists()

@@ -91,7 +91,7 @@ class FigureWriter:
     """Saves figures, and puts them onto the page until the budget is spent.
 
     Args:
-        folder: where the files go; must not be there yet.
+        folder: where the files go, those of tables into ``tables`` beside it; must not be there yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,9 @@ class FigureWriter:
             name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
         if isinstance(data, TableData):
-            data.numbers.to_csv(self.folder / f"{name}.csv", lineterminator="\n")
+            tables = self.folder.with_name("tables")
+            tables.mkdir(exist_ok=True)
+            data.numbers.to_csv(tables / f"{name}.csv", lineterminator="\n")
             return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
         if len(picture) > self._left:

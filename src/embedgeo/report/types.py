@@ -143,7 +143,8 @@ def _name(ax: Axes, means: pd.DataFrame) -> None:
     points = 72 / ax.figure.dpi
     rings = ax.transData.transform(means[["pc1", "pc2"]].to_numpy()) * points
     frame = ax.get_window_extent()
-    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in rings]
+    zero = ax.transData.transform((0, 0)) * points
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (*rings, zero)]
     for token, at, (x, y) in zip(means["token"], means[["pc1", "pc2"]].to_numpy(), rings, strict=True):
         label = spelled(token).strip("␣")[:_LONGEST]
         width, height = 4.4 * len(label), 7.0
