@@ -156,5 +156,5 @@ def _name(ax: Axes, means: pd.DataFrame) -> None:
             if is_free and frame.x0 * points <= left and left + width <= frame.x1 * points:
                 taken.append((left, low, left + width, low + height))
                 ha = "right" if dx < 0 else "left"
-                ax.annotate(label, at, (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
+                ax.annotate(label, (at[0], at[1]), (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
                 break
