@@ -216,7 +216,7 @@ def values_with_an_idle_rank(rank):
 
 
 @pytest.mark.parametrize("padding", ["left", "right", None])
-@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+@pytest.mark.parametrize("rows", ["mean", "max", "first", "last"])
 def test_sequences_can_be_the_rows(rows, padding):
     torch.manual_seed(0)
     model, batch = gpt_neox().eval(), token_batch(padding=padding)
@@ -228,21 +228,23 @@ def test_sequences_can_be_the_rows(rows, padding):
     real = batch["attention_mask"].bool()
     counts = real & (real.cumsum(1) > 1) & (batch["input_ids"] != ignored)
     places = [counts[i].nonzero().flatten() for i in range(4)]
-    chosen = {"mean": lambda at: at, "first": lambda at: at[:1], "last": lambda at: at[-1:]}[rows]
-    expected = torch.stack([state[i, chosen(at)].mean(0) for i, at in enumerate(places)])
+    chosen = {"first": lambda at: at[:1], "last": lambda at: at[-1:]}.get(rows, lambda at: at)
+    pool = torch.amax if rows == "max" else torch.mean
+    expected = torch.stack([pool(state[i, chosen(at)], 0) for i, at in enumerate(places)])
     geometry = observed(model, batch, layers, rows=rows, **options)
     seen, ids = rows_seen(geometry, "block.01")
     torch.testing.assert_close(seen, expected, rtol=1e-6, atol=1e-6)
-    if rows == "mean":
+    if rows in ("mean", "max"):
         assert ids is None
     else:
         assert ids.tolist() == [batch["input_ids"][i, chosen(at)].item() for i, at in enumerate(places)]
     assert rows_seen(geometry, "mean(last2)")[0].shape == (4, 16)
 
 
-def test_values_that_need_token_ids_are_not_there_for_means_of_sequences():
+@pytest.mark.parametrize("rows", ["mean", "max"])
+def test_values_that_need_token_ids_are_not_there_for_means_of_sequences(rows):
     model = gpt_neox()
-    with observe(model, rows="mean") as geometry:
+    with observe(model, rows=rows) as geometry:
         model(**token_batch())
     values = geometry.compute()["block.00"]
     assert values["n"] == 4
@@ -254,10 +256,11 @@ def test_a_sequence_without_any_token_that_counts_is_no_row():
     batch = token_batch()
     batch["attention_mask"][1] = 0
     model = gpt_neox().eval()
-    for rows in ("mean", "first", "last"):
+    for rows in ("mean", "max", "first", "last"):
         assert len(rows_seen(observed(model, batch, "block.00", rows=rows), "block.00")[0]) == 3
 
 
 def test_another_row_unit_is_refused():
-    with pytest.raises(ValueError, match="rows must be one of 'tokens', 'mean', 'first', 'last', 'words'; got 'max'"):
-        observed(gpt_neox(), token_batch(), rows="max")
+    known = "'tokens', 'mean', 'max', 'first', 'last', 'words'"
+    with pytest.raises(ValueError, match=f"rows must be one of {known}; got 'sum'"):
+        observed(gpt_neox(), token_batch(), rows="sum")

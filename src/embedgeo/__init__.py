@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import NextTokenGeometry as NextTokenGeometry
     from embedgeo.metrics import OutlierCoordinates as OutlierCoordinates
     from embedgeo.metrics import TokenMoments as TokenMoments
+    from embedgeo.metrics import TokenOccurrences as TokenOccurrences
     from embedgeo.metrics import TokenSimilarity as TokenSimilarity
     from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
@@ -41,6 +42,7 @@ _MODULES = {
     "NextTokenGeometry": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
+    "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",

@@ -24,7 +24,12 @@ Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder 
 failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 
 
-def report(dirs: list[str], out: Path | None = None, model_group: list[str] | dict[str, Any] | tuple[()] = ()) -> None:
+def report(
+    dirs: list[str],
+    out: Path | None = None,
+    model_group: list[str] | dict[str, Any] | tuple[()] = (),
+    examples: bool | str = False,
+) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
@@ -34,12 +39,16 @@ def report(dirs: list[str], out: Path | None = None, model_group: list[str] | di
             folder with anything else is refused.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
             also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
+        examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
+            some of every frequency (``true``), or of these texts, as ``once,winked``.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
     from embedgeo.results.groups import parse_groups
 
-    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group)))
+    names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
+    asked = [name for name in names if name] if examples else None
+    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), asked))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {

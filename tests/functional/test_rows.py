@@ -110,8 +110,12 @@ def naive_pool(x, ids, mask, rows):
         some.append(bool(places))
         if places:
             place = places[0] if rows == "first" else places[-1]
-            pooled.append(sum(x[i, j].double() for j in places) / len(places) if rows == "mean" else x[i, place])
-            pooled_ids.append(None if rows == "mean" else ids[i, place].item())
+            chosen = {
+                "mean": sum(x[i, j].double() for j in places) / len(places),
+                "max": torch.stack([max(x[i, j, k] for j in places) for k in range(x.shape[2])]),
+            }
+            pooled.append(chosen.get(rows, x[i, place]))
+            pooled_ids.append(None if rows in chosen else ids[i, place].item())
     return pooled, pooled_ids, some
 
 
@@ -125,7 +129,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+@pytest.mark.parametrize("rows", ["mean", "max", "first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
     x, ids = gaussian(20, 3).view(4, 5, 3).to(dtype), torch.arange(20).view(4, 5)
@@ -140,7 +144,7 @@ def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
     torch.testing.assert_close(
         pooled[kept], torch.stack(expected).to(wide), rtol=0, atol=1e-15 if wide == torch.float64 else 0
     )
-    assert pooled_ids is None if rows == "mean" else pooled_ids[kept].tolist() == expected_ids
+    assert pooled_ids is None if rows in ("mean", "max") else pooled_ids[kept].tolist() == expected_ids
 
 
 def test_means_of_many_float16_tokens_do_not_overflow():
@@ -149,7 +153,7 @@ def test_means_of_many_float16_tokens_do_not_overflow():
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3)])
-@pytest.mark.parametrize("rows", ["mean", "first", "last"])
+@pytest.mark.parametrize("rows", ["mean", "max", "first", "last"])
 def test_no_sequences_and_no_positions_give_no_rows(shape, rows):
     x = torch.zeros(shape)
     pooled, _, kept = pool_tokens(x, torch.zeros(shape[:2], dtype=torch.int64), None, rows)

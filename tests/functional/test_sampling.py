@@ -122,3 +122,19 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
     positions = torch.cat([torch.zeros(0, dtype=torch.int64), *positions]).flip(0)
     batches = [torch.tensor(sizes[stream::num_streams], dtype=torch.int64) for stream in range(num_streams)]
     assert row_numbers(positions, batches).tolist() == [expected[position] for position in positions.tolist()]
+
+
+@settings(max_examples=50)
+@given(splits(40), seeds, st.integers(1, 12), st.integers(1, 6))
+def test_of_each_label_the_rows_with_the_smallest_keys_are_drawn(parts, seed, size, num_labels):
+    labels = torch.arange(40) * 7 % num_labels
+    sample = Sample.empty(1, size, by_label=True)
+    for part in parts:
+        sample = sample.extend(NUMBERS[part], labels[part], seed=seed)
+    keys = row_keys(0, 40, seed=seed).tolist()
+    for label in range(num_labels):
+        places = sorted((labels == label).nonzero().flatten().tolist(), key=keys.__getitem__)[:size]
+        assert sorted(sample.rows[sample.labels == label].flatten().tolist()) == sorted(places)
+    halves = [Sample.empty(1, size, by_label=True).extend(NUMBERS, labels, seed=seed, stream=k) for k in (0, 1)]
+    one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])
+    assert one.positions.sort().values.equal(other.positions.sort().values)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedgeo.functional import TokenTable, token_table, type_plane
+from embedgeo.functional import TokenTable, row_plane, token_table, type_plane
 from tests.data import gaussian, token_rows
 
 
@@ -37,3 +37,22 @@ def test_plane_of_next_to_nothing():
     points, origin = type_plane(token_table(gaussian(0, 3), torch.zeros(0, dtype=torch.int64)))
     assert points.shape == (0, 2)
     assert origin.isnan().all()
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_rows_are_put_into_the_plane_of_their_singular_vectors_around_the_zero_vector(mean):
+    x = token_rows(90, 8, mean=mean)[0]
+    axes = np.linalg.svd((x - x.mean(0)).numpy())[2][:2]
+    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
+    got = row_plane(x)
+    np.testing.assert_allclose(got, x.numpy() @ axes.T, rtol=1e-9, atol=1e-9)
+    assert got.var(0).diff() < 0
+    assert abs(torch.corrcoef(got.T)[0, 1]) < 1e-9
+    zero = row_plane(torch.cat((x, torch.zeros(1, 8))).to(torch.float32))[-1]
+    assert zero.tolist() == [0, 0]
+
+
+def test_rows_of_next_to_nothing_in_a_plane():
+    assert row_plane(gaussian(0, 3)).shape == (0, 2)
+    assert row_plane(torch.tensor([[1.0], [4.0]])).tolist() == [[1.0, 0.0], [4.0, 0.0]]
+    assert bool(row_plane(torch.full((5, 3), 2.0, dtype=torch.float16)).isfinite().all())

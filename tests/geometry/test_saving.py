@@ -54,6 +54,8 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert folder.about("lab--tiny--step8") == facts
     assert json.loads((tmp_path / "manifest.json").read_text())["architecture"] == "pre-ln"
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
+    texts = table.pop("token")
+    assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     spectra = read_table(tmp_path / "spectra" / "lab--tiny--step8.parquet")
     assert spectra.drop_duplicates("layer")["layer"].tolist() == [layer.name for layer in geometry.layers]

@@ -23,6 +23,7 @@ from embedgeo.metrics import (
     NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
+    TokenOccurrences,
     TokenSimilarity,
 )
 from tests import references
@@ -82,6 +83,14 @@ def table_on(rank):
     with metric.sync_context():
         pooled = metric.table()
     return {"before": local, "synced": pooled, "after": metric.table()}
+
+
+def occurrences_on(rank):
+    """Some of each of three token types, within the context of all ranks and without it."""
+    x, ids = rows()
+    metric = updated(TokenOccurrences(DIM, ids[:3].tolist(), most=9), x[rank::2], ids[rank::2])
+    with metric.sync_context():
+        return {"synced": (metric.rows, metric.labels), "plane": metric.plane()}
 
 
 def texts_on(rank):
@@ -169,7 +178,7 @@ def recording(collective, shapes):
 def everything_on(rank):
     jobs = (
         *(values_on, only_rank_0_has_token_ids, table_on, texts_on, samples_on),
-        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on),
+        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on),
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -246,6 +255,23 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_occurrences_are_those_of_the_streams_merged(ranks):
+    x, ids = rows()
+    sample = Sample.empty(DIM, 9, by_label=True)
+    for rank in (0, 1):
+        own, of_own = x[rank::2], ids[rank::2]
+        kept = torch.isin(of_own, ids[:3])
+        sample = sample.merge(
+            Sample.empty(DIM, 9, by_label=True).extend(own[kept], of_own[kept], kept, seed=0, stream=rank)
+        )
+    first, second = (result["occurrences_on"] for result in ranks)
+    drawn, labels = first["synced"]
+    assert labels.sort().values.equal(sample.labels.sort().values)
+    torch.testing.assert_close(drawn.sort(0).values, sample.rows.sort(0).values, rtol=1e-12, atol=0)
+    for key, column in first["plane"].items():
+        assert column.equal(second["plane"][key])
 
 
 def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):

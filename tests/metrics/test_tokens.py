@@ -160,3 +160,11 @@ def test_plane_has_the_origin_first_and_then_the_most_frequent_types():
     got = torch.stack((plane["pc1"], plane["pc2"]), 1)
     torch.testing.assert_close(got, torch.cat((origin[None], points[place])), rtol=1e-9, atol=1e-9)
     assert all(len(column) == 0 for column in TokenMoments(5).plane().values())
+
+
+def test_distances_are_those_of_the_types_means_from_the_mean_of_all_rows():
+    x, ids = token_rows(300, 5, mean=100.0)
+    found = updated(TokenMoments(5), x, ids, [slice(0, 120), slice(120, 300)]).distances()
+    means = torch.stack([x[ids == token_id].mean(0) for token_id in found["token_id"]])
+    torch.testing.assert_close(found["distance"], (means - x.mean(0)).square().sum(1), rtol=1e-9, atol=0)
+    assert found["token_id"].tolist() == ids.unique().tolist()

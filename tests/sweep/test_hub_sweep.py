@@ -122,13 +122,14 @@ def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, opt
     ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
     for step, same_as in {0: 0, 1: 0, 10: 10}.items():
         table = pd.read_parquet(out / "tokens" / f"step{step}.parquet")
-        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V", "num_tokens"]
+        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V", "num_tokens", "token"]
         assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
         hidden = model(same_as)(ids, output_hidden_states=True).hidden_states[1].detach().double()
         block = table[table["layer"] == "block.00"]
         assert set(block["layer_index"]) == {1}
         assert block["token_id"].tolist() == ids.unique().tolist()
         for row in block.itertuples():
+            assert row.token == tokenizer.decode([row.token_id])
             x = hidden[ids == row.token_id]
             want = [len(x), x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
             np.testing.assert_allclose([row.n, row.Q, row.M, row.V], want, rtol=1e-5, atol=1e-9)

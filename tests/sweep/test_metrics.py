@@ -42,7 +42,7 @@ def observed(folder, make, rows="tokens"):
     ("asked", "make"),
     [
         ({}, embedgeo.default_metrics),
-        ({"metrics": "embedgeo.streaming_metrics", "rows": "mean"}, embedgeo.streaming_metrics),
+        ({"metrics": "embedgeo.streaming_metrics", "rows": "max"}, embedgeo.streaming_metrics),
         ({"metrics": "embedgeo.full_metrics", "rows": "last"}, embedgeo.full_metrics),
         ({"rows": "first"}, embedgeo.default_metrics),
         ({"extra": ["scales"]}, partial(embedgeo.default_metrics, extra=("scales",))),
@@ -62,7 +62,7 @@ def observed(folder, make, rows="tokens"):
             ),
         ),
     ],
-    ids=["default", "streaming, means", "full, last tokens", "first tokens", "scales", "extra", "all options"],
+    ids=["default", "streaming, maxima", "full, last tokens", "first tokens", "scales", "extra", "all options"],
 )
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     local_run(tmp_path / "run", steps=(1,))
@@ -141,8 +141,9 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             'count_range and token_tables need token types; rows="mean" has none',
         ),
         ({"rows": "mean", "token_tables": True}, 'count_range and token_tables need token types; rows="mean" has none'),
+        ({"rows": "max", "token_tables": True}, 'count_range and token_tables need token types; rows="max" has none'),
         ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
-        ({"rows": "max"}, "rows must be one of tokens, mean, first, last, words; got 'max'"),
+        ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],
 )
 def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path, monkeypatch, options, asked, message):

@@ -218,7 +218,7 @@ def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(t
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
-        ({"rows": "max"}, "rows must be one of 'tokens', 'mean', 'first', 'last', 'words'; got 'max'"),
+        ({"rows": "sum"}, "rows must be one of 'tokens', 'mean', 'max', 'first', 'last', 'words'; got 'sum'"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(options, message):

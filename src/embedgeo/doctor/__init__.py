@@ -37,7 +37,7 @@ class DoctorSettings:
     model_class: str | None = None
     layers: str | list[str] | None = None
     metrics: str | None = None
-    rows: Literal["tokens", "mean", "first", "last", "words"] | None = None
+    rows: Literal["tokens", "mean", "max", "first", "last", "words"] | None = None
     window: int | None = None
     batch_size: int | None = None
     seq_len: int | None = None

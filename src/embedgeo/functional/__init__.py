@@ -19,6 +19,7 @@ from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.duplicates import merge_duplicates as merge_duplicates
 from embedgeo.functional.eigenvalues import entropy_rank as entropy_rank
 from embedgeo.functional.eigenvalues import power_law as power_law
+from embedgeo.functional.frequency import types_by_frequency as types_by_frequency
 from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts
 from embedgeo.functional.moments import moment_values as moment_values
@@ -54,4 +55,5 @@ from embedgeo.functional.split import variance_split as variance_split
 from embedgeo.functional.split import within_variance as within_variance
 from embedgeo.functional.tokens import TokenTable as TokenTable
 from embedgeo.functional.tokens import token_table as token_table
+from embedgeo.functional.type_plane import row_plane as row_plane
 from embedgeo.functional.type_plane import type_plane as type_plane

@@ -9,8 +9,8 @@ from torch import Tensor
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.row_ids import RowIds, row_ids
 
-RowUnit = Literal["tokens", "mean", "first", "last", "words"]
-"""What a row is: a token; a sequence, as the mean of its tokens, its first token or its last one; or a word."""
+RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
+"""What a row is: a token; a sequence, as the mean or the maximum of its tokens, its first or its last; or a word."""
 
 
 class Rows:
@@ -189,11 +189,14 @@ def require_word_ids(rows: str, word_ids: object) -> None:
 
 
 def pool_tokens(
-    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, rows: Literal["tokens", "mean", "first", "last"]
+    hidden: Tensor,
+    token_ids: Tensor | None,
+    mask: Tensor | None,
+    rows: Literal["tokens", "mean", "max", "first", "last"],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Reduce each sequence to one row: the mean of the tokens that count, or the first or last of them.
+    """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
 
-    For words see `embedgeo.functional.words.pool_words`.
+    A maximum is taken in each coordinate (Conneau et al. 2017). For words see `embedgeo.functional.words.pool_words`.
 
     Args:
         hidden: shape (batch, positions, d), any floating dtype; (..., d) for ``"tokens"``.
@@ -203,8 +206,8 @@ def pool_tokens(
 
     Returns:
         Hidden states, shape (batch, d), where means are summed in float64 and are float32 at least; the ids of the
-        tokens, shape (batch,), None for means; and a mask, shape (batch,), False for sequences in which no token
-        counts, or None if there are none.
+        tokens, shape (batch,), None for means and maxima; and a mask, shape (batch,), False for sequences in which no
+        token counts, or None if there are none.
 
     Raises:
         ValueError: hidden states do not have three dimensions.
@@ -229,6 +232,8 @@ def pool_tokens(
         return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
     if hidden.shape[1] == 0:
         return hidden.new_zeros(len(hidden), hidden.shape[2]), None, kept
+    if rows == "max":
+        return hidden.masked_fill(~counts[..., None], -torch.inf).amax(1), None, kept
     place = counts.int().argmax(1) if rows == "first" else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
     sequence = torch.arange(len(hidden), device=hidden.device)
     ids = None if token_ids is None else token_ids.to(hidden.device)[sequence, place]

@@ -19,7 +19,7 @@ _STREAM_BITS = 40
 
 
 class Sample(NamedTuple):
-    """A uniform sample of the rows of one or more streams.
+    """A uniform sample of the rows of one or more streams, or one of the rows of each label.
 
     Streams whose samples are to be merged must differ in their seed or number, or the same positions are drawn.
 
@@ -30,6 +30,7 @@ class Sample(NamedTuple):
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it: see `row_numbers`.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
         size: how many rows are drawn at most.
+        by_label: whether so many are drawn of each label.
     """
 
     rows: Tensor
@@ -38,12 +39,13 @@ class Sample(NamedTuple):
     positions: Tensor
     seen: Tensor
     size: int
+    by_label: bool = False
 
     @classmethod
-    def empty(cls, dim: int, size: int) -> "Sample":
+    def empty(cls, dim: int, size: int, *, by_label: bool = False) -> "Sample":
         """The sample of no rows."""
         none = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), size)
+        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), size, by_label)
 
     def extend(
         self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
@@ -64,40 +66,50 @@ class Sample(NamedTuple):
             kept = kept.to(keys.device)
             keys, positions = keys[kept], positions[kept]
         labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
-        return self.merge(Sample(x, keys, labels, positions, self.seen.new_full((), count), self.size))
+        return self.merge(Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:]))
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
         parts = [self.rows, other.rows]
         keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
         if len(keys) > self.size:
-            drawn = keys.topk(self.size, largest=False, sorted=False).indices.sort().values
+            drawn = self._drawn(keys, labels)
             num_own = int((drawn < len(self.keys)).sum())
             keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
             places = drawn[:num_own], drawn[num_own:] - len(self.keys)
             parts = [rows.index_select(0, each.to(rows.device)) for rows, each in zip(parts, places, strict=True)]
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
-        return Sample(rows, keys, labels, positions, self.seen + other.seen, self.size)
+        return Sample(rows, keys, labels, positions, self.seen + other.seen, *self[5:])
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
         rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
-        return Sample(rows, keys, labels, positions, self.seen, self.size)
+        return Sample(rows, keys, labels, positions, self.seen, *self[5:])
 
     def all_reduce(self, group: Any = None) -> "Sample":
         """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
         keys, labels, positions = (all_gather_cat(each, group) for each in self[1:4])
         lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)
         offset = int(lengths[: current_rank(group)].sum())
-        order = keys.argsort(stable=True)[: self.size]
+        drawn = self._drawn(keys, labels)
+        order = drawn[keys[drawn].argsort(stable=True)]
         own = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
         is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
         dtype = torch.float64 if is_double else torch.float32
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
         rows.index_copy_(0, own, self.rows.index_select(0, order[own] - offset).to(dtype))
         seen = all_reduce_sum(self.seen, group)
-        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], seen, self.size)
+        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], seen, *self[5:])
+
+    def _drawn(self, keys: Tensor, labels: Tensor) -> Tensor:
+        """Indices, ascending, of the rows with the smallest keys, or with the smallest of each label."""
+        if not self.by_label:
+            return keys.topk(min(self.size, len(keys)), largest=False, sorted=False).indices.sort().values
+        by_key = keys.argsort(stable=True)
+        labels, order = labels[by_key].sort(stable=True)
+        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(labels, labels)
+        return by_key[order[rank < self.size]].sort().values
 
 
 def row_keys(

@@ -1,10 +1,10 @@
-"""Token types in the plane in which their means vary most."""
+"""Token types in the plane in which their means vary most, and rows in their own."""
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from embedgeo.functional.processing import principal_axes
-from embedgeo.functional.spectrum import Scatter
+from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable
 
 
@@ -30,6 +30,32 @@ def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
     n, center, _ = types.pooled()
     offset = types.mean - center
     between = offset.T @ (types.n[:, None] * offset)
-    axes = principal_axes(Scatter(n, center, (between + between.T) / 2)).axes[:, :2]
-    axes = pad(axes, (0, 2 - axes.shape[1]))
+    axes = _two_axes(Scatter(n, center, (between + between.T) / 2))
     return offset @ axes, -center @ axes
+
+
+def row_plane(x: Tensor) -> Tensor:
+    """Project rows onto the plane in which they vary most, moved so that the zero vector is at (0, 0).
+
+    The axes are the first two principal axes of the centred rows; the largest coordinate of each is positive. Distances
+    are in embedding units.
+
+    Args:
+        x: shape (n, d), any floating dtype.
+
+    Returns:
+        Shape (n, 2), float64. The second coordinate is 0 where d = 1.
+
+    >>> import torch
+    >>> row_plane(torch.tensor([[1.0, 5.0], [5.0, 5.0]]))
+    tensor([[1., 5.],
+            [5., 5.]], dtype=torch.float64)
+    """
+    axes = _two_axes(row_scatter(x))
+    return x.to(axes.dtype) @ axes
+
+
+def _two_axes(fitted: Scatter) -> Tensor:
+    """The first two principal axes, as columns; the second one is 0 where there is only one."""
+    axes = principal_axes(fitted).axes[:, :2]
+    return pad(axes, (0, 2 - axes.shape[1]))

@@ -163,7 +163,7 @@ class Geometry:
         return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """Further tables: ``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `embedgeo.OutlierCoordinates`."""
+        """``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `embedgeo.OutlierCoordinates`; for every rank."""
         return tables.of_layers(self._reached())
 
     def samples(self) -> dict[str, LayerSample]:

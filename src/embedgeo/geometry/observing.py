@@ -41,11 +41,12 @@ def observe(
             those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
-            of its tokens that count. Means have no token ids: the metrics that need them are absent. Or a word
-            (``"words"``), by the mean of its tokens that count; words of the same token ids are a token type. Averaging
-            makes norms smaller, the more so the more tokens a word has, and rare words have more: do not compare Q, M
-            and V of words of different lengths (Yamagiwa & Shimodaira 2025, appendix J).
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"`` (in each
+            coordinate), the ``"first"`` or the ``"last"`` of its tokens that count. Means and maxima have no token ids:
+            the metrics that need them are absent. Or a word (``"words"``), by the mean of its tokens that count; words
+            of the same token ids are a token type. Averaging makes norms smaller, the more so the more tokens a word
+            has, and rare words have more: do not compare Q, M and V of words of different lengths (Yamagiwa &
+            Shimodaira 2025, appendix J).
         token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
             is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
             a dict of its arguments by name, as in ``model(**batch)``.

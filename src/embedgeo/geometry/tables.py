@@ -1,7 +1,7 @@
 """What was measured, as tables of pandas: see `embedgeo.Geometry`, whose methods these are."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -25,8 +25,9 @@ def of_records(records: Sequence[Record]) -> "pd.DataFrame":
 def of_token_types(
     method: str,
     reached: Iterable[Reached],
-    of: Callable[[TokenMoments], dict[str, Tensor]],
+    of: Callable[[Any], dict[str, Tensor]],
     columns: Sequence[str],
+    kind: type = TokenMoments,
 ) -> "pd.DataFrame":
     """See `embedgeo.Geometry.token_tables` and ``token_planes``.
 
@@ -35,13 +36,14 @@ def of_token_types(
         reached: the layers that have rows.
         of: a method that gives the columns of a layer.
         columns: its columns, for an empty table.
+        kind: of metric that it is a method of.
     """
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
     tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
     for each in reached:
-        for metric in each.metrics.synced(TokenMoments):
+        for metric in each.metrics.synced(kind):
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
             tables.append(pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)

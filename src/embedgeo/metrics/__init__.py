@@ -11,6 +11,7 @@ from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.extra import extra_metrics as extra_metrics
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
+from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments

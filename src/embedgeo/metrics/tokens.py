@@ -112,6 +112,16 @@ class TokenMoments(GeometryMetric):
         types = self._types_in(self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
 
+    def distances(self) -> dict[str, Tensor]:
+        """``token_id``, ``n`` and ``distance`` of each token type, ‖μ_t − μ‖², from its mean to that of all of them.
+
+        In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The rows are those of
+        `table`.
+        """
+        types = self._types_in(self.count_range)
+        _, center, _ = types.pooled()
+        return {"token_id": types.token_ids, "n": types.n, "distance": (types.mean - center).square().sum(1)}
+
     def plane(self, most: int = 150) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by descending n.
 

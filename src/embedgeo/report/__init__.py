@@ -17,8 +17,8 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import chosen, comparison, coordinates, figures, scales, shares, spectra, tokens
-from embedgeo.report.drawing import FigureData, style
+from embedgeo.report import chosen, comparison, coordinates, examples, figures, scales, shares, spectra, tokens, types
+from embedgeo.report.drawing import FigureData, TableData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
 from embedgeo.report.reading import read_runs
@@ -44,7 +44,10 @@ _Plan = list[tuple[str, Callable[[], Panel]]]
 
 
 def write_report(
-    dirs: Sequence[Path], out: Path | None = None, groups: Mapping[str, str] = MappingProxyType({})
+    dirs: Sequence[Path],
+    out: Path | None = None,
+    groups: Mapping[str, str] = MappingProxyType({}),
+    names: Sequence[str] | None = None,
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, from records only.
 
@@ -54,12 +57,14 @@ def write_report(
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
         out: the folder to write to; default: ``report`` in the first folder.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
+        names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: a folder without measurements, a file that cannot be read, or a group of models not there.
+        ValueError: a folder without measurements, a file that cannot be read, or a group of models or an example that
+            is not there.
         OSError: a folder that is not there, or an ``out`` that cannot be written to or holds something else.
     """
     console = Console(stderr=True)
@@ -68,11 +73,13 @@ def write_report(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
+        if names is not None:
+            examples.require_examples(runs, names)
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
             with replacing_contents(out) as new, style():
-                plan = _plan(runs, FigureWriter(new / "figures"))
+                plan = _plan(runs, FigureWriter(new / "figures"), names)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, _sections(panels))
@@ -90,16 +97,16 @@ def _sections(panels: Iterable[tuple[str, Panel]]) -> list[Section]:
     return [section for section in sections if section.panels]
 
 
-def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
+def _plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None) -> _Plan:
     """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order."""
 
-    def by_run(draw: Callable[[Run], Iterable[FigureData]]) -> list[Group]:
+    def by_run(draw: Callable[[Run], Iterable[FigureData | TableData]]) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
         groups = [group for group in groups if group[1]]
         return groups if any(run.has_steps for run in runs) else _side_by_side(groups)
 
-    def section(title: str, draw: Callable[[Run], Iterable[FigureData]], text: str = "") -> _Plan:
+    def section(title: str, draw: Callable[[Run], Iterable[FigureData | TableData]], text: str = "") -> _Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
 
     def of_metric(metric: str) -> Panel:
@@ -132,7 +139,11 @@ def _plan(runs: Sequence[Run], writer: FigureWriter) -> _Plan:
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
         *section("Spectrum", spectra.figures_of, spectra.ABOUT),
-        *section("Token types", _of_tokens, chosen.CONFOUNDED if any(map(chosen.has_words, runs)) else ""),
+        *section(
+            "Token types",
+            partial(_of_tokens, names=names),
+            chosen.CONFOUNDED if any(map(chosen.has_words, runs)) else "",
+        ),
         *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.MEANING),
         *of_metrics("More metrics", metrics[MAIN:]),
     ]
@@ -191,7 +202,7 @@ def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     yield comparison.compare_profiles(runs, metric)
 
 
-def _of_tokens(run: Run) -> Iterator[FigureData]:
+def _of_tokens(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:
     if run.tokens:
         yield tokens.mean_against_variance(run)
         yield tokens.statistics(run)
@@ -202,6 +213,12 @@ def _of_tokens(run: Run) -> Iterator[FigureData]:
             yield chosen.words(run, layer)
     if run.projections:
         yield chosen.projection(run)
+    if run.occurrences:
+        yield types.occurrences(run)
+    if run.tokens:
+        yield types.raw_against_frequency(run)
+        yield types.lengths_and_frequencies(run)
+        yield from examples.of_run(run, names)
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:

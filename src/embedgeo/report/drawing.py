@@ -85,6 +85,24 @@ class FigureData(NamedTuple):
     text: str
 
 
+class TableData(NamedTuple):
+    """A table for the page.
+
+    Attributes:
+        name: of its file.
+        caption: what it is.
+        cells: as they are shown.
+        numbers: the values.
+        text: what has to be known to read it.
+    """
+
+    name: str
+    caption: str
+    cells: pd.DataFrame
+    numbers: pd.DataFrame
+    text: str
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup, escape
 
-from embedgeo.report.drawing import FigureData, save
+from embedgeo.report.drawing import FigureData, TableData, save
 from embedgeo.report.flags import Flag, flags
 from embedgeo.report.overview import about, overview
 from embedgeo.report.runs import Run
@@ -33,7 +34,10 @@ _LONGEST_NAME = 200
 
 
 class PageFigure(NamedTuple):
-    """A figure on the page: its PNG in base64, empty where the budget is spent, its size in CSS pixels, its texts."""
+    """A figure on the page: its PNG in base64, empty where the budget is spent, its size in CSS pixels, its texts.
+
+    Or a table in its place, whose caption is ``alt``.
+    """
 
     name: str
     picture: str
@@ -41,6 +45,7 @@ class PageFigure(NamedTuple):
     height: int
     alt: str
     text: str
+    table: pd.DataFrame | None = None
 
 
 Group = tuple[str, list[PageFigure]]
@@ -86,7 +91,7 @@ class FigureWriter:
     """Saves figures, and puts them onto the page until the budget is spent.
 
     Args:
-        folder: where the files go; must not be there yet.
+        folder: where the files go, those of tables into ``tables`` beside it; must not be there yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,13 +100,18 @@ class FigureWriter:
         self._left = BUDGET
         self._names: set[str] = set()
 
-    def add(self, data: FigureData, label: str = "") -> PageFigure:
-        """Save a figure under its name and the label of its run."""
+    def add(self, data: FigureData | TableData, label: str = "") -> PageFigure:
+        """Save a figure or a table under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
         name = wanted = "-".join(word for word in words if word).encode()[:_LONGEST_NAME].decode(errors="ignore")
         while name.lower() in self._names:
             name = f"{wanted}-{len(self._names)}"
         self._names.add(name.lower())
+        if isinstance(data, TableData):
+            tables = self.folder.with_name("tables")
+            tables.mkdir(exist_ok=True)
+            data.numbers.to_csv(tables / f"{name}.csv", lineterminator="\n")
+            return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
         if len(picture) > self._left:
             picture = ""

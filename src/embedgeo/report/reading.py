@@ -1,5 +1,6 @@
 """Reading runs and models: the folders of sweeps, monitored runs, and TensorBoard's event files alone."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
@@ -18,6 +19,9 @@ from embedgeo.results.groups import groups_of
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.wording import listed
+
+_OF_LAST = ("projections", "occurrences", "distances")
+"""Tables of token types that are read of the last checkpoint alone."""
 
 _LARGEST = 1e100
 """Value of a token type that can be squared."""
@@ -142,12 +146,14 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]
             steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-            tokens, planes, spectra, coordinates = (
+            tokens, spectra, coordinates, *others = (
                 {steps[name]: path for name, path in sorted(sweep.tables(kind).items()) if name in steps}
-                for kind in ("tokens", "projections", "spectra", "coordinates")
+                for kind in ("tokens", "spectra", "coordinates", *_OF_LAST)
             )
             drawn = thinned(len(tokens), 3) if tokens else []
             layers = set(records["layer"])
+            of_last = (_read_drawable({step: paths[step] for step in sorted(paths)[-1:]}, layers) for paths in others)
+            lengths = json.loads(facts.get("text_lengths", "{}"))
             yield make_run(
                 series,
                 records,
@@ -155,9 +161,10 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 group=facts.get("group", ""),
                 num_parameters=float(facts.get("num_parameters") or "nan"),
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
-                projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
+                **dict(zip(_OF_LAST, of_last, strict=True)),
                 spectra=read_spectra(spectra, set(filter(is_along, layers))),
                 coordinates=_read_coordinates(coordinates, layers),
+                text_lengths={int(length): count for length, count in lengths.items()},
                 failures=failures,
                 apart=apart if series in apart else {},
             )
@@ -186,7 +193,7 @@ def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dic
 
 
 def _drawable(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2"])]
+    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2", "distance"])]
     is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
     return table[is_drawable & table["layer"].isin([layer for layer in layers if is_along(layer)])]
 

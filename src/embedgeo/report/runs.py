@@ -47,6 +47,9 @@ class Run:
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         spectra: eigenvalues of some checkpoints, by step: see `embedgeo.report.spectra.read_spectra`.
         coordinates: tables of the largest coordinates of all checkpoints that have one, by step.
+        occurrences: the last checkpoint's table of occurrences of chosen tokens in their plane, by step.
+        distances: the last checkpoint's table of how far token types are from the mean, by step.
+        text_lengths: how many texts were measured of each length in tokens; none where it was one length, or unknown.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
@@ -66,6 +69,9 @@ class Run:
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     spectra: dict[int, pd.DataFrame] = field(default_factory=dict)
     coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
+    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)
+    distances: dict[int, pd.DataFrame] = field(default_factory=dict)
+    text_lengths: dict[int, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     has_steps: bool = True

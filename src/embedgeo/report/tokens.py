@@ -57,19 +57,19 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
         panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
-        slope, r2 = _draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
+        slope, r2 = draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
-            panel.set_title(f"{layer}: {_fit(slope, r2)}", fontsize=8.8)
+            panel.set_title(f"{layer}: {fit_text(slope, r2)}", fontsize=8.8)
         else:
-            ax.plot([], label=_fit(slope, r2), **_LINE)
+            ax.plot([], label=fit_text(slope, r2), **_LINE)
             legend(figure, ax)
         panel.set_xlabel("M of the token type")
         panel.locator_params(nbins=5)
         panel.xaxis.set_major_formatter(short)
         panel.yaxis.set_major_formatter(short)
-        texts.append(f"{layer}: {_fit(slope, r2)} over {len(types)} token types")
+        texts.append(f"{layer}: {fit_text(slope, r2)} over {len(types)} token types")
     axes[0].set_ylabel("V of the token type")
     bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
     log_ticks(bar.ax, least, most)
@@ -130,8 +130,8 @@ def against_frequency(run: Run) -> FigureData:
     texts = []
     for ax, key in zip(axes, "QMV", strict=True):
         ax.scatter(logs["n"], logs[key], s=7, color=RUNS[0], alpha=0.5, lw=0, rasterized=True)
-        slope, r2 = _draw_line(ax, logs["n"].to_numpy(), logs[key].to_numpy())
-        ax.set_title(_fit(slope, r2), fontsize=8.8)
+        slope, r2 = draw_line(ax, logs["n"].to_numpy(), logs[key].to_numpy())
+        ax.set_title(fit_text(slope, r2), fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(f"log10(1 + {key})")
         texts.append(f"{key} {slope:.3g}")
@@ -179,7 +179,7 @@ def _statistics(table: pd.DataFrame) -> dict[str, float]:
     return {**{key: values[key] for key in _STATISTICS}, "token_types_regressed": regressed}
 
 
-def _draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:
+def draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:
     """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope and R²."""
     slope, r2 = (float(value) for value in least_squares(torch.tensor(x), torch.tensor(y)))
     if np.isfinite(slope):
@@ -188,7 +188,8 @@ def _draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:
     return slope, r2
 
 
-def _fit(slope: float, r2: float) -> str:
+def fit_text(slope: float, r2: float) -> str:
+    """Slope and R² in words."""
     return ", ".join(
         f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined"
         for name, value in (("slope", slope), ("R²", r2))

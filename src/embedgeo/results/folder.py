@@ -24,11 +24,11 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``tokens/<name>.parquet`` and ``projections/<name>.parquet``, where asked for: its tables of token types, all of
-      them with their moments, the most frequent ones in the plane; ``spectra/<name>.parquet``: all eigenvalues; and
-      ``coordinates/<name>.parquet``: the largest coordinates. They are written before the records; so is
-      ``samples/<name>.safetensors``, where asked for: see
-      `embedgeo.load_sample`.
+    - ``<kind>/<name>.parquet``, where asked for: its tables of token types, all of them with their moments (``tokens``)
+      and how far from the mean they are (``distances``), the most frequent ones in the plane (``projections``), and
+      occurrences of some of each frequency in theirs (``occurrences``); all eigenvalues (``spectra``) and the largest
+      coordinates (``coordinates``). They are written before the records; so is ``samples/<name>.safetensors``, where
+      asked for: see `embedgeo.load_sample`.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.

@@ -32,26 +32,27 @@ SCHEMA = pa.schema(
 """Columns of the records of a sweep."""
 
 _AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
-_BY_TYPE = [*_AT_LAYER, ("token_id", pa.int64()), ("n", pa.float64())]
+_TYPE = [*_AT_LAYER, ("token_id", pa.int64())]
+_BY_TYPE = [*_TYPE, ("n", pa.float64())]
+_TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
+_IN_PLANE = pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), _TEXT])
 _OF_COORDINATES = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
+_IN_VOCABULARY = [
+    ("token", pa.string()),
+    ("same_as", pa.int64()),
+    ("without_token", pa.bool_()),
+    ("untrained", pa.bool_()),
+]
 TABLES = {
-    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens"))]),
-    "projections": pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), ("token", pa.string())]),
+    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens")), _TEXT]),
+    "distances": pa.schema([*_BY_TYPE, ("distance", pa.float64()), _TEXT]),
+    "projections": _IN_PLANE,
+    "occurrences": _IN_PLANE,
     "spectra": pa.schema([*_AT_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
     "coordinates": pa.schema(
         [*_AT_LAYER, ("coordinate", pa.int64()), *((name, pa.float64()) for name in _OF_COORDINATES)]
     ),
-    "vocabulary": pa.schema(
-        [
-            *(field for field in _BY_TYPE if field[0] != "n"),
-            *(
-                ("token", pa.string()),
-                ("same_as", pa.int64()),
-                ("without_token", pa.bool_()),
-                ("untrained", pa.bool_()),
-            ),
-        ]
-    ),
+    "vocabulary": pa.schema([*_TYPE, *_IN_VOCABULARY]),
 }
 """Columns of the tables beside the records, by their folder.
 
@@ -59,6 +60,9 @@ Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of spe
 of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
 `embedgeo.OutlierCoordinates.coordinates`.
 """
+
+_ADDED = ("num_tokens", "token")
+"""Columns of ``tokens`` that those of earlier versions lack."""
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -95,9 +99,14 @@ def read_table(path: Path) -> pd.DataFrame:
     again = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name
-    wanted = [name for name in TABLES[kind].names if name != "num_tokens"]  # of tables of words, since there are any
+    wanted = [name for name in TABLES[kind].names if kind != "tokens" or name not in _ADDED]
     table = read_parquet(path, wanted, remedy)
-    return table if kind != "tokens" or "num_tokens" in table else table.assign(num_tokens=1.0)
+    if kind != "tokens":
+        return table
+    if "token" not in table or table["token"].isna().any():  # by hand nobody knows the texts
+        ids = table["token_id"].astype("string")
+        table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
+    return table if "num_tokens" in table else table.assign(num_tokens=1.0)
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -107,8 +116,8 @@ def read_about(path: Path) -> dict[str, str]:
 
 def write_parquet(path: Path, frame: pd.DataFrame, schema: pa.Schema, about: Mapping[str, str] | None = None) -> None:
     """Write a table, whole or not at all, with what is to be known beside its columns."""
-    if "num_tokens" in schema.names and "num_tokens" not in frame:
-        frame = frame.assign(num_tokens=nan)
+    unknown = {"num_tokens": nan, "token": None}
+    frame = frame.assign(**{name: unknown[name] for name in unknown.keys() & {*schema.names} - {*frame}})
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(about)
     with replacing(path) as temporary:
         pq.write_table(table, temporary)

@@ -1,7 +1,10 @@
 """The geometry of one model over the probe text, and its loss there."""
 
-from collections.abc import Callable
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -9,10 +12,14 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torchmetrics import Metric
 
 from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.tables import of_token_types
+from embedgeo.metrics import TokenMoments, TokenOccurrences
+from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
@@ -63,6 +70,8 @@ def measure(
     options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
     with torch.inference_mode():
         geometry = Geometry(model, settings.layer_patterns, metric_factory(settings), *left_out, **options)
+    if text.shown_types:
+        geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.shown_types)
     try:
         with torch.inference_mode(), all_agree(fabric), fabric.autocast():
             loss = _run(fabric, geometry, loaded, text, settings)
@@ -70,6 +79,8 @@ def measure(
         num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
         about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
         about["architecture"] = geometry.norms.architecture(geometry.layers)
+        if not text.is_even:
+            about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
         if settings.device_map is None:
             model.to("meta")  # also where others refer to it
         begin_next()
@@ -114,9 +125,16 @@ def _results(
     of_layers = geometry.layer_tables()
     if not settings.token_tables:
         return Measured(records, of_layers, about, sample)
-    planes = geometry.token_planes()
-    planes = planes.assign(token=planes["token_id"].map(text.token_texts))
-    tables = geometry.token_tables()
-    sizes = tables["token_id"].map(text.type_sizes) if text.words else 1.0
-    of_types = {"tokens": tables.assign(num_tokens=sizes), "projections": planes}
-    return Measured(records, of_types | of_layers, about, sample)
+    types = geometry.token_tables()
+    tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
+    tables["projections"] = geometry.token_planes()
+    tables["distances"] = of_token_types("token_tables", geometry._reached(), TokenMoments.distances, ["distance"])
+    if text.shown_types:
+        shown = "token_tables", geometry._reached(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
+        tables["occurrences"] = of_token_types(*shown).merge(types[["layer", "token_id", "n"]])
+    spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
+    return Measured(records, spelled | of_layers, about, sample)
+
+
+def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
+    return [*make(dim), TokenOccurrences(dim, token_types)]

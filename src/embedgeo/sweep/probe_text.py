@@ -51,6 +51,7 @@ class ProbeText:
         words: the word of each token, if asked for.
         token_texts: each token type as text, if tables of token types are asked for; or each type of words.
         type_sizes: mean number of tokens of the words of each type.
+        shown_types: those of which occurrences are kept, if tables of token types are asked for.
         num_cut: how many texts were longer and have been cut.
         text_sha256: hash of the documents that it was made from; of a dataset, of the texts taken from it.
     """
@@ -63,6 +64,7 @@ class ProbeText:
     words: Words | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
     type_sizes: Mapping[int, float] = field(default_factory=dict)
+    shown_types: tuple[int, ...] = ()
     num_cut: int = 0
     text_sha256: str = ""
 

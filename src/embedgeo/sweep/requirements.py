@@ -42,8 +42,10 @@ def require_metric_options(settings: "SweepSettings") -> None:
     whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
     if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
         raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
-    if settings.rows == "mean" and (lo_hi or settings.token_tables):
-        raise ValueError('count_range and token_tables need token types; rows="mean" has none. Take other rows.')
+    if settings.rows in ("mean", "max") and (lo_hi or settings.token_tables):
+        raise ValueError(
+            f'count_range and token_tables need token types; rows="{settings.rows}" has none. Take other rows.'
+        )
     if not 0 < settings.discard_fraction < 1:
         raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {settings.discard_fraction}.")
     if settings.id_batches < 1:

@@ -23,7 +23,7 @@ _RUN_OPTIONS = (
 _CHOICES = {
     "unit": ("sequence", "line", "sentence", "document"),
     "special_tokens": ("none", "bos", "bos+eos", "default"),
-    "rows": ("tokens", "mean", "first", "last", "words"),
+    "rows": ("tokens", "mean", "max", "first", "last", "words"),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
     "on": (None, "ray"),
 }
@@ -59,8 +59,8 @@ class SweepSettings:
             are added to each document, or, for an encoder or a unit other than ``sequence``, to each sequence or text.
         batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
-        rows: what a row is: one of the ``tokens``; the ``mean`` of a sequence's, its ``first`` or its ``last``; or one
-            of the ``words``: the mean of a word's tokens.
+        rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its ``first`` or its
+            ``last``; or one of the ``words``: the mean of a word's tokens.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
             ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto`` (those of the default
             ones that ``max_state_bytes`` leaves room for), or ``package.function``, which may be in the working
@@ -121,7 +121,7 @@ class SweepSettings:
     seq_len: int = 512
     batch_size: int = 8
     layers: str | list[str] = "blocks"
-    rows: Literal["tokens", "mean", "first", "last", "words"] = "tokens"
+    rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
     metrics: str = "embedgeo.default_metrics"
     max_state_bytes: int = 2**28
     count_range: Sequence[int] = ()

@@ -18,6 +18,7 @@ from embedgeo.checkpoints.configuration import load_config
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.probe_text import ProbeText, choose_masked, require_fit
 from embedgeo.sweep.settings import SweepSettings
+from embedgeo.sweep.shown import counting, shown_types
 from embedgeo.sweep.tokenizers import Identity, find_tokenizers, small_files
 from embedgeo.text import Documents, TokenizedText, cut_texts, hashing, tokenize_joined, tokenize_texts
 
@@ -89,6 +90,7 @@ def _prepare(
         words,
         spelled,
         _type_sizes(tokenized, settings),
+        shown_types(tokenized, spelled, tokenizer.all_special_ids, settings) if settings.token_tables else (),
         tokenized.num_cut,
         digest.hexdigest(),
     )
@@ -112,9 +114,7 @@ def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, fl
     if text.words is None:
         return {}
     word_ids, types = text.words.word_ids, text.words.word_types
-    first = (text.lengths.cumsum(0) - text.lengths).repeat_interleave(text.lengths)
-    kept = (word_ids >= 0) & (torch.arange(len(word_ids)) - first >= settings.skip_first_positions)
-    kept &= ~torch.isin(text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64))
+    kept = (word_ids >= 0) & counting(text, settings)
     occurrences = torch.stack((types, word_ids))[:, kept].unique(dim=1)[0].bincount()
     sizes = types[kept].bincount() / occurrences
     return dict(enumerate(sizes.tolist()))  # NaN for types of which nothing counts

@@ -84,7 +84,7 @@ class _Run:
         length, by = (seq_len, f" × {seq_len} tokens") if unit in ("tokens", "words") else (1, f", by {unit}")
         self._by = f"{num_batches} × {batch_size} sequences{by}"
         num_sequences = num_batches * batch_size
-        has_ids = bool(seen.token_ids or monitor.token_ids) and unit != "mean"
+        has_ids = bool(seen.token_ids or monitor.token_ids) and unit not in ("mean", "max")
         num_types = min(num_sequences * length, geometry._inputs.num_token_types) if has_ids else 0
         itemsize = 8 if seen.dtype == torch.float64 else 4
         self._rows = Rows(num_sequences, length, num_types, geometry.settings["jackknife"], itemsize)

@@ -59,9 +59,9 @@ class GeometryMonitor(Monitor, Callback):
         on_error: ``"warn"``: a failure of the monitor turns it off, on all ranks, with one warning, and training goes
             on; ``"raise"``: it is raised in the training loop.
         seed: seed of the rows that the default metrics sample.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"first"`` or the ``"last"``
-            of its tokens that count; or a word (``"words"``), by the mean of its tokens that count: see
-            `embedgeo.observe`.
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"``, the ``"first"``
+            or the ``"last"`` of its tokens that count; or a word (``"words"``), by the mean of its tokens that count:
+            see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at: on the probe, or
             on the training batches of the last step (the last ``window`` steps), which are run again as in training
             and without gradients. References to these batches are kept until then.

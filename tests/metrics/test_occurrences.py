@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+
+from embedgeo.functional import row_plane
+from embedgeo.functional.sampling import row_keys
+from embedgeo.metrics import TokenOccurrences
+from tests.data import token_rows
+
+N, DIM = 400, 6
+
+
+def rows():
+    x, ids = token_rows(N, DIM, mean=3.0)
+    frequent = ids.unique(return_counts=True)
+    types = frequent[0][frequent[1].argsort(descending=True)]
+    return x, ids, [types[0].item(), types[2].item(), types[-1].item()]
+
+
+def planes_equal(got, want):
+    assert got["token_id"].equal(want["token_id"])
+    for key in ("pc1", "pc2"):
+        torch.testing.assert_close(got[key], want[key], rtol=1e-9, atol=1e-12)
+
+
+def test_occurrences_are_those_with_the_smallest_keys_in_the_plane_of_their_own_axes():
+    x, ids, types = rows()
+    metric = TokenOccurrences(DIM, types, most=8)
+    metric.update(x, ids)
+    keys = row_keys(0, N, seed=0)
+    places = []
+    for token_id in sorted(types):
+        of_type = (ids == token_id).nonzero().flatten()
+        places += sorted(of_type[keys[of_type].argsort()][:8].tolist())
+    plane = metric.plane()
+    assert plane["token_id"].tolist() == ids[places].tolist()
+    planes_equal(plane, {"token_id": ids[places], **dict(zip(("pc1", "pc2"), row_plane(x[places]).T, strict=True))})
+    shown = x[places].numpy()
+    spread = np.linalg.svd(shown - shown.mean(0), compute_uv=False)[:2] ** 2 / len(shown)
+    np.testing.assert_allclose([plane["pc1"].var(correction=0), plane["pc2"].var(correction=0)], spread, rtol=1e-9)
+    assert metric.compute() == {}
+
+
+@pytest.mark.parametrize("cuts", [[150, 250], [1, 0, 399], [7] * 57 + [1]])
+def test_any_split_into_updates_gives_the_same_occurrences(cuts):
+    x, ids, types = rows()
+    x[[3, 200]] = torch.nan  # left out, and no other row is drawn in another one's place
+    one, parted = (TokenOccurrences(DIM, types, most=8) for _ in range(2))
+    one.update(x, ids)
+    for part, of_part in zip(x.split(cuts), ids.split(cuts), strict=True):
+        parted.update(part, of_part)
+    planes_equal(parted.plane(), one.plane())
+
+
+def test_merged_metrics_hold_at_most_as_many_occurrences_of_each_type():
+    x, ids, types = rows()
+    parts = [TokenOccurrences(DIM, types, most=8, seed=seed) for seed in (1, 1)]
+    parts[0].update(x[:N], ids[:N])
+    assert parts[0].plane()["token_id"].unique(return_counts=True)[1].tolist()[0] <= 8
+    before = parts[0].plane()
+    parts[1].merge_state(parts[0])
+    planes_equal(parts[1].plane(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_nothing_and_next_to_nothing(dtype):
+    metric = TokenOccurrences(DIM, [5])
+    assert metric.plane()["pc1"].shape == (0,)
+    metric.update(torch.ones(3, DIM, dtype=dtype))  # no token ids
+    metric.update(torch.ones(3, DIM, dtype=dtype), torch.tensor([1, 2, 3]))
+    assert metric.plane()["token_id"].shape == (0,)
+    metric.update(torch.full((2, DIM), 2.0, dtype=dtype), torch.tensor([5, 5]), mask=torch.tensor([1, 0]))
+    assert metric.plane()["token_id"].tolist() == [5]
+    assert metric.half().plane()["pc1"].dtype == torch.float64
+    with pytest.raises(ValueError, match="most must be at least 1 occurrence of each token type; got 0"):
+        TokenOccurrences(DIM, [5], most=0)

@@ -1,0 +1,130 @@
+"""The paper's pictures of single token types, and the tables of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from embedgeo.cli import main
+from embedgeo.report import examples, types
+from embedgeo.report.drawing import style
+from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import Run
+from embedgeo.results.folder import SweepFolder
+from tests.report.synthetic import make_sweep
+
+NAMES = {0: " once", 1: "once", 2: " winked", 3: "a\n", 4: " <b>"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with tables of token types of which the texts are known, at its last step."""
+    path = make_sweep(tmp_path_factory.mktemp("types"), (0, 1), 3, metrics=("n", "M"), tokens=True)
+    sweep, random = SweepFolder(path), np.random.default_rng(0)
+    tokens = sweep.read_tables("step1")["tokens"]
+    tokens["token"] = tokens["token_id"].map(lambda i: NAMES.get(i, f" word{i}"))
+    distances = tokens.assign(distance=(tokens["token_id"] - 25.0) ** 2 + 1)
+    shown = tokens[tokens["token_id"].isin([0, 2, 30, 300])]
+    shown = shown.loc[shown.index.repeat(shown["n"].clip(upper=50))]
+    shown = shown.assign(
+        pc1=random.normal(60 * pd.factorize(shown["token_id"])[0], 5), pc2=random.normal(0, 5, len(shown))
+    )
+    tables = {"tokens": tokens, "distances": distances, "occurrences": shown}
+    about = {"text_lengths": '{"3": 5, "10": 2}', **sweep.about("step1")}
+    sweep.write("step1", sweep.read("step1"), tables, about)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    (run,) = read_runs([folder])
+    return run
+
+
+def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
+    with style():
+        picture = types.occurrences(run)
+        picture.figure.canvas.draw()
+    assert [ax.get_title("left") or ax.get_title() for ax in picture.figure.axes[:2]] == ["block.01", "block.02"]
+    table = run.occurrences[1]
+    for ax, layer in zip(picture.figure.axes, ("block.01", "block.02"), strict=False):
+        at = table[table["layer"] == layer]
+        points, rings = ax.collections
+        np.testing.assert_allclose(points.get_offsets(), at[["pc1", "pc2"]])
+        np.testing.assert_allclose(points.get_array(), at["n"])
+        np.testing.assert_allclose(rings.get_offsets(), at.groupby("token_id")[["pc1", "pc2"]].mean())
+        assert ax.lines[0].get_xydata().tolist() == [[0, 0]]
+        assert {text.get_text() for text in ax.texts} == {"once", "winked", "word30", "word300"}
+    assert picture.text.startswith("4 token types")
+
+
+def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regressed(run: Run) -> None:
+    with style():
+        picture = types.raw_against_frequency(run)
+    table = run.tokens[1]
+    at = table[table["layer"] == "block.01"]
+    regressed = at[at["n"].between(10, 100_000)]
+    for ax, key in zip(picture.figure.axes, "QMV", strict=True):
+        np.testing.assert_allclose(ax.collections[0].get_offsets(), np.column_stack((np.log10(at["n"]), at[key])))
+        slope, start = np.polyfit(np.log10(regressed["n"]), regressed[key], 1)
+        x, y = ax.lines[0].get_data()
+        np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
+
+
+def test_lengths_and_frequencies_are_counted(run: Run) -> None:
+    with style():
+        counts = types.lengths_and_frequencies(run).numbers["count"]
+    table = run.tokens[1]
+    at = table[table["layer"] == "embed"]
+    assert counts.loc["frequency"].sum() == counts.loc["letters"].sum() == len(at)
+    assert counts.loc["length"].to_dict() == {float(i): {3: 5, 10: 2}.get(i, 0) for i in range(1, 11)}
+    assert (counts.loc["letters", 1.0], counts.loc["letters", 4.0]) == (1, 2)
+
+
+def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(run: Run) -> None:
+    table = examples.extremes(run, "block.01")
+    at = run.tokens[1]
+    at = at[(at["layer"] == "block.01") & (at["n"] >= 10)].sort_values("V")
+    lists = table.numbers.reset_index().groupby("list")["token_id"].apply(list)
+    assert lists["varies most"] == at["token_id"].tolist()[-10:][::-1]
+    assert lists["varies least"] == at["token_id"].tolist()[:10]
+    assert sorted(lists["nearest the mean"][1:5]) == [23, 24, 26, 27]
+    assert lists["nearest the mean"][0] == 25
+    assert list(table.cells.columns[6:]) == ["nearest the mean", "‖μ_t − μ‖²", "n"]
+    assert table.cells["nearest the mean"].iloc[0] == "␣word25"
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    found = examples.examples(run, ["once", " winked"])
+    assert found is not None
+    assert found.cells["token"].tolist() == ["␣once", "once", "␣winked"]
+    table = run.tokens[1].set_index(["token_id", "layer"])
+    pd.testing.assert_series_equal(
+        found.numbers["V"].sort_index(), table.loc[found.numbers.index, "V"].sort_index(), rtol=1e-12
+    )
+    assert set(examples.chosen_types(run, [])) == {0, 2, 30, 300}  # those of the figure
+    out = folder / "report"
+    assert main(["report", str(folder), "--examples", "once,<b>"]) == 0
+    page = (out / "index.html").read_text()
+    assert "Examples, step 1" in page
+    assert "<td>␣&lt;b&gt;</td>" in page
+    assert set(pd.read_csv(out / "tables" / "tokens-examples.csv")["token"]) == {" once", "once", " <b>"}
+    capsys.readouterr()
+    assert main(["report", str(folder), "--examples", "once,nowhere"]) == 2
+    assert "examples must be texts of token types that occur; 'nowhere' is none" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_examples_are_those_of_every_frequency_unless_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep(tmp_path / "old", (0,), 1, metrics=("n", "M"), tokens=True)  # without texts
+    assert main(["report", str(folder), "--examples", "true"]) == 0
+    found = pd.read_csv(folder / "report" / "tables" / "tokens-examples.csv")
+    assert 15 <= found["token_id"].nunique() <= 40
+    assert (found["token"] == found["token_id"]).all()
+    assert not (folder / "report" / "figures" / "tokens-occurrences.csv").exists()
+    none = make_sweep(tmp_path / "none", (0,), 1, metrics=("n", "M"))
+    capsys.readouterr()
+    assert main(["report", str(none), "--examples", "true"]) == 2
+    assert "Sweep with --token-tables true" in capsys.readouterr().err
