@@ -14,7 +14,7 @@ NEIGHBORS = 30
 
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
 
-_BLOCK = 1 << 22  # squared distances held at a time
+_BLOCK = 1 << 20  # squared distances held at a time
 
 
 def debiased_cka(x: Tensor, y: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import pandas as pd
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.runs import Run, is_along, make_run
+from embedgeo.results.drift import read_cka
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.loading import monitored_runs
@@ -136,7 +137,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             for series, checkpoints in runs.items()
             if _is_split(sweep, checkpoints)
         }
-        failures = sweep.reasons()
+        failures, cka = sweep.reasons(), read_cka(folder)
         for series, checkpoints in _told_apart(runs, finals):
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]
@@ -155,6 +156,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 num_parameters=float(facts.get("num_parameters") or "nan"),
                 tokens=_read_drawable({step: tokens[step] for step in (sorted(tokens)[i] for i in drawn)}, layers),
                 projections=_read_drawable({step: planes[step] for step in sorted(planes)[-1:]}, layers),
+                cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
                 failures=failures,
                 apart=apart if series in apart else {},
             )

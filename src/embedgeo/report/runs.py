@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from embedgeo.results.drift import CKA
 from embedgeo.results.layer_names import blocks_by_side, side
 from embedgeo.results.schema import MODEL
 
@@ -47,6 +48,7 @@ class Run:
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
+        cka: similarity of steps and of layers, as `embedgeo drift` has found it; the columns are those of `CKA`.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
         group: the name of its group of models, if it is in one.
         num_parameters: of the last checkpoint's model; NaN where unknown.
@@ -64,6 +66,7 @@ class Run:
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
+    cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True
     group: str = ""
     num_parameters: float = np.nan
