@@ -69,12 +69,13 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "anisotropy_z_scored": gaussian,
         "participation_ratio": (dim * free + 2) / (free + dim + 1),
         "duplicate_fraction": zero,
+        "linearity": zero,
     }
     if "intrinsic_dimension" in values:  # of at most 4096 rows, the size of a batch
         points = values.get("n_points", n)
         known["intrinsic_dimension"] = _each(lambda n, dim: _twonn(min(round(math.log2(n)), 12), dim), points, dim)
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
-    known |= {str(key): zero for key in values if str(key).startswith("mean_cosine_")}
+    known |= {str(key): zero for key in values if str(key).startswith(("mean_cosine_", "cka_to_"))}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)
     return pd.DataFrame(dict.fromkeys(values, nothing) | known, index=values.index)

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
 from embedgeo.report.axes import layer_axis, short, thinned, value_bar
 from embedgeo.report.drawing import FigureData, new_figure
@@ -37,9 +38,8 @@ def matrices(run: Run) -> Iterator[FigureData]:
     """The CKA of steps with steps, at some layers, and of layers with layers, at some steps."""
     table = run.cka
     across = table[table["layer_a"] == table["layer_b"]]
-    for layer in (
-        layer for layer in run.layers if layer in set(across.loc[across["step_a"] != across["step_b"], "layer_a"])
-    ):
+    compared = {*across.loc[across["step_a"] != across["step_b"], "layer_a"]}
+    for layer in (layer for layer in run.layers if layer in compared):
         yield cka_of_steps(across[across["layer_a"] == layer], layer)
     within = table[table["step_a"] == table["step_b"]]
     for step in within.loc[within["layer_a"] != within["layer_b"], "step_a"].unique():
@@ -55,11 +55,10 @@ def cka_of_steps(pairs: pd.DataFrame, layer: str) -> FigureData:
     """
     matrix = _square(pairs, "step", sorted({*pairs["step_a"], *pairs["step_b"]}))
     steps = [int(step) for step in matrix.index]
-    named = thinned(len(steps), 7)
     figure, ax = _drawn(matrix, f"Similarity of steps at {printable(layer)}", pairs)
-    labels = [short(steps[i]) for i in named]
-    ax.set_xticks(named, labels, rotation=45, ha="right", rotation_mode="anchor")
-    ax.set_yticks(named, labels)
+    for axis, most in ((ax.xaxis, 5), (ax.yaxis, 9)):
+        named = thinned(len(steps), most)
+        axis.set_ticks(named, [short(steps[i]) for i in named])
     ax.set(xlabel="optimizer step", ylabel="optimizer step")
     return _described(f"cka-steps-{layer}", figure, matrix, [f"step {step:,}" for step in steps], f"steps at {layer}")
 
@@ -75,7 +74,7 @@ def cka_of_layers(run: Run, pairs: pd.DataFrame, step: int) -> FigureData:
     layers = [layer for layer in run.layers if layer in {*pairs["layer_a"], *pairs["layer_b"]}]
     matrix = _square(pairs, "layer", layers)
     figure, ax = _drawn(matrix, run.titled("Similarity of layers", step), pairs)
-    layer_axis(ax, layers, most=8)
+    layer_axis(ax, layers, most=6)
     layer_axis(ax, layers, vertical=True, most=10)
     where = run.titled("layers", step)
     return _described(f"cka-layers-{step}", figure, matrix, layers, where)
@@ -87,7 +86,7 @@ def _square(pairs: pd.DataFrame, column: str, places: Sequence[object]) -> pd.Da
     return half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
 
 
-def _drawn(matrix: pd.DataFrame, title: str, pairs: pd.DataFrame) -> tuple[object, Axes]:
+def _drawn(matrix: pd.DataFrame, title: str, pairs: pd.DataFrame) -> tuple[Figure, Axes]:
     figure, (ax,) = new_figure(title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True)
     norm = Normalize(0, 1)
     ax.set_facecolor("#d0d0d0")
@@ -98,13 +97,11 @@ def _drawn(matrix: pd.DataFrame, title: str, pairs: pd.DataFrame) -> tuple[objec
     return figure, ax
 
 
-def _described(name: str, figure: object, matrix: pd.DataFrame, places: Sequence[str], what: str) -> FigureData:
-    apart = matrix.to_numpy()[~np.eye(len(matrix), dtype=bool)]
+def _described(name: str, figure: Figure, matrix: pd.DataFrame, places: Sequence[str], what: str) -> FigureData:
+    values = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix.to_numpy())
     text = "Undefined everywhere."
-    if np.isfinite(apart).any():
-        values = matrix.to_numpy().copy()
-        np.fill_diagonal(values, np.nan)
+    if np.isfinite(values).any():
         i, j = np.unravel_index(np.nanargmin(values), values.shape)
-        neighbours = np.nanmean(np.diagonal(values, 1)) if np.isfinite(np.diagonal(values, 1)).any() else np.nan
-        text = f"Least alike: {places[i]} and {places[j]}, {number(values[i, j])}; neighbours {number(neighbours)} on average."
+        beside = float(pd.Series(np.diagonal(values, 1)).mean())
+        text = f"Least alike: {places[i]} and {places[j]}, {number(values[i, j])}; side by side {number(beside)} on average."
     return FigureData(name, figure, matrix, f"Similarity of {what} as a square of colours.", text)

@@ -15,7 +15,9 @@ NEXT_TOKEN: dict[str, Term] = {}
 _COMPARED = {"previous": "the measurement before", "first": "the first measurement", "below": "the layer below"}
 
 DRIFT: dict[str, Term] = {
-    f"{key}_to_{other}": Term(f"{name} {other}", unit, f"{meaning} Of the same rows here and at {what}.")
+    f"{key}_to_{other}": Term(
+        f"{name} {'layer ' * (other == 'below')}{other}", unit, f"{meaning} Of the same rows here and at {what}."
+    )
     for key, name, unit, meaning in (
         (
             "cka",
