@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from embedgeo.functional import anisotropy_null, twonn_dimension
+from embedgeo.functional import anisotropy_null, drift_values, linearity_values, twonn_dimension
 from embedgeo.metrics import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
@@ -17,6 +17,7 @@ DIM, Q, BATCH, DRAWS = 64, 3.0, 128, 40
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share"}
+OTHERS = ("previous", "first", "below")
 SIMULATED = {"M_freq_r2", "V_freq_r2"}
 """The page gives no formula for these."""
 
@@ -29,7 +30,14 @@ def all_values(x, ids):
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
         AfterProcessing(x.shape[1]),
     ]
-    return {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
+    found = {key: value for metric in metrics for key, value in floats(updated(metric, x, ids).compute()).items()}
+    return found | drift(*x[: len(x) // 2 * 2].chunk(2))
+
+
+def drift(x, y):
+    values = floats(drift_values(x, y))
+    compared = {f"{key}_to_{other}": value for other in OTHERS for key, value in values.items()}
+    return compared | floats(linearity_values(x, y))
 
 
 def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
@@ -55,6 +63,7 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert of_sketch - of_scatter == {"anisotropy_error", "participation_ratio_error"}
     assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
+    assert drift(x, x).keys() == keys_under("The same rows")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +104,8 @@ def exact_values(n, d, T):
         "anisotropy_null": null(n),
         "anisotropy_whitened": 1 / min(n - 1, d),
         "duplicate_fraction": 0,
+        **{f"cka_to_{other}": 0 for other in OTHERS},
+        "linearity": 0,
         "n_points": n // BATCH * BATCH,
     }
 
@@ -126,6 +137,8 @@ def rough_values(n, d, dimension):
         "anisotropy_batch_std": (0.04 * null(BATCH), 0.5),
         "anisotropy_z_scored": (null(n), 0.02),
         "anisotropy_top3_removed": (null(n), 0.05),
+        **{f"neighbor_overlap_to_{other}": (30 / (n // 2 - 1), 0.03) for other in OTHERS},
+        "linearity_without_residual": (0.5, 0.03),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
         **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
     }

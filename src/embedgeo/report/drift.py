@@ -103,5 +103,6 @@ def _described(name: str, figure: Figure, matrix: pd.DataFrame, places: Sequence
     if np.isfinite(values).any():
         i, j = np.unravel_index(np.nanargmin(values), values.shape)
         beside = float(pd.Series(np.diagonal(values, 1)).mean())
-        text = f"Least alike: {places[i]} and {places[j]}, {number(values[i, j])}; side by side {number(beside)} on average."
+        least = f"{places[i]} and {places[j]}, {number(values[i, j])}"
+        text = f"Least alike: {least}; side by side {number(beside)} on average."
     return FigureData(name, figure, matrix, f"Similarity of {what} as a square of colours.", text)
