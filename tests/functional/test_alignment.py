@@ -194,6 +194,8 @@ def test_what_is_undefined_is_nan():
     assert undefined(linearity_values(x, constant)) == ["linearity"]
     assert [float(value) for value in linearity_values(constant, y).values()] == pytest.approx([0, 0], abs=1e-12)
     assert bool(cka_matrix([x, constant])[1].isnan().all())
+    assert all(bool(cka_matrix([x[:n], y[:n]]).isnan().all()) for n in range(4))
+    assert not cka_matrix([]).numel()
     assert math.isnan(debiased_cka(torch.eye(4), y[:4]))  # equally far from each other: nothing to compare
 
 
