@@ -1,6 +1,7 @@
 """Figures of the same rows over time and depth: drift against step, similarity of steps and of layers."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -80,7 +81,7 @@ def cka_of_layers(run: Run, pairs: pd.DataFrame, step: int) -> FigureData:
     return _described(f"cka-layers-{step}", figure, matrix, layers, where)
 
 
-def _square(pairs: pd.DataFrame, column: str, places: Sequence[object]) -> pd.DataFrame:
+def _square(pairs: pd.DataFrame, column: str, places: list[Any]) -> pd.DataFrame:
     half = pairs.pivot_table(index=f"{column}_a", columns=f"{column}_b", values="cka", dropna=False)
     half = half.reindex(index=places, columns=places)
     return half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
@@ -101,7 +102,7 @@ def _described(name: str, figure: Figure, matrix: pd.DataFrame, places: Sequence
     values = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix.to_numpy())
     text = "Undefined everywhere."
     if np.isfinite(values).any():
-        i, j = np.unravel_index(np.nanargmin(values), values.shape)
+        i, j = divmod(int(np.nanargmin(values)), len(values))
         beside = float(pd.Series(np.diagonal(values, 1)).mean())
         least = f"{places[i]} and {places[j]}, {number(values[i, j])}"
         text = f"Least alike: {least}; side by side {number(beside)} on average."
