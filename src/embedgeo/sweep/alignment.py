@@ -89,9 +89,12 @@ class Comparison:
                     here, there = self._common(layers[layer], other)
                     values |= {f"{key}_to_{suffix}": value for key, value in drift_values(there, here).items()}
                     values |= linearity_values(there, here) if suffix == "below" else {}
-            about_layer = {"layer": layer, "layer_index": index["layer_index"][layer], "width": index["width"][layer]}
-            found += [Record(**about_layer, metric=key, value=float(x), stderr=np.nan) for key, x in values.items()]
-        shared = records.iloc[0].drop([*Record.__annotations__]).to_dict()
+            at, width = int(index["layer_index"][layer]), int(index["width"][layer])
+            found += [
+                Record(layer=layer, layer_index=at, width=width, metric=key, value=float(value), stderr=np.nan)
+                for key, value in values.items()
+            ]
+        shared = {str(key): value for key, value in records.iloc[0].drop([*Record.__annotations__]).items()}
         write_parquet(path, to_frame(found, **shared), SCHEMA, about)
 
     def _matrices(self, run: Sequence[str]) -> Iterator[tuple[Any, ...]]:
