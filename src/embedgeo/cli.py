@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import require_extra
-from embedgeo.sweep import SweepSettings, check, sweep
+from embedgeo.sweep import SweepSettings, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "check": (check, check),
     "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
+    "drift": (drift, drift),
     "report": (report, report),
 }
 """What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
@@ -64,6 +65,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 _STOPPED = {
     "sweep": "; started again, it goes on where it was",
     "vocabulary": "; started again, it goes on where it was",
+    "drift": "; started again, it goes on where it was",
     "report": "; no report was written, and an earlier one is as it was",
 }
 """What is left by a command that was stopped."""

@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 import skdim
 import torch
+from scipy import linalg
 
 from embedgeo import observe
-from embedgeo.functional import row_scatter, spectrum_values, two_nearest_distances
+from embedgeo.functional import (
+    biased_cka,
+    debiased_cka,
+    linearity,
+    procrustes_distance,
+    row_scatter,
+    spectrum_values,
+    two_nearest_distances,
+)
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests import references
-from tests.data import spectral, token_rows, updated
+from tests.data import gaussian, spectral, token_rows, updated
 from tests.docs.page import CONVENTIONS
 from tests.models import gpt_neox, token_batch
 
@@ -203,6 +212,36 @@ def analysis_of_variance():
     differ(pooled, pairs)
 
 
+def independent_rows():
+    return gaussian(1024, 512, seed=1), gaussian(1024, 512, seed=2)
+
+
+def cka_bias():
+    x, y = (each - each.mean(0) for each in independent_rows())
+    expected = (x.T @ y).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
+    equal(biased_cka(x, y), expected)
+    assert float(expected) == pytest.approx(0.33, abs=0.005)
+    assert abs(float(debiased_cka(x, y))) < 0.01
+
+
+def procrustes_power():
+    x, y = (each.numpy() for each in (X, X**2))
+    x, y = ((each - each.mean(0)) / np.linalg.norm(each - each.mean(0)) for each in (x, y))
+    rotation, _ = linalg.orthogonal_procrustes(y, x)
+    equal(procrustes_distance(X, X**2).sqrt(), np.linalg.norm(x - y @ rotation))
+
+
+def linearity_score():
+    lower, upper = X, X**2 + X[:, :1]
+    x, y = ((each - each.mean(0)).numpy() for each in (lower, upper))
+    expected = 1 - ((x @ np.linalg.lstsq(x, y)[0] - y) ** 2).sum() / (y**2).sum()
+    equal(linearity(lower, upper, adjusted=False), expected)
+    equal(linearity(lower, upper), 1 - (1 - expected) * (N - 1) / (N - 1 - DIM))
+    x, y = independent_rows()
+    assert float(linearity(x[:, :256], y[:, :8], adjusted=False)) == pytest.approx(0.25, abs=0.02)
+    assert float(linearity(x[:, :256], y[:, :8])) == pytest.approx(0, abs=0.02)
+
+
 def pairs_of_rows():
     units = (X / X.norm(dim=1, keepdim=True)).numpy()
     cosines = units @ units.T
@@ -267,6 +306,9 @@ LINES = {
     "variance": sample_variance,
     "variance within tokens: plug-in": plug_in,
     "variance within tokens: analysis of variance": analysis_of_variance,
+    "CKA: bias": cka_bias,
+    "Procrustes distance: power": procrustes_power,
+    "linearity score": linearity_score,
     "mean cosine: pairs": pairs_of_rows,
     "token types: which": types_counted,
     "token types: what is one": types_by_string,

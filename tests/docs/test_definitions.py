@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from embedgeo.functional import anisotropy_null, gride_dimensions, twonn_dimension
+from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
 from embedgeo.functional.scales import SCALES
 from embedgeo.metrics import (
     AfterProcessing,
@@ -27,6 +27,7 @@ DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 40, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
+OTHERS = ("previous", "first", "below")
 SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
 """The page gives no formula for these."""
 OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
@@ -48,7 +49,14 @@ def all_values(x, ids):
         metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
         metrics.append(metric)
     metrics[-1].set_unembedding(gaussian(1 + int(ids.max()), x.shape[1], seed=1))
-    return {key: value for metric in metrics for key, value in floats(metric.compute()).items()}
+    found = {key: value for metric in metrics for key, value in floats(metric.compute()).items()}
+    return found | drift(*x[: len(x) // 2 * 2].chunk(2))
+
+
+def drift(x, y):
+    values = floats(drift_values(x, y))
+    compared = {f"{key}_to_{other}": value for other in OTHERS for key, value in values.items()}
+    return compared | floats(linearity_values(x, y))
 
 
 def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
@@ -81,6 +89,7 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     assert updated(OutlierCoordinates(6), x).compute().keys() == keys_under("Outlier coordinates")
     assert updated(TokenSimilarity(6), x, ids).compute().keys() == keys_under("Similarity")
     assert updated(NextTokenGeometry(6), x, ids).compute().keys() == keys_under("Next")
+    assert drift(x, x).keys() == keys_under("The same rows")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +130,8 @@ def exact_values(n, d, T):
         "anisotropy_null": null(n),
         "anisotropy_whitened": 1 / min(n - 1, d),
         "duplicate_fraction": 0,
+        **{f"cka_to_{other}": 0 for other in OTHERS},
+        "linearity": 0,
         "n_points": n // BATCH * BATCH,
         "kurtosis": -6 / (n + 1),
         **dict.fromkeys(("massive_fraction", "massive_fraction_100x", "massive_fraction_1000x"), 0),
@@ -164,6 +175,8 @@ def rough_values(n, d, T, dimension, at_scales):
         "anisotropy_batch_std": (0.04 * null(BATCH), 0.5),
         "anisotropy_z_scored": (null(n), 0.02),
         "anisotropy_top3_removed": (null(n), 0.05),
+        **{f"neighbor_overlap_to_{other}": (30 / (n // 2 - 1), 0.03) for other in OTHERS},
+        "linearity_without_residual": (0.5, 0.03),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
         **{f"intrinsic_dimension_at_{scale}_error": (at_scales[scale] / math.sqrt(scale * n), 0.1) for scale in SCALES},
         **{f"intra_sentence_similarity{how}": (1 / math.sqrt(LENGTH), 0.02) for how in ("", "_adjusted")},

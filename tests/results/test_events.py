@@ -8,6 +8,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.results.events import custom_scalars_layout, read_events, tagged_scalars, write_events
+from embedgeo.results.extra_terms import EXTRA_TERMS
 from embedgeo.results.glossary import HEADLINES, TERMS, term
 from embedgeo.results.schema import Record
 
@@ -37,7 +38,10 @@ GROUPS = {
         *("intrinsic_dimension_std", "duplicate_fraction", "n_points", "n", "token_types", "token_types_regressed"),
         "n_nonfinite",
     ],
-    "more": ["loss", "tokens_seen", "anisotropy_whitened", "mine"],
+    "more": [
+        *(metric for metric, term in EXTRA_TERMS.items() if term.group == "more"),
+        *("loss", "tokens_seen", "anisotropy_whitened", "mine"),
+    ],
 }
 
 

@@ -9,12 +9,10 @@ from torch import Tensor
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.precision import state_device
 
-NEIGHBORS = 30
-"""How many nearest neighbours of a row are compared."""
-
+NEIGHBORS = 30  # nearest neighbours of a row that are compared
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
 
-_BLOCK = 1 << 22  # squared distances held at a time
+_BLOCK = 1 << 20  # squared distances held at a time
 
 
 def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -59,8 +57,10 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
     Args:
         representations: of the same rows, shapes (n, d_i), finite.
     """
-    grams = [_u_centered(_centered(x)) for x in representations]
-    return torch.stack(grams) @ torch.stack(grams).T if grams else torch.empty(0, 0, dtype=torch.float64)
+    if not representations or not len(representations[0]):
+        return torch.full((len(representations), len(representations)), torch.nan, dtype=torch.float64)
+    grams = torch.stack([_u_centered(_centered(x)) for x in representations])
+    return grams @ grams.T
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:

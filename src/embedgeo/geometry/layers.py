@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -163,7 +164,7 @@ class Geometry:
         return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `embedgeo.OutlierCoordinates`; for every rank."""
+        """``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `OutlierCoordinates`. Every rank must call this."""
         return tables.of_layers(self._reached())
 
     def samples(self) -> dict[str, LayerSample]:

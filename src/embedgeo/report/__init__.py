@@ -17,12 +17,25 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import chosen, comparison, coordinates, examples, figures, scales, shares, spectra, tokens, types
+from embedgeo.report import (
+    chosen,
+    comparison,
+    coordinates,
+    drift,
+    examples,
+    figures,
+    scales,
+    shares,
+    spectra,
+    tokens,
+    types,
+)
 from embedgeo.report.drawing import FigureData, TableData, style
 from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel, Section, write_page
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
+from embedgeo.results.extra_terms import DRIFT
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.glossary import in_order, is_processed, term
 from embedgeo.results.schema import MODEL
@@ -31,6 +44,8 @@ MAIN = 11
 """How many metrics, of those to look at first, have a section of their own."""
 
 _MARK = '<meta name="generator" content="embedgeo report">'
+
+_SAME_ROWS = "The same rows over time and depth"
 
 _OF_BATCHES = "anisotropy_batch_mean"
 
@@ -120,13 +135,18 @@ def _plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None
     def of_metrics(title: str, metrics: Sequence[str]) -> _Plan:
         return [(title, partial(of_metric, metric)) for metric in metrics]
 
+    def of_drift(metric: str) -> Panel:
+        return Panel(term(metric).name, metric, term(metric).meaning, by_run(lambda run: drift.of_metric(run, metric)))
+
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
         groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
         return Panel("", "", _OVER_TYPES, groups)
 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-    metrics = [metric for metric in varying if term(metric).is_drawn and not is_processed(metric)]
+    metrics = [
+        metric for metric in varying if term(metric).is_drawn and not is_processed(metric) and metric not in DRIFT
+    ]
     if {_OF_BATCHES, "anisotropy"} <= set(metrics):
         metrics.remove(_OF_BATCHES)
         metrics.insert(metrics.index("anisotropy") + 1, _OF_BATCHES)
@@ -139,6 +159,8 @@ def _plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
         *section("Spectrum", spectra.figures_of, spectra.ABOUT),
+        *((_SAME_ROWS, partial(of_drift, metric)) for metric in varying if metric in DRIFT),
+        *section(_SAME_ROWS, drift.matrices, drift.MATRICES),
         *section(
             "Token types",
             partial(_of_tokens, names=names),

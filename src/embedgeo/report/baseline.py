@@ -83,6 +83,7 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
         "max_abs": np.sqrt(Q / dim) * stats.norm.ppf((1 + 0.5 ** (1 / (n * dim))) / 2),
         "unembedding_alignment": zero,
         "unembedding_alignment_std": np.sqrt(1 / dim),
+        "linearity": zero,
     }
     points = values.get("n_points", n)
     if "intrinsic_dimension" in values:
@@ -90,7 +91,7 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
     for key in _AT_SCALES.keys() & set(values):
         known[key] = _each(lambda n, dim: _gride(_power(n), dim)[_AT_SCALES[key]], points, dim)  # noqa: B023 - at once
     known |= {k: _each(lambda *size: _spectrum(*size)[k], n, dim) for k in _SPECTRUM & set(values)}  # noqa: B023 - at once
-    zeros = ("mean_cosine_", "massive_fraction", *_SIMILARITIES)
+    zeros = ("mean_cosine_", "massive_fraction", "cka_to_", *_SIMILARITIES)
     known |= {str(key): zero for key in values if str(key).startswith(zeros)}
     if counts is not None and len(counts) and not _OVER_TYPES.isdisjoint(values):
         known |= _over_types(counts, Q, dim)

@@ -14,6 +14,7 @@ from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.runs import Run, is_along, make_run
 from embedgeo.report.spectra import read_spectra
+from embedgeo.results.drift import read_cka
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.loading import monitored_runs
@@ -141,7 +142,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
             for series, checkpoints in runs.items()
             if _is_split(sweep, checkpoints)
         }
-        failures = sweep.reasons()
+        failures, cka = sweep.reasons(), read_cka(folder)
         for series, checkpoints in _told_apart(runs, finals):
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]
@@ -164,6 +165,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 **dict(zip(_OF_LAST, of_last, strict=True)),
                 spectra=read_spectra(spectra, set(filter(is_along, layers))),
                 coordinates=_read_coordinates(coordinates, layers),
+                cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
                 text_lengths={int(length): count for length, count in lengths.items()},
                 failures=failures,
                 apart=apart if series in apart else {},

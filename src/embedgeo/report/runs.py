@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from embedgeo.results.drift import CKA
 from embedgeo.results.layer_names import blocks_by_side, side
 from embedgeo.results.schema import MODEL
 
@@ -52,6 +53,7 @@ class Run:
         text_lengths: how many texts were measured of each length in tokens; none where it was one length, or unknown.
         failures: reasons, by name of a checkpoint that failed.
         apart: checkpoints of each run, by its name, where it was told from other models of its series.
+        cka: similarity of steps and of layers, as `embedgeo drift` has found it; the columns are those of `CKA`.
         has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
         group: the name of its group of models, if it is in one.
         num_parameters: of the last checkpoint's model; NaN where unknown.
@@ -74,6 +76,7 @@ class Run:
     text_lengths: dict[int, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
+    cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True
     group: str = ""
     num_parameters: float = np.nan

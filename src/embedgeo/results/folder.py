@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from embedgeo.results.drift import last_change, read_measured
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
 from embedgeo.results.parquet import SCHEMA, TABLES, read_about, read_records, read_table, to_records, write_parquet
@@ -29,6 +30,7 @@ class SweepFolder:
       occurrences of some of each frequency in theirs (``occurrences``); all eigenvalues (``spectra``) and the largest
       coordinates (``coordinates``). They are written before the records; so is ``samples/<name>.safetensors``, where
       asked for: see `embedgeo.load_sample`.
+    - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the samples.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -146,7 +148,7 @@ class SweepFolder:
         their ``series`` says by what they differ.
         """
         paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
-        found = {name: records for name, path in paths.items() if len(records := read_records(path))}
+        found = {name: records for name, path in paths.items() if len(records := read_measured(path))}
         weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
         series = series_of(found, {name: self.about(name).get("model_class", "") for name in found})
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
@@ -236,7 +238,7 @@ class SweepFolder:
             for name, records in checkpoints.items():
                 step = int(records["step"].iloc[0])
                 path = wanted[name] = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
-                changed = (self.checkpoints / f"{name}.parquet").stat().st_mtime_ns
+                changed = last_change(self.checkpoints / f"{name}.parquet")
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))

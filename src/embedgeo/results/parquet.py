@@ -147,4 +147,4 @@ def to_records(frame: pd.DataFrame) -> list[Record]:
 
 def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
     """Records as a table, with the columns that all records of a checkpoint share."""
-    return pd.DataFrame(list(records)).assign(**checkpoint)[SCHEMA.names]
+    return pd.DataFrame(list(records), columns=[*Record.__annotations__]).assign(**checkpoint)[SCHEMA.names]

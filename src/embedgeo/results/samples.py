@@ -80,12 +80,12 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
         tensors.update({f"{layer}/{key}": each.contiguous() for key, each in held.items() if each is not None})
     about: dict[str, Any] = {"version": VERSION, "model": checkpoint["model"], "revision": checkpoint["revision"]}
     about |= {"step": int(checkpoint["step"]), "layers": layers, "row_numbers": _NUMBERING}
-    with replacing(_file(folder, name)) as temporary:
+    with replacing(sample_file(folder, name)) as temporary:
         save_file(tensors, temporary, {"embedgeo": json.dumps(about)})  # one entry: several have no fixed order
 
 
-def read_sample(path: Path) -> SavedSample:
-    """Read a file that `write_sample` has written.
+def read_sample(path: Path, most: int | None = None) -> SavedSample:
+    """Read a file that `write_sample` has written, or only the first ``most`` of its rows and their numbers.
 
     Raises:
         ValueError: it is damaged, no file of these, or of another version of the schema.
@@ -104,7 +104,12 @@ def read_sample(path: Path) -> SavedSample:
             layers = {
                 layer: LayerSample(
                     of_layer["n"],
-                    *(file.get_tensor(name) if (name := f"{layer}/{key}") in names else None for key in _TENSORS),
+                    *(
+                        (file.get_slice(name)[:most] if key.startswith("row") else file.get_tensor(name))
+                        if (name := f"{layer}/{key}") in names
+                        else None
+                        for key in _TENSORS
+                    ),
                 )
                 for layer, of_layer in about["layers"].items()
             }
@@ -131,13 +136,13 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     require_extra("report", "load_sample", "safetensors")
     file = Path(path)
     if file.is_dir():
-        names = sorted(each.stem for each in _file(file, "").parent.glob("[!.]*.safetensors"))
+        names = sorted(each.stem for each in sample_file(file, "").parent.glob("[!.]*.safetensors"))
         if name is None and len(names) > 1:
             raise ValueError(f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}.")
         if name not in names and not (name is None and names):
             there = f"has those of {', '.join(names)}" if names else "has none: sweep with --save-samples true"
             raise FileNotFoundError(f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {there}.")
-        file = _file(file, name or names[0])
+        file = sample_file(file, name or names[0])
     elif not file.exists():
         raise FileNotFoundError(f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there.")
     elif name is not None:
@@ -145,5 +150,6 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     return read_sample(file)
 
 
-def _file(folder: Path, name: str) -> Path:
+def sample_file(folder: Path, name: str) -> Path:
+    """Where the sample of a checkpoint is."""
     return folder / "samples" / f"{name}.safetensors"

@@ -74,6 +74,38 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
     return run_check(model, steps, revisions)
 
 
+def drift(folder: Path, rows: int = 1024) -> None:
+    """Compare the same rows over the checkpoints of a sweep and through the layers, from its saved samples.
+
+    ``embedgeo sweep --save-samples true`` and ``Geometry.save(…, save_samples=True)`` save them. Each checkpoint is
+    compared with the one before and the first one, and each layer with the one below, in ``drift/<name>.parquet``: the
+    report, ``metrics.csv`` and ``tensorboard/`` have these records with the others. ``cka.parquet`` has the similarity
+    of steps with steps at some layers, and of layers with layers at some steps. What was interrupted goes on where it
+    was; what is there already, of the same samples, is not computed again.
+
+    Args:
+        folder: of the sweep.
+        rows: how many of the saved rows are compared; the adjusted linearity takes more than there are coordinates.
+
+    Raises:
+        ImportError: a package is missing: see `embedgeo.extras`.
+        ValueError: there are no saved samples, a file is damaged, or ``rows`` is less than 4.
+        OSError: the folder is not there, or cannot be written.
+    """
+    require_extra("report", "embedgeo drift", "pandas", "pyarrow", "rich", "safetensors")
+    if rows < 4:
+        raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
+    with uncollected():
+        from embedgeo.sweep.alignment import Comparison
+
+    comparison = Comparison(Path(folder), rows)
+    comparison.run()
+    if comparison.fewest < rows:
+        print(f"compared down to {comparison.fewest} rows instead of {rows}: no more were saved, or are in both")
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Context without garbage collection, which takes a seventh of the time of imports and finds next to nothing."""

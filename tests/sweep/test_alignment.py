@@ -1,0 +1,241 @@
+"""`embedgeo drift`: what saved rows say of the same tokens at other checkpoints and layers."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from embedgeo import load_results, load_sample
+from embedgeo.cli import main
+from embedgeo.functional import debiased_cka, drift_values, linearity_values
+from embedgeo.report.reading import read_runs
+from embedgeo.results.drift import cka_file, drift_file, read_cka
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import to_frame
+from embedgeo.results.samples import LayerSample
+from embedgeo.results.schema import Record
+from embedgeo.sweep import alignment
+from tests.data import gaussian, generator
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import local_run
+
+N, DIM = 60, 4
+LAYERS = ("embed", "block.00", "block.01")
+DRIFT = ("cka", "procrustes", "neighbor_overlap")
+
+
+def rows_at(step, layer):
+    return gaussian(N, DIM, seed=1) + 0.1 * step * gaussian(N, DIM, seed=2 + layer) + layer * gaussian(N, DIM, seed=9)
+
+
+def write(folder, step, *, layers=LAYERS, numbers=None, name=None, has_step=True, **more):
+    """A checkpoint whose samples are of these row numbers, each layer and step in the same order."""
+    numbers = torch.arange(N) if numbers is None else numbers
+    records = [
+        Record(layer=layer, layer_index=i, width=DIM, metric="Q", value=1.0 + step, stderr=math.nan)
+        for i, layer in enumerate(layers)
+    ]
+    sample = {
+        layer: LayerSample(N, rows=rows_at(step, i)[numbers].float(), row_numbers=numbers.clone())
+        for i, layer in enumerate(layers)
+    }
+    about = {"model": "lab/tiny", "revision": name or f"step{step}", "step": step, "series": "step"}
+    about |= {"commit": "", "weights_sha256": str(step), "duplicate_of": None} | more
+    facts = {} if has_step else {"has_step": "false"}
+    SweepFolder(folder).write(name or f"step{step}", to_frame(records, **about), sample=sample, about=facts)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
+    for step in (0, 1, 4):
+        write(tmp_path, step)
+    return tmp_path
+
+
+def drift(folder, *options):
+    return main(["drift", str(folder), *options])
+
+
+def records(folder, step):
+    return load_results(folder).set_index(["step", "layer", "metric"])["value"].loc[step]
+
+
+def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_with_that_below(folder):
+    assert drift(folder, "--rows", "50") == 0
+    found = records(folder, 4)
+    for i, layer in enumerate(LAYERS):
+        here = rows_at(4, i)[:50].float()
+        for other, there in (("previous", rows_at(1, i)), ("first", rows_at(0, i)), ("below", rows_at(4, i - 1))):
+            for key, value in drift_values(there[:50].float(), here).items():
+                expected = pytest.approx(float(value), rel=1e-9) if (i, other) != (0, "below") else None
+                assert found.get((layer, f"{key}_to_{other}")) == expected
+        for key, value in linearity_values(rows_at(4, i - 1)[:50].float(), here).items() if i else ():
+            assert found[layer, key] == pytest.approx(float(value), rel=1e-9)
+    assert "linearity" not in found["embed"]
+    first = records(folder, 0)
+    assert set(first.index.get_level_values("metric")) == {
+        "Q", "linearity", "linearity_without_residual", *(f"{key}_to_below" for key in DRIFT)
+    }  # fmt: skip
+    written = pd.read_csv(folder / "metrics.csv")
+    assert len(written) == len(load_results(folder)) == 9 + 2 * 3 * 6 + 3 * 2 * 5
+    assert set(written.columns) == set(SweepFolder(folder).read("step0").columns)
+
+
+def test_the_similarity_of_steps_with_steps_and_of_layers_with_layers(folder):
+    assert drift(folder, "--rows", "50") == 0
+    table = read_cka(folder).set_index(["step_a", "layer_a", "step_b", "layer_b"])
+    of_steps, of_layers = 3 * 6, 3 * 6
+    assert len(table) == of_steps + of_layers
+    assert set(table["n"]) == {50}
+    for (step, layer, other_step, other_layer), value in table["cka"].items():
+        x, y = (rows_at(at, LAYERS.index(name))[:50].float() for at, name in ((step, layer), (other_step, other_layer)))
+        assert value == pytest.approx(float(debiased_cka(x, y)), abs=1e-9)
+    assert (4, "block.00", 4, "block.01") in table.index
+    assert (0, "block.00", 4, "block.00") in table.index
+    assert (0, "block.00", 4, "block.01") not in table.index
+
+
+def test_rows_are_matched_by_their_numbers(folder, capsys):
+    order = torch.randperm(N, generator=generator(3))[:40]
+    write(folder, 1, numbers=order)
+    assert drift(folder) == 0
+    found = records(folder, 4)["block.00"]
+    kept = order.sort().values
+    expected = drift_values(rows_at(1, 1)[kept].float(), rows_at(4, 1)[kept].float())
+    for key, value in expected.items():
+        assert found[f"{key}_to_previous"] == pytest.approx(float(value), rel=1e-9)
+    assert "compared down to 40 rows instead of 1024" in capsys.readouterr().out
+
+
+def test_what_is_there_is_not_computed_again_until_a_sample_changes(folder, monkeypatch):
+    assert drift(folder) == 0
+    before = {path: path.stat().st_mtime_ns for path in (*folder.glob("drift/*"), cka_file(folder))}
+    assert len(before) == 4
+    assert drift(folder) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    write(folder, 4, numbers=torch.arange(30))
+    write(folder, 9)
+    assert drift(folder) == 0
+    changed = {path.stem for path, time in before.items() if path.stat().st_mtime_ns != time}
+    assert changed == {"step4", "cka"}
+    assert drift_file(folder, "step9").exists()
+    assert drift(folder, "--rows", "20") == 0
+    assert all(path.stat().st_mtime_ns != time for path, time in before.items())
+
+
+def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(folder, monkeypatch, tmp_path_factory):
+    assert drift(folder) == 0
+    whole = {path.relative_to(folder): pd.read_parquet(path) for path in (*folder.glob("drift/*"), cka_file(folder))}
+    for path in whole:
+        (folder / path).unlink()
+    write_parquet, written = alignment.write_parquet, []
+
+    def stopping(path, *arguments):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path)
+        write_parquet(path, *arguments)
+
+    monkeypatch.setattr(alignment, "write_parquet", stopping)
+    assert drift(folder) == 130
+    assert len([*folder.glob("drift/*")]) == 2
+    monkeypatch.setattr(alignment, "write_parquet", write_parquet)
+    assert drift(folder) == 0
+    for path, before in whole.items():
+        pd.testing.assert_frame_equal(pd.read_parquet(folder / path), before, rtol=1e-9)
+
+
+def test_events_have_the_drift_too(folder):
+    SweepFolder(folder).rebuild()
+    before = {path.name: path.read_bytes() for path in folder.rglob("events*")}
+    assert drift(folder) == 0
+    after = {path.name: path.read_bytes() for path in folder.rglob("events*")}
+    assert before.keys() == after.keys()
+    assert all(b"cka_to_below" in after[name] and b"cka_to_below" not in old for name, old in before.items())
+
+
+def test_final_models_sides_and_means_are_not_mixed(folder):
+    sides = ("encoder.embed", "encoder.block.00", "decoder.embed", "decoder.block.00", "mean(last4)")
+    write(folder, 0, layers=sides, name="final", has_step=False, model="lab/other", series="final")
+    assert drift(folder) == 0
+    final = SweepFolder(folder).read_runs()
+    (found,) = (checkpoints["final"] for checkpoints in final.values() if "final" in checkpoints)
+    assert set(found.loc[found["metric"] == "cka_to_below", "layer"]) == {"encoder.block.00", "decoder.block.00"}
+    assert not found["metric"].str.contains("previous|first").any()
+    table = read_cka(folder)
+    pairs = table[table["checkpoint_a"] == "final"]
+    assert set(zip(pairs["layer_a"], pairs["layer_b"], strict=True)) == {
+        (a, b) for side in (sides[:2], sides[2:4]) for a, b in ((side[0], side[0]), side, (side[1], side[1]))
+    }
+    runs = {run.label: run for run in read_runs([folder])}
+    assert {len(run.cka) for run in runs.values()} == {len(pairs), len(table) - len(pairs)}
+
+
+def test_a_layer_without_rows_is_left_out(folder):
+    SweepFolder(folder).write(
+        "step1",
+        SweepFolder(folder).read("step1"),
+        sample={layer: LayerSample(N, mean=torch.zeros(DIM)) for layer in LAYERS},
+    )
+    assert drift(folder) == 0
+    assert set(records(folder, 1).index.get_level_values("metric")) == {"Q"}
+    assert "cka_to_first" in records(folder, 4)["embed"]
+    assert "cka_to_previous" not in records(folder, 4)["embed"]
+
+
+def test_without_rows_in_common_nothing_is_defined(folder, capsys):
+    write(folder, 1, numbers=torch.arange(30))
+    write(folder, 4, numbers=torch.arange(30, N))
+    assert drift(folder) == 0
+    found = records(folder, 4)["embed"]
+    assert math.isnan(found["cka_to_previous"])
+    assert math.isfinite(found["cka_to_first"])
+    assert "compared down to 0 rows" in capsys.readouterr().out
+    table = read_cka(folder)
+    assert table.loc[table["step_a"] != table["step_b"], "cka"].isna().all()
+
+
+def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(folder, monkeypatch):
+    monkeypatch.setattr(alignment, "_MOST_STEPS", 2)
+    monkeypatch.setattr(alignment, "_MOST_LAYERS", 2)
+    assert drift(folder) == 0
+    table = read_cka(folder)
+    assert {*table["layer_a"]} == {"embed", "block.01"}
+    of_steps = table[table["step_a"] != table["step_b"]]
+    assert {*zip(of_steps["step_a"], of_steps["step_b"], strict=True)} == {(0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nowhere"], "drift takes the folder of a sweep; nowhere is none"),
+        (["."], "with saved samples; . has none. Sweep with --save-samples true"),
+        ([".", "--rows", "3"], "rows must be at least 4, or no similarity is defined; got 3"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["drift", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_sample_is_named(folder, capsys):
+    (folder / "samples" / "step1.safetensors").write_bytes(b"nothing")
+    assert drift(folder) == 2
+    assert "step1.safetensors" in capsys.readouterr().err
+
+
+def test_of_a_sweep(tmp_path, options):
+    run, out = tmp_path / "run", tmp_path / "out"
+    local_run(run, steps=(0, 8))
+    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0
+    assert drift(out) == 0
+    found = records(out, 8)
+    x, y = (load_sample(out, name).layers["block.01"].rows for name in ("step0", "step8"))
+    assert found["block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)), rel=1e-9)
+    assert 0 < found["block.01", "cka_to_first"] < 1
+    assert np.isfinite(found["block.01", "procrustes_to_below"])
+    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0  # which finds nothing foreign
