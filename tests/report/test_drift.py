@@ -11,7 +11,7 @@ from embedgeo.report import drift, write_report
 from embedgeo.report.drawing import png, style
 from embedgeo.report.reading import read_runs
 from embedgeo.results.drift import CKA, cka_file
-from embedgeo.results.extra_terms import DRIFT
+from embedgeo.results.drift_terms import DRIFT
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import layer_names, make_sweep
 

@@ -91,11 +91,10 @@ def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust
             is_tied = stored.is_tied and (head is None or head.equal(table))
             return Matrices(table, table if is_tied else head, is_tied, stored.model_class)
     loaded = load_model(folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True)
-    table, head = (None if weight is None else weight.detach() for weight in _weights(loaded.model))
-    assert table is not None
-    is_tied = head is not None and head.data_ptr() == table.data_ptr()
-    output = table if is_tied else head if loaded.has_head else None
-    return Matrices(table, output, is_tied, stored.model_class)
+    inputs, outputs = (None if weight is None else weight.detach() for weight in _weights(loaded.model))
+    assert inputs is not None
+    is_tied = outputs is not None and outputs.data_ptr() == inputs.data_ptr()
+    return Matrices(inputs, outputs if is_tied or loaded.has_head else None, is_tied, stored.model_class)
 
 
 def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool = False) -> Contents:

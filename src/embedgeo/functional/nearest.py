@@ -46,7 +46,7 @@ def nearest_distances(x: Tensor, k: int) -> Tensor:
     step = chunk_length(length * wide.itemsize, blocked(BLOCK_BYTES, x.device))
     buffer = operand.rows.new_empty(min(step, n), length)
     for rows in torch.arange(n, device=x.device).split(step):
-        squared = operand._squared(rows, slice(0, length), buffer, mirrored=False)[:, :n]
+        squared = operand._squared(operand._left(rows), rows, slice(0, length), buffer, mirrored=False)[:, :n]
         least = squared.topk(found, largest=False).values
         distances = least.clamp(min=0).sqrt()
         farthest = operand.farthest(rows.unsqueeze(1), least)

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from embedgeo.capture.layers import Layer
+from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics.base import ValuesAndErrors
+from embedgeo.metrics.checks import require_same_values
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.schema import Record
 
@@ -66,8 +69,27 @@ class Computed(NamedTuple):
         pairs = [self.numbers[i][key].double() for i, key in keys]
         return keys, torch.stack([pair.to(pairs[0].device) for pair in pairs]) if pairs else torch.zeros(0, 2)
 
+    def require_same(self, names: Sequence[str], device: torch.device, group: ProcessGroup | None) -> None:
+        """Raise ValueError on ranks that repeat rows if they have other numbers, and none of them has failed.
+
+        Args:
+            names: of all layers.
+            device: on which the ranks compare.
+            group: of these ranks; every one must call this.
+        """
+        if all_reduce_max(torch.tensor(len(self.failures), device=device), group):
+            return
+        keys, pairs = self.pairs()
+        require_same_values([f"{key} at layer {names[i]!r}" for i, key in keys], pairs[:, 0].to(device), group)
+
     def records(self, names: Sequence[str]) -> list[Record]:
-        """A record for each number, given the names of all layers."""
+        """A record for each number, given the names of all layers.
+
+        Raises:
+            Exception: what was raised in place of a layer's numbers.
+        """
+        if self.failures:
+            raise self.failures[0]
         keys, pairs = self.pairs()
         return [
             Record(layer=names[i], layer_index=i, width=self.widths[i], metric=key, value=value, stderr=stderr)

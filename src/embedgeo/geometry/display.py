@@ -9,12 +9,13 @@ from embedgeo.results.wording import measured, reason
 
 if TYPE_CHECKING:
     from embedgeo.geometry.layers import Geometry
+    from embedgeo.geometry.results import Results
 
 _MOST = 8
 """Columns where none of the metrics is among those to look at first."""
 
 
-def html_table(geometry: "Geometry") -> str:
+def html_table(geometry: "Results") -> str:
     """A row for each layer and a column for each metric to look at first, with standard errors where there are any.
 
     An undefined value is a dash. It never raises, and calls on no other process: where there are several, or nothing
@@ -38,7 +39,7 @@ def why_silent(geometry: "Geometry") -> str:
     return f"no forward pass reached {', '.join(silent)}."
 
 
-def _table(geometry: "Geometry") -> str:
+def _table(geometry: "Results") -> str:
     start = f"Geometry of {len(geometry.layers)} layers"
     if has_other_ranks():
         return f"<p>{start}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"

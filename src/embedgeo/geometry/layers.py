@@ -1,9 +1,8 @@
 """The metrics of each layer of a model, updated by its forward passes."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,24 +19,21 @@ from embedgeo.capture.structure import Part, weights_device
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, require_row_unit, require_word_ids
-from embedgeo.geometry import saving, tables
+from embedgeo.geometry import saving
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
-from embedgeo.geometry.display import html_table, why_silent
+from embedgeo.geometry.display import why_silent
 from embedgeo.geometry.drift import Drift
 from embedgeo.geometry.pooling import pooled
+from embedgeo.geometry.results import Results
 from embedgeo.geometry.unembedding import Unembedding
-from embedgeo.metrics import MAX_STATE_BYTES, TokenMoments
+from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.auto import for_token_types, metric_factory
-from embedgeo.metrics.checks import require_distinct_keys, require_same_values, require_samples
+from embedgeo.metrics.checks import require_distinct_keys
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
-from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-class Geometry:
+class Geometry(Results):
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
     Args:
@@ -116,8 +112,8 @@ class Geometry:
 
     def hand_over(self) -> HandedOver:
         """Give the rows seen so far away, to a thread that computes their numbers; every rank must call this."""
-        reached = partial(self._compared, copied=True)
-        handed_over, self._metrics = HandedOver(computing(reached), self.why_silent()), {}
+        handed_over = HandedOver(computing(partial(self._compared, copied=True)), self.why_silent())
+        self._metrics = {}
         self.reset()
         return handed_over
 
@@ -133,81 +129,10 @@ class Geometry:
             Exception: what was raised in place of numbers.
             ValueError: ranks that repeat rows have other numbers.
         """
-        failed = torch.tensor(len(computed.failures), device=self._device)
-        if self._group is not None and not all_reduce_max(failed, self._stage_group):
-            keys, numbers = computed.pairs()
-            places = [f"{key} at layer {self.layers[i].name!r}" for i, key in keys]
-            require_same_values(places, numbers[:, 0].to(self._device), self._stage_group)
-        if computed.failures:
-            raise computed.failures[0]
-        return computed.records([layer.name for layer in self.layers])
-
-    def compute(self) -> dict[str, dict[str, float]]:
-        """The values of `records` as ``{layer: {metric: value}}``."""
-        values = dict[str, dict[str, float]]()
-        for record in self.records():
-            values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
-        return values
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
-        return tables.of_records(self.records())
-
-    _repr_html_ = html_table
-
-    def token_tables(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
-        return tables.of_token_types("token_tables", self._reached(), TokenMoments.table, ("Q", "M", "V"))
-
-    def token_planes(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return tables.of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
-
-    def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """``spectra`` of ``Anisotropy(spectrum=True)``, ``coordinates`` of `OutlierCoordinates`. Every rank must call this."""
-        return tables.of_layers(self._reached())
-
-    def samples(self) -> dict[str, LayerSample]:
-        """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
-
-        Raises:
-            ValueError: the metrics hold none of these.
-        """
-        require_samples(self.make_metrics)
-        sampled = ((each.layer.name, saving.layer_sample(each.metrics)) for each in self._reached())
-        return {name: sample for name, sample in sampled if sample is not None}
-
-    def save(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        model: str,
-        step: int | None = None,
-        save_samples: bool = False,
-        token_tables: bool = False,
-    ) -> None:
-        """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
-
-        The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
-        and what it has under others stays. Nothing changes here: more rows may follow. Every rank must call this, and
-        rank 0 writes.
-
-        Args:
-            folder: a new one, or one that this method has made with the same settings.
-            model: name of the model; those of one name are a series of steps.
-            step: the number of optimizer steps that the weights have taken; None: they are no step's, as a final
-                model's.
-            save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
-            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables true`` does.
-
-        Raises:
-            ValueError: no name, one too long or a negative step, nothing was measured, or the folder holds something
-                else: a sweep, results of other settings, or another model's under a name that looks the same.
-            OSError: it cannot be written.
-            RuntimeError: rank 0 has failed.
-        """
-        kept = {"save_samples": save_samples, "token_tables": token_tables}
-        saving.save(self, folder, model=model, step=step, **kept, device=self._device)
+        names = [layer.name for layer in self.layers]
+        if self._group is not None:
+            computed.require_same(names, self._device, self._stage_group)
+        return computed.records(names)
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""

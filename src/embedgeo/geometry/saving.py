@@ -23,7 +23,7 @@ from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
-    from embedgeo.geometry.layers import Geometry
+    from embedgeo.geometry.results import Results
     from embedgeo.results.folder import SweepFolder
 
 _WRITER = "Geometry.save"
@@ -33,7 +33,7 @@ _LONGEST_NAME = 200
 
 
 def save(
-    geometry: "Geometry",
+    geometry: "Results",
     folder: str | os.PathLike[str],
     *,
     model: str,

@@ -25,11 +25,8 @@ class SweepFolder:
     """The results of a sweep on disk, complete at every moment.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``<kind>/<name>.parquet``, where asked for: its tables of token types, all of them with their moments (``tokens``)
-      and how far from the mean they are (``distances``), the most frequent ones in the plane (``projections``), and
-      occurrences of some of each frequency in theirs (``occurrences``); all eigenvalues (``spectra``) and the largest
-      coordinates (``coordinates``). They are written before the records; so is ``samples/<name>.safetensors``, where
-      asked for: see `embedgeo.load_sample`.
+    - ``<kind>/<name>.parquet``, where asked for: its tables, see `embedgeo.results.parquet.TABLES`. They are written
+      before the records; so is ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
     - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the samples.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
@@ -233,7 +230,7 @@ class SweepFolder:
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
         """Write one event file per checkpoint: so what is done is also written, however often a sweep is killed."""
-        wanted: dict[str, Path] = {}
+        wanted = dict[str, Path]()
         for run, checkpoints in runs.items():
             for name, records in checkpoints.items():
                 step = int(records["step"].iloc[0])
