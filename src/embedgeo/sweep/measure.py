@@ -23,6 +23,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
+from embedgeo.sweep.memory import release_memory
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
@@ -83,12 +84,14 @@ def measure(
             about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
         if settings.device_map is None:
             model.to("meta")  # also where others refer to it
+        release_memory()
         begin_next()
         with torch.inference_mode():
             return _results(fabric, geometry, loss, text, settings, about)
     finally:
         geometry.reset()
         del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
+        release_memory()
 
 
 def _run(
