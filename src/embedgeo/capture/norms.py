@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.states import kept_random_states
 from embedgeo.capture.structure import contains_any, find_stack, submodels, unwrapped
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16
-"""Rows that tell whether a layer is a norm's output."""
+"""Rows that tell whether a layer is a norm's output, at most."""
 
 
 class Norm(NamedTuple):
@@ -40,49 +41,53 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
     """What a module does if it is a norm of rows of this width; None if it is none, or its weights are elsewhere.
 
     It is run, without its hooks, on a row and on multiples of it. Only modules that have nothing but vectors of this
-    width are run: they draw no random numbers, and count nothing.
+    width are run, and random states stay as they are.
     """
-    vectors = [*module.parameters(recurse=False)]
-    is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
-    if not is_bare or any(vector.shape != (width,) or vector.is_meta for vector in vectors):
-        return None
-    if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
-        return None
-    device = vectors[0].device if vectors else torch.device("cpu")
-    row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
-            up, down, larger = (module.forward(size * row).double() for size in (large, -large, 2 * large))
-            scale, shift = (up - down) / (2 * row.double()), (up + down) / 2
-            eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
-            tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
-            if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
-                return None
-            own = [vector.double() for vector in vectors]  # what it has, without the rounding of running it
-
-            def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
-                return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
-
-            return Norm(
-                exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own])
-            )
+        vectors = [*module.parameters(recurse=False)]
+        is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
+        if not is_bare or any(vector.shape != (width,) or vector.is_meta for vector in vectors):
+            return None
+        if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
+            return None
+        with kept_random_states(), torch.no_grad():
+            return _found_by_running(module, vectors, width)
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
 
 
+def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
+    device = vectors[0].device if vectors else torch.device("cpu")
+    row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
+    large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
+    with torch.autocast(device.type, enabled=False):
+        up, down, larger = (_on_cpu(module.forward(size * row)) for size in (large, -large, 2 * large))
+    scale, shift = (up - down) / (2 * _on_cpu(row)), (up + down) / 2
+    eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
+    tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
+    if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
+        return None
+    own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it
+
+    def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
+        return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
+
+    return Norm(exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own]))
+
+
 class Norms:
-    """The norms whose outputs the layers of a model are, each looked for once.
+    """The norms whose outputs the layers of a model are, among modules that are looked for once.
 
     Args:
         model: the model.
-        rows: what a row is; a mean over several is no norm's output.
+        rows: what a row is; means and maxima over several tokens are no norm's output.
     """
 
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
-        self._are_outputs = rows not in ("mean", "words")
-        self._found: dict[str, nn.Module | None] = {}
+        self._are_outputs = rows in ("tokens", "first", "last")
+        self._candidates: dict[str, list[nn.Module]] = {}
+        self._is_output: dict[str, bool] = {}
 
     def expected_size(self, layer: Layer, hidden: Tensor) -> float:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
@@ -91,11 +96,14 @@ class Norms:
             layer: one of the model's.
             hidden: rows of it, shape (..., d).
         """
-        if layer.name not in self._found and hidden.numel():
-            self._found[layer.name] = _find_norm(self._model, layer, hidden)
-        module = self._found.get(layer.name)
-        norm = as_norm(module, hidden.shape[-1]) if module is not None and self._are_outputs else None
-        return 0.0 if norm is None else float(norm.expected_size)
+        if not hidden.numel() or len(layer.calls) > 1:
+            return 0.0
+        if layer.name not in self._candidates:
+            found = _candidates(self._model, layer)
+            self._candidates[layer.name] = [each for each in found if as_norm(each, hidden.shape[-1]) is not None]
+        norm = _norm_of(layer, hidden, self._candidates[layer.name])
+        self._is_output[layer.name] = norm is not None
+        return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
@@ -106,9 +114,9 @@ class Norms:
         stacks = filter(None, map(find_stack, submodels(self._model).values()))
         blocks = {block for stack in stacks for block in stack.blocks}
         measured = {
-            layer.calls[0].module: self._found[layer.name] is not None
+            layer.calls[0].module: self._is_output[layer.name]
             for layer in layers
-            if layer.name in self._found and not layer.takes_input and layer.calls[0].module in blocks
+            if layer.name in self._is_output and not layer.takes_input and layer.calls[0].module in blocks
         }
         kinds = set(measured.values())
         if kinds == {True}:
@@ -120,26 +128,27 @@ class Norms:
         return "pre-ln" if has_norms else ""
 
 
-def _find_norm(model: nn.Module, layer: Layer, hidden: Tensor) -> nn.Module | None:
-    """The norm whose output a layer is, its module or one inside it; of what enters the blocks, one before them.
+def _norm_of(layer: Layer, hidden: Tensor, candidates: Sequence[nn.Module]) -> Norm | None:
+    """The norm whose output a layer is: its module, or the one of the candidates that its rows fit best.
 
-    Of one inside or before, each row must have a mean of squares of 1, once γ and β are undone. That is 1 but for the
-    norm's ε: where the rows before the norm are as small as that, as at the start of a training, none is found.
+    With γ and β of one of these undone, each row must have a mean of squares of 1. That is 1 but for the norm's ε:
+    where the rows before the norm are as small as that, as at the start of a training, none is found. Several fit while
+    their weights are alike, as those of a block are at the start: so each measurement looks again.
     """
-    rows = hidden.detach().reshape(-1, hidden.shape[-1])[:_ROWS]
-    if len(layer.calls) > 1:
-        return None
-    tolerance = max(1e-3, torch.finfo(rows.dtype).eps / 2)
-    rows = rows.double()
-    for module in _candidates(model, layer):
-        norm = as_norm(module, rows.shape[1])
-        if norm is not None and module is unwrapped(layer.calls[0].module) and not layer.takes_input:
-            return module
-        if norm is not None and bool(norm.scale.all()):
-            undone = (rows - norm.shift.to(rows.device)) / norm.scale.to(rows.device)
-            if bool(((undone.square().mean(1) - 1).abs() <= tolerance).all()):
-                return module
-    return None
+    width = hidden.shape[-1]
+    rows = hidden.detach()[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, width)[:_ROWS]
+    best, least = None, max(1e-3, torch.finfo(rows.dtype).eps / 2)
+    for module in candidates:
+        norm = as_norm(module, width)
+        if norm is None:
+            continue
+        if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
+            return norm
+        undone = (_on_cpu(rows) - norm.shift) / norm.scale
+        deviation = float((undone.square().mean(1) - 1).abs().max())
+        if deviation < least:
+            best, least = norm, deviation
+    return best
 
 
 def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:
@@ -159,3 +168,8 @@ def _standard_row(width: int) -> Tensor:
     if width % 2 and width > 1:
         row[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64) / 2**0.5
     return row
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """In float64, which not all devices have."""
+    return tensor.detach().cpu().double()
