@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.states import kept_random_states
@@ -50,6 +51,8 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
             return None
         if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
             return None
+        if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
+            return None  # running it would take other ranks
         with kept_random_states(), torch.no_grad():
             return _found_by_running(module, vectors, width)
     except Exception:  # it takes other arguments, or its weights are in parts
@@ -59,6 +62,8 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
 def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
     device = vectors[0].device if vectors else torch.device("cpu")
     row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
+    if vectors and isinstance(vectors[0], DTensor):
+        row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
     large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
     with torch.autocast(device.type, enabled=False):
         up, down, larger = (_on_cpu(module.forward(size * row)) for size in (large, -large, 2 * large))
@@ -172,4 +177,5 @@ def _standard_row(width: int) -> Tensor:
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     """In float64, which not all devices have."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().cpu().double()
