@@ -1,6 +1,6 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,9 @@ from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16
 """Rows that tell whether a layer is a norm's output, at most."""
+
+_FAR = 0.5
+"""Deviation of the rows from a norm's output with which later measurements do not look at it again."""
 
 
 class Norm(NamedTuple):
@@ -36,6 +39,14 @@ class Norm(NamedTuple):
         where the coordinates' means over the rows do not vary with γ β (Yamagiwa & Shimodaira 2025, appendix H).
         """
         return self.scale.square().sum() + self.shift.square().sum()
+
+
+class _Fit(NamedTuple):
+    """How far rows are, at most, from the mean of squares that they would have before a norm's γ and β."""
+
+    module: nn.Module
+    norm: Norm
+    deviation: float
 
 
 def as_norm(module: nn.Module, width: int) -> Norm | None:
@@ -91,7 +102,7 @@ class Norms:
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
         self._are_outputs = rows in ("tokens", "first", "last")
-        self._candidates: dict[str, list[nn.Module]] = {}
+        self._candidates: dict[str, Iterable[nn.Module]] = {}
         self._is_output: dict[str, bool] = {}
 
     def expected_size(self, layer: Layer, hidden: Tensor) -> float:
@@ -103,10 +114,10 @@ class Norms:
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        if layer.name not in self._candidates:
-            found = _candidates(self._model, layer)
-            self._candidates[layer.name] = [each for each in found if as_norm(each, hidden.shape[-1]) is not None]
-        norm = _norm_of(layer, hidden, self._candidates[layer.name])
+        fits = [*_fits(layer, hidden, self._candidates.get(layer.name, _candidates(self._model, layer)))]
+        self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
+        best = min(fits, key=lambda fit: fit.deviation, default=None)
+        norm = best.norm if best is not None and best.deviation < max(1e-3, torch.finfo(hidden.dtype).eps / 2) else None
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
@@ -133,27 +144,24 @@ class Norms:
         return "pre-ln" if has_norms else ""
 
 
-def _norm_of(layer: Layer, hidden: Tensor, candidates: Sequence[nn.Module]) -> Norm | None:
-    """The norm whose output a layer is: its module, or the one of the candidates that its rows fit best.
+def _fits(layer: Layer, hidden: Tensor, candidates: Iterable[nn.Module]) -> Iterator[_Fit]:
+    """How well the rows fit each norm among the candidates: the layer's own module does.
 
-    With γ and β of one of these undone, each row must have a mean of squares of 1. That is 1 but for the norm's ε:
+    With γ and β of another one undone, each row must have a mean of squares of 1. That is 1 but for the norm's ε:
     where the rows before the norm are as small as that, as at the start of a training, none is found. Several fit while
     their weights are alike, as those of a block are at the start: so each measurement looks again.
     """
     width = hidden.shape[-1]
-    rows = hidden.detach()[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, width)[:_ROWS]
-    best, least = None, max(1e-3, torch.finfo(rows.dtype).eps / 2)
+    rows = _on_cpu(hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, width)[:_ROWS])
     for module in candidates:
         norm = as_norm(module, width)
         if norm is None:
             continue
         if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
-            return norm
-        undone = (_on_cpu(rows) - norm.shift) / norm.scale
-        deviation = float((undone.square().mean(1) - 1).abs().max())
-        if deviation < least:
-            best, least = norm, deviation
-    return best
+            yield _Fit(module, norm, 0.0)
+            return
+        undone = (rows - norm.shift) / norm.scale
+        yield _Fit(module, norm, float((undone.square().mean(1) - 1).abs().max().nan_to_num(torch.inf, torch.inf)))
 
 
 def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:
