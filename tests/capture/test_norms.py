@@ -1,15 +1,21 @@
 """Layers that are the output of a norm, found by running it."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from embedgeo import EmbeddingMoments, observe
-from embedgeo.capture.norms import as_norm
+from embedgeo import EmbeddingMoments, Geometry, observe
+from embedgeo.capture import norms
+from embedgeo.capture.layers import resolve_layers
+from embedgeo.capture.norms import Norms, as_norm
 from tests.data import generator
 from tests.models import FAMILIES, NanoGPT, TorchEncoder, token_batch
+from tests.training.test_lightning import random_state
 
 POST = {"bert", "roberta", "distilbert", "albert", "albert in groups", "deberta_v2"}
 BOTH = {"t5", "bert to gpt2"}
@@ -29,6 +35,24 @@ class Renamed(nn.Module):
 class Scale(Renamed):
     def forward(self, x):
         return self.gain * x
+
+
+class Noise(Renamed):
+    def forward(self, x):
+        return nn.functional.dropout(self.gain * x, 0.5) * random.random() * np.random.random()  # noqa: NPY002
+
+
+class OnMPS(torch.Tensor):
+    """On a device without float64."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.cpu:
+            return result.as_subclass(torch.Tensor)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError("it has no float64")
+        return result
 
 
 def drawn(module, seed=0):
@@ -57,13 +81,25 @@ def test_what_a_norm_does_is_what_its_weights_say(kind, width, dtype):
 
 def test_other_modules_are_no_norms_and_are_not_run_where_that_may_change_something():
     others = [nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.PReLU(8), nn.BatchNorm1d(8), Scale(8), nn.Embedding(8, 8)]
-    state = torch.get_rng_state()
+    others = [*map(drawn, others), Noise(8), nn.LazyLinear(8)]
+    state = random_state()
     for module in others:
-        assert as_norm(drawn(module), 8) is None
+        assert as_norm(module, 8) is None
     assert as_norm(nn.LayerNorm(8), 16) is None
     assert as_norm(nn.LayerNorm(8, device="meta"), 8) is None
     assert others[4].num_batches_tracked == 0
-    assert torch.get_rng_state().equal(state)
+    assert torch.get_rng_state().equal(state[0])
+    assert random_state()[1:] == state[1:]
+
+
+def test_they_are_found_on_a_device_without_float64():
+    block = nn.Sequential(nn.Linear(8, 8), drawn(nn.LayerNorm(8)))
+    hidden = block(torch.randn(3, 8, generator=generator(1)))
+    expected = block[1].weight.double().square().sum() + block[1].bias.double().square().sum()
+    for name, weight in [*block[1].named_parameters()]:
+        setattr(block[1], name, nn.Parameter(weight.detach().as_subclass(OnMPS)))
+    (layer,) = resolve_layers(nn.ModuleDict({"block": block}), "block")
+    assert Norms(block).expected_size(layer, hidden.detach().as_subclass(OnMPS)) == pytest.approx(expected.item())
 
 
 def test_a_norm_without_weights_expects_the_width():
@@ -111,9 +147,37 @@ def test_models_written_by_hand():
     assert norms.keys() == {"block.00", "block.01", "block.02", "final_norm"}
 
 
-def test_means_of_rows_are_no_norm_s_output_and_the_architecture_is_known_all_the_same():
+@pytest.mark.parametrize("rows", ["mean", "max"])
+def test_what_is_made_of_several_rows_is_no_norm_s_output_and_the_architecture_is_known_all_the_same(rows):
     model = FAMILIES["bert"].build().eval()
-    with torch.no_grad(), observe(model, rows="mean") as geometry:
+    with torch.no_grad(), observe(model, ["blocks", "mean(last2)"], rows=rows) as geometry:
         model(**token_batch())
     assert not any("norm_Q_expected" in at for at in geometry.compute().values())
     assert geometry.norms.architecture(geometry.layers) == "post-ln"
+
+
+def test_the_norms_of_a_block_are_told_apart_once_a_training_has_made_them_different():
+    model = FAMILIES["bert"].build().eval()
+    geometry = Geometry(model, metrics=lambda dim: [EmbeddingMoments(dim)])
+    for weights_change in (False, True):
+        if weights_change:
+            drawn(model)
+        with torch.no_grad(), geometry.probe:
+            model(**token_batch())
+        found = geometry.compute()
+        geometry.reset()
+        for i, block in enumerate(model.bert.encoder.layer):
+            expected = sum(float(each.detach().double().square().sum()) for each in block.output.LayerNorm.parameters())
+            assert found[f"block.{i:02d}"]["norm_Q_expected"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_modules_that_are_far_from_a_layer_s_norm_are_run_once(monkeypatch):
+    model, looked_at = FAMILIES["gpt_neox"].build().eval(), []
+    geometry = Geometry(model, metrics=lambda dim: [EmbeddingMoments(dim)])
+    monkeypatch.setattr(norms, "as_norm", lambda *given: looked_at.append(given[0]) or as_norm(*given))
+    for _ in range(2):
+        looked_at.clear()
+        with torch.no_grad(), geometry.probe:
+            model(**token_batch())
+        geometry.reset()
+    assert looked_at == [model.gpt_neox.final_layer_norm]

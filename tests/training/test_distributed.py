@@ -99,6 +99,7 @@ def test_sequence_parallel_hidden_states_are_gathered_and_counted_once(ranks):
         model(token_batch()["input_ids"])
     expected = geometry.compute()
     assert expected["01"]["n"] == 48
+    assert "norm_Q_expected" in expected["01"]
     for rank in ranks:
         assert_same(rank["sequence parallel"], expected)
 

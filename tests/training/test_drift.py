@@ -115,6 +115,20 @@ def test_what_a_layer_is_not_compared_with_is_absent():
     assert all(np.isnan(record["stderr"]) for record in monitor.history if record["metric"] in OVER_TIME | TO_BELOW)
 
 
+def test_layers_of_different_widths_are_compared_as_those_of_a_sweep_are():
+    model = torch.nn.Sequential(torch.nn.Embedding(96, 6), torch.nn.Linear(6, 4))
+    ids = token_batch(3, seed=1)["input_ids"]
+    with StepMonitor(model, **{**OPTIONS, "probe": [ids], "layers": ["0", "1"]}) as monitor, monitor.step(0):
+        pass
+    found = of_drift(monitor.history)[0, "01"]
+    with torch.no_grad():
+        below = model[0](ids).flatten(0, 1)
+        pair = below, model[1](below)
+    expected = {f"{key}_to_below": float(value) for key, value in drift_values(*pair).items()} | {"linearity": 1.0}
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert np.isnan(found["linearity_without_residual"])
+
+
 def test_a_decoder_has_no_layer_below_its_first_one():
     model, batch = t5(), {**token_batch(3, seed=1), "decoder_input_ids": token_batch(3, seed=1)["input_ids"]}
     monitor = StepMonitor(model, **{**OPTIONS, "probe": [batch]})

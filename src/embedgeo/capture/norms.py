@@ -1,17 +1,22 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.states import kept_random_states
 from embedgeo.capture.structure import contains_any, find_stack, submodels, unwrapped
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16
-"""Rows that tell whether a layer is a norm's output."""
+"""Rows that tell whether a layer is a norm's output, at most."""
+
+_FAR = 0.5
+"""Deviation of the rows from a norm's output with which later measurements do not look at it again."""
 
 
 class Norm(NamedTuple):
@@ -36,53 +41,69 @@ class Norm(NamedTuple):
         return self.scale.square().sum() + self.shift.square().sum()
 
 
+class _Fit(NamedTuple):
+    """How far rows are, at most, from the mean of squares that they would have before a norm's γ and β."""
+
+    module: nn.Module
+    norm: Norm
+    deviation: float
+
+
 def as_norm(module: nn.Module, width: int) -> Norm | None:
     """What a module does if it is a norm of rows of this width; None if it is none, or its weights are elsewhere.
 
     It is run, without its hooks, on a row and on multiples of it. Only modules that have nothing but vectors of this
-    width are run: they draw no random numbers, and count nothing.
+    width are run, and random states stay as they are.
     """
-    vectors = [*module.parameters(recurse=False)]
-    is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
-    if not is_bare or any(vector.shape != (width,) or vector.is_meta for vector in vectors):
-        return None
-    if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
-        return None
-    device = vectors[0].device if vectors else torch.device("cpu")
-    row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
-            up, down, larger = (module.forward(size * row).double() for size in (large, -large, 2 * large))
-            scale, shift = (up - down) / (2 * row.double()), (up + down) / 2
-            eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
-            tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
-            if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
-                return None
-            own = [vector.double() for vector in vectors]  # what it has, without the rounding of running it
-
-            def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
-                return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
-
-            return Norm(
-                exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own])
-            )
+        vectors = [*module.parameters(recurse=False)]
+        is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
+        if not is_bare or any(vector.shape != (width,) or vector.is_meta for vector in vectors):
+            return None
+        if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
+            return None
+        if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
+            return None  # running it would take other ranks
+        with kept_random_states(), torch.no_grad():
+            return _found_by_running(module, vectors, width)
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
 
 
+def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
+    device = vectors[0].device if vectors else torch.device("cpu")
+    row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
+    if vectors and isinstance(vectors[0], DTensor):
+        row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
+    large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
+    with torch.autocast(device.type, enabled=False):
+        up, down, larger = (_on_cpu(module.forward(size * row)) for size in (large, -large, 2 * large))
+    scale, shift = (up - down) / (2 * _on_cpu(row)), (up + down) / 2
+    eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
+    tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
+    if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
+        return None
+    own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it
+
+    def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
+        return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
+
+    return Norm(exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own]))
+
+
 class Norms:
-    """The norms whose outputs the layers of a model are, each looked for once.
+    """The norms whose outputs the layers of a model are, among modules that are looked for once.
 
     Args:
         model: the model.
-        rows: what a row is; a mean over several is no norm's output.
+        rows: what a row is; means and maxima over several tokens are no norm's output.
     """
 
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
-        self._are_outputs = rows not in ("mean", "words")
-        self._found: dict[str, nn.Module | None] = {}
+        self._are_outputs = rows in ("tokens", "first", "last")
+        self._candidates: dict[str, Iterable[nn.Module]] = {}
+        self._is_output: dict[str, bool] = {}
 
     def expected_size(self, layer: Layer, hidden: Tensor) -> float:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
@@ -91,11 +112,14 @@ class Norms:
             layer: one of the model's.
             hidden: rows of it, shape (..., d).
         """
-        if layer.name not in self._found and hidden.numel():
-            self._found[layer.name] = _find_norm(self._model, layer, hidden)
-        module = self._found.get(layer.name)
-        norm = as_norm(module, hidden.shape[-1]) if module is not None and self._are_outputs else None
-        return 0.0 if norm is None else float(norm.expected_size)
+        if not hidden.numel() or len(layer.calls) > 1:
+            return 0.0
+        fits = [*_fits(layer, hidden, self._candidates.get(layer.name, _candidates(self._model, layer)))]
+        self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
+        best = min(fits, key=lambda fit: fit.deviation, default=None)
+        norm = best.norm if best is not None and best.deviation < max(1e-3, torch.finfo(hidden.dtype).eps / 2) else None
+        self._is_output[layer.name] = norm is not None
+        return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
@@ -106,9 +130,9 @@ class Norms:
         stacks = filter(None, map(find_stack, submodels(self._model).values()))
         blocks = {block for stack in stacks for block in stack.blocks}
         measured = {
-            layer.calls[0].module: self._found[layer.name] is not None
+            layer.calls[0].module: self._is_output[layer.name]
             for layer in layers
-            if layer.name in self._found and not layer.takes_input and layer.calls[0].module in blocks
+            if layer.name in self._is_output and not layer.takes_input and layer.calls[0].module in blocks
         }
         kinds = set(measured.values())
         if kinds == {True}:
@@ -120,26 +144,24 @@ class Norms:
         return "pre-ln" if has_norms else ""
 
 
-def _find_norm(model: nn.Module, layer: Layer, hidden: Tensor) -> nn.Module | None:
-    """The norm whose output a layer is, its module or one inside it; of what enters the blocks, one before them.
+def _fits(layer: Layer, hidden: Tensor, candidates: Iterable[nn.Module]) -> Iterator[_Fit]:
+    """How well the rows fit each norm among the candidates: the layer's own module does.
 
-    Of one inside or before, each row must have a mean of squares of 1, once γ and β are undone. That is 1 but for the
-    norm's ε: where the rows before the norm are as small as that, as at the start of a training, none is found.
+    With γ and β of another one undone, each row must have a mean of squares of 1. That is 1 but for the norm's ε:
+    where the rows before the norm are as small as that, as at the start of a training, none is found. Several fit while
+    their weights are alike, as those of a block are at the start: so each measurement looks again.
     """
-    rows = hidden.detach().reshape(-1, hidden.shape[-1])[:_ROWS]
-    if len(layer.calls) > 1:
-        return None
-    tolerance = max(1e-3, torch.finfo(rows.dtype).eps / 2)
-    rows = rows.double()
-    for module in _candidates(model, layer):
-        norm = as_norm(module, rows.shape[1])
-        if norm is not None and module is unwrapped(layer.calls[0].module) and not layer.takes_input:
-            return module
-        if norm is not None and bool(norm.scale.all()):
-            undone = (rows - norm.shift.to(rows.device)) / norm.scale.to(rows.device)
-            if bool(((undone.square().mean(1) - 1).abs() <= tolerance).all()):
-                return module
-    return None
+    width = hidden.shape[-1]
+    rows = _on_cpu(hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, width)[:_ROWS])
+    for module in candidates:
+        norm = as_norm(module, width)
+        if norm is None:
+            continue
+        if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
+            yield _Fit(module, norm, 0.0)
+            return
+        undone = (rows - norm.shift) / norm.scale
+        yield _Fit(module, norm, float((undone.square().mean(1) - 1).abs().max().nan_to_num(torch.inf, torch.inf)))
 
 
 def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:
@@ -159,3 +181,9 @@ def _standard_row(width: int) -> Tensor:
     if width % 2 and width > 1:
         row[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64) / 2**0.5
     return row
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """In float64, which not all devices have."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().cpu().double()

@@ -216,7 +216,8 @@ def _outcome(each: Reached) -> Numbers | Exception:
             error.add_note(f"at layer {each.layer.name!r}")
             failures.append(error)
     if "Q" in numbers and each.metrics.expected_Q:
-        numbers["norm_Q_expected"] = numbers["Q"].new_tensor([each.metrics.expected_Q, torch.nan])
+        expected = numbers["Q"].new_tensor([each.metrics.expected_Q, torch.nan])
+        numbers["norm_Q_expected"] = expected.masked_fill(numbers["Q"][0].isnan(), torch.nan)  # of no rows, nothing
     return failures[0] if failures else numbers
 
 

@@ -1,7 +1,7 @@
 """How far the rows of a layer have moved: since the last measurement, since the first, and from the layer below."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from embedgeo.geometry.computing import Reached
 from embedgeo.metrics.base import ValuesAndErrors
 from embedgeo.metrics.fixed_rows import FixedRows
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
-from embedgeo.results.layer_names import side
+from embedgeo.results.layer_names import layers_below
 
 
 class KeptRows(NamedTuple):
@@ -46,7 +46,6 @@ class KeptRows(NamedTuple):
         own, others = self._in_both(other)
         return (
             self.num_rows == other.num_rows
-            and self.rows.shape[1] == other.rows.shape[1]
             and 2 * int(own.sum()) >= min(len(own), len(others))
             and torch.equal(self.token_ids[own], other.token_ids[others])
         )
@@ -69,7 +68,7 @@ class Drift:
     with ``_to_below``, beside the ``linearity`` and ``linearity_without_residual`` of
     `embedgeo.functional.linearity_values`, which are NaN unless there are more rows than the layer is wide. The layer
     below is the one measured before it in forward order; those of an encoder and a decoder, means of layers, and layers
-    of another width or other rows have none of each other. What a layer is not compared with is absent, so at the first
+    of other rows have none of each other. What a layer is not compared with is absent, so at the first
     measurement the first six are.
 
     Rows are told by their numbers and token ids. Where these change, one warning says so, and the next measurement is
@@ -97,7 +96,7 @@ class Drift:
             self.forget()
             self._warn(changed[0])
         given = []
-        for each, below in zip(reached, _below(reached), strict=True):
+        for each, below in zip(reached, layers_below(now), strict=True):
             name = each.layer.name
             others = {"previous": self._previous.get(name), "first": self._first.get(name), "below": now.get(below)}
             found = {to: rows for to, rows in others.items() if rows is not None and rows.is_comparable(now[name])}
@@ -128,18 +127,6 @@ class Drift:
                 "from a checkpoint with the same probe on as many ranks.",
                 stacklevel=2,
             )
-
-
-def _below(reached: Sequence[Reached]) -> Iterator[str]:
-    """For each layer the name of the one below; empty where there is none."""
-    last: dict[str, str] = {}
-    for each in reached:
-        name = each.layer.name
-        if len(each.layer.calls) > 1:  # a mean of layers
-            yield ""
-            continue
-        yield last.get(side(name), "")
-        last[side(name)] = name
 
 
 def _values(rows: KeptRows, others: Mapping[str, KeptRows], device: torch.device) -> ValuesAndErrors:

@@ -178,7 +178,8 @@ class Geometry(Results):
         """The layers that have rows on any rank, with their indices and metrics."""
         known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
         if is_distributed():
-            known = all_reduce_max(torch.tensor(known, dtype=torch.float64, device=self._device), self._group).tolist()
+            of_this_rank = torch.tensor(known, dtype=torch.float64, device=self._device)
+            known = all_reduce_max(of_this_rank, self._stage_group).tolist()
         for layer, (dim, expected) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self._device)

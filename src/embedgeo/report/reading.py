@@ -12,11 +12,12 @@ import pandas as pd
 
 from embedgeo.report.axes import Array, thinned
 from embedgeo.report.baseline import SIZES, baseline_values
-from embedgeo.report.runs import Run, is_along, make_run
+from embedgeo.report.runs import Run, make_run
 from embedgeo.report.spectra import read_spectra
 from embedgeo.results.drift import read_cka
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
+from embedgeo.results.layer_names import is_along
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.wording import listed

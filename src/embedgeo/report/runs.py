@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.results.drift import CKA
-from embedgeo.results.layer_names import blocks_by_side, side
+from embedgeo.results.layer_names import blocks_by_side, is_along, side
 from embedgeo.results.schema import MODEL
 
 _LARGEST = 1e300
@@ -169,11 +169,6 @@ def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
         checkpoints=about,
         **more,
     )
-
-
-def is_along(layer: str) -> bool:
-    """Whether a layer lies along the model, and is no mean over several."""
-    return "mean(" not in layer
 
 
 def drawable(values: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Names of layers: which layers are blocks, on which side of the model they lie, and how deep."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product, takewhile
 
 from embedgeo.results.wording import printable
@@ -19,6 +19,28 @@ def side(layer: str) -> str:
     """
     match = _LAYER.fullmatch(layer)
     return match[1] if match else ""
+
+
+def is_along(layer: str) -> bool:
+    """Whether a layer lies along the model, and is no mean over several.
+
+    >>> is_along("block.03"), is_along("mean(last4)"), is_along("encoder.mean(last4)")
+    (True, False, False)
+    """
+    return "mean(" not in layer
+
+
+def layers_below(layers: Iterable[str]) -> Iterator[str]:
+    """For each layer the one before it on its side of the model; empty for the first ones, and for means of layers.
+
+    >>> [*layers_below(["encoder.embed", "encoder.block.00", "decoder.embed", "mean(last2)", "encoder.block.01"])]
+    ['', 'encoder.embed', '', '', 'encoder.block.00']
+    """
+    last: dict[str, str] = {}
+    for layer in layers:
+        yield last.get(side(layer), "") if is_along(layer) else ""
+        if is_along(layer):
+            last[side(layer)] = layer
 
 
 def is_input(layer: str) -> bool:

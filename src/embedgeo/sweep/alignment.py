@@ -17,7 +17,7 @@ from embedgeo.functional import cka_matrix, drift_values, linearity_values
 from embedgeo.results.drift import CKA, cka_file, drift_file
 from embedgeo.results.files import remove_leftovers
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.layer_names import side
+from embedgeo.results.layer_names import is_along, layers_below, side
 from embedgeo.results.parquet import SCHEMA, read_about, to_frame, write_parquet
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
 from embedgeo.results.schema import Record
@@ -81,7 +81,7 @@ class Comparison:
         layers, records = self.load(name), self.folder.read(name)
         index = records.drop_duplicates("layer").set_index("layer")
         found = []
-        for layer, below in zip(layers, _below(layers), strict=True):
+        for layer, below in zip(layers, layers_below(layers), strict=True):
             values: dict[str, Tensor] = {}
             compared = {suffix: self.load(other).get(layer) for suffix, other in others.items()}
             for suffix, other in {**compared, "below": layers.get(below)}.items():
@@ -101,7 +101,7 @@ class Comparison:
         """Rows of `CKA`: of steps with steps at some layers, then of layers with layers at some steps."""
         step = {name: int(self.folder.read(name)["step"].iloc[0]) for name in run}
         chosen = _thinned(run, _MOST_STEPS)
-        layers = _thinned([layer for layer in self.load(run[-1]) if "mean(" not in layer], _MOST_LAYERS)
+        layers = _thinned([layer for layer in self.load(run[-1]) if is_along(layer)], _MOST_LAYERS)
         for layer in _thinned(layers, _AT_LAYERS) if len(run) > 1 else ():
             yield from self._matrix([(name, step[name], layer) for name in chosen])
         for name in _thinned(run, _AT_STEPS):
@@ -144,15 +144,6 @@ def _runs(folder: SweepFolder) -> Iterator[list[str]]:
         names = [name for name in checkpoints if sample_file(folder.path, name).exists()]
         finals = [name for name in names if folder.about(name).get("has_step") == "false"]
         yield from filter(None, ([name for name in names if name not in finals], *([name] for name in finals)))
-
-
-def _below(layers: _Layers) -> Iterator[str]:
-    """The layer below each, on the same side of the model; "" where there is none."""
-    last: dict[str, str] = {}
-    for layer in layers:
-        yield "" if "mean(" in layer else last.get(side(layer), "")
-        if "mean(" not in layer:
-            last[side(layer)] = layer
 
 
 def _thinned(names: Sequence[str], most: int) -> list[str]:

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from embedgeo.capture.states import kept_buffers, kept_modes
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.results.schema import Record
-from embedgeo.training.states import kept_buffers, kept_modes
 
 if TYPE_CHECKING:
     from embedgeo.results.history import HistoryFile

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.states import kept_buffers, kept_modes, kept_random_states
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.widths import choices
@@ -16,7 +17,6 @@ from embedgeo.metrics.auto import is_auto, metric_name
 from embedgeo.results.wording import listed, reason, size
 from embedgeo.training.costs import Rows, drift_seconds, estimated_seconds, held_bytes
 from embedgeo.training.description import DescribedLayer, DescribedMetric, Description
-from embedgeo.training.states import kept_buffers, kept_modes, kept_random_states
 
 if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from embedgeo.capture.states import kept_random_states
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import HandedOver, can_start_threads
@@ -19,7 +20,6 @@ from embedgeo.results.schema import Record, StepRecord
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.states import kept_random_states
 
 if TYPE_CHECKING:
     from embedgeo.results.history import HistoryFile

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from embedgeo.capture.rows import require_exclusions
+from embedgeo.capture.states import kept_random_states
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.drift import Drift
@@ -25,7 +26,6 @@ from embedgeo.training.describing import describe
 from embedgeo.training.description import Description
 from embedgeo.training.measuring import Measuring
 from embedgeo.training.schedule import Place, Schedule
-from embedgeo.training.states import kept_random_states
 
 
 class Monitor(Measuring):

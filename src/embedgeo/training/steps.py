@@ -12,6 +12,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from embedgeo.capture.states import present_modes
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
@@ -22,7 +23,6 @@ from embedgeo.training.meshes import data_parallel_group, require_same_modules, 
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.optimizers import OptimizerSteps
 from embedgeo.training.pipeline import Stage, StageGeometry, require_forward
-from embedgeo.training.states import present_modes
 
 _NOT_MEASURED = nullcontext()
 
