@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import blocked, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row_norms
 
 _GROUP = 16
 """Number of columns of which only the smallest value is looked at first."""
@@ -73,7 +73,7 @@ class Operand(NamedTuple):
             kept = y[:n][chunk, :dim].copy_(rows.to(digits)).to(summed)
             norm[chunk] = fast_row_norms(kept)
             if rounded:
-                lost[chunk] = fast_row_norms(rows.sub_(kept))
+                lost[chunk] = row_norms(rows.sub_(kept))  # where squares may vanish in float32
         lost *= 1 + 8 * torch.finfo(summed).eps
         rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
         norm2 = norm.square()
@@ -145,11 +145,11 @@ class Operand(NamedTuple):
         pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         whole = len(rows) == n
         for start in range(0, len(rows), side):
-            left = self._left(rows[start : start + side])
+            left = self.left(rows[start : start + side])
             for first in range(start if whole else 0, length, side):
                 others = slice(first, first + side)
                 is_mirrored = whole and first == start
-                squared = self._squared(left, rows[start : start + side], others, buffer, mirrored=is_mirrored)
+                squared = self.squared(left, rows[start : start + side], others, buffer, mirrored=is_mirrored)
                 squared = squared.view(integer)
                 for axis, begin, other in ((1, start, first), (0, first, start))[: 2 if whole and first > start else 1]:
                     groups = (squared if axis else squared[:, : n - first]).unflatten(axis, (_GROUP, -1))
@@ -173,13 +173,13 @@ class Operand(NamedTuple):
         kept = ((products <= most[i]) & (count[i] <= _MANY)).nonzero().flatten()
         return i[kept], j[kept], products[kept].view(self.dtype), limit, count > _MANY
 
-    def _left(self, rows: Tensor) -> Tensor:
+    def left(self, rows: Tensor) -> Tensor:
         """The rows with these indices as (-2a, ones, ‖a‖² in parts), whose products with ``self.rows`` are wanted."""
         dim = self.rows.shape[1] - 2 * _NORM_PARTS
         row, norm2, ones = self.rows.index_select(0, rows).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
         return torch.cat((-2 * row, ones, norm2), dim=1)
 
-    def _squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
+    def squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
         """Squared distances of the rows with these indices to others, or to themselves (mirrored), in ``buffer``.
 
         Those of a row to itself are infinite.
