@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import blocked, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms
 
 _GROUP = 16
 """Number of columns of which only the smallest value is looked at first."""
@@ -46,7 +46,7 @@ class Operand(NamedTuple):
     Attributes:
         rows: shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away.
         norm: ‖b‖, shape (n,).
-        lost: the norm of what rounding took from b, shape (n,).
+        lost: at least the norm of what rounding took from b, shape (n,).
         largest: the largest ‖b‖.
         rounding: the largest share of a norm that rounding took, of the sums of products, too.
         dtype: of the products.
@@ -73,9 +73,11 @@ class Operand(NamedTuple):
             kept = y[:n][chunk, :dim].copy_(rows.to(digits)).to(summed)
             norm[chunk] = fast_row_norms(kept)
             if rounded:
-                lost[chunk] = row_norms(rows.sub_(kept))  # where squares may vanish in float32
+                lost[chunk] = fast_row_norms(rows.sub_(kept))
         lost *= 1 + 8 * torch.finfo(summed).eps
         rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
+        if rounded:  # squares that vanished, of this row and of another one
+            lost += 2 * (dim * torch.finfo(summed).tiny) ** 0.5
         norm2 = norm.square()
         for part in y[:n, dim:-_NORM_PARTS].unbind(1):
             part.copy_(norm2.to(digits))
