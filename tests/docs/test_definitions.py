@@ -23,7 +23,7 @@ from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 
-DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 40, 10
+DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 24, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share", "max_abs"}

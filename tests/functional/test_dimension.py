@@ -6,7 +6,7 @@ import skdim.id
 import torch
 
 from embedgeo.functional import estimated_dimension, merge_duplicates, two_nearest_distances, twonn_dimension
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, look_distinct
+from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, longest_reach, look_distinct
 from tests import references
 from tests.data import gaussian, generator
 
@@ -74,6 +74,14 @@ def test_copies_that_look_distinct_by_a_few_coordinates_are_merged(offset):
     estimate = twonn_dimension(torch.cat((x, copies)) + offset)
     assert estimate.num_points == 300
     assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_no_rows_beyond_the_longest_reach_are_merged(size):
+    """Whatever their unit: squares of these leave the range of float32."""
+    x = size * gaussian(200, 128).float()
+    reach = float((x - x.mean(0)).double().norm(dim=1).median())
+    assert reach <= longest_reach(x, 1.0) <= 2 * reach
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])

@@ -95,8 +95,8 @@ def test_differences_are_taken_of_near_rows_alone(monkeypatch):
     """A product of all pairs, and of 300 rows the distances of two to the nearest ones."""
     x = CLOUDS["manifold"].clone()
     x[1] = x[0] + 1e-6 * gaussian(1, x.shape[1], seed=3)
-    pairs, measured = [], nearest._distances
-    monkeypatch.setattr(nearest, "_distances", lambda *args: pairs.append(len(args[1])) or measured(*args))
+    pairs, measured = [], nearest.pair_distances
+    monkeypatch.setattr(nearest, "pair_distances", lambda *args: pairs.append(len(args[1])) or measured(*args))
     with FlopCounterMode(display=False) as counter:
         nearest_distances(x, 20)
     assert sum(pairs) == 2 * 20

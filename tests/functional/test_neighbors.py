@@ -271,7 +271,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     n, dim = x.shape
     for module in (neighbors, products):
         monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * torch.float64.itemsize)
-    monkeypatch.setattr(neighbors, "CACHED_ELEMENTS", 1024)
+    monkeypatch.setattr(neighbors, "CHUNK_ELEMENTS", 1024)
     monkeypatch.setattr(products, "_MANY", 64)
     with LargestTensor() as largest:
         two_nearest_distances(x)

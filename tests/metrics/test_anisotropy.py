@@ -4,7 +4,7 @@ import torch
 from embedgeo.functional import anisotropy
 from embedgeo.metrics import Anisotropy
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, spectral, updated
+from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral, updated
 
 DECAYING = [0.8**i for i in range(40)]
 BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
@@ -21,7 +21,7 @@ def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     assert values.keys() == (FULL if spectrum else BASE)
     expected = references.spectrum(x.double()) | references.alpha_req(x.double())
     expected = {key: expected[key] for key in values if key != "anisotropy_null"}
-    assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
+    assert_values(values, expected, rtol=1e-9 if spectrum or dtype == torch.float64 else 1e-5)
 
 
 def test_batch_values_are_over_consecutive_batches_of_whole_size():
@@ -78,6 +78,19 @@ def test_wrong_numbers_of_columns_are_refused(arguments):
 def test_what_needs_the_scatter_is_refused_with_a_sketch(arguments):
     with pytest.raises(ValueError, match="sketch must be None with spectrum or batch_size"):
         Anisotropy(3, sketch=16, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 10.0])
+def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_more(dtype, mean):
+    """Of a few token types before the first block; and of a spectrum over twelve decades, along no axes."""
+    few = gaussian(30, 40)[torch.randint(0, 30, (400,), generator=generator())]
+    steep = spectral(400, [i**-7 for i in range(1, 41)]) @ torch.linalg.qr(gaussian(40, 40, seed=1))[0]
+    for x in ((mean + few).to(dtype), steep.to(dtype)):
+        values = updated(Anisotropy(40, spectrum=True), x).compute()
+        expected = references.spectrum(x.double())
+        ranks = ("effective_rank", "rankme", "effective_rank_eigenvalues")
+        assert_values(values, {key: expected[key] for key in ranks}, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("n", "window"), [(400, (11, 99)), (400, (3, 20)), (60, (11, 99)), (20, (1, 2000))])

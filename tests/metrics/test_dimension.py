@@ -150,6 +150,15 @@ def test_standard_errors_of_dimensions_at_scales_are_those_of_groups_of_sequence
     assert errors["intrinsic_dimension_at_450"].isnan()
 
 
+@pytest.mark.parametrize("estimator", ["twonn", "gride"])
+def test_without_rows_there_are_no_standard_errors(estimator):
+    metric = IntrinsicDimension(4, estimator=estimator)
+    metric.update(gaussian(0, 4), sequence_ids=torch.zeros(0, dtype=torch.int64))
+    values, errors = metric.compute_with_errors()
+    assert values.keys() == errors.keys()
+    assert all_nan(floats(errors))
+
+
 def test_scales_stand_beside_twonn_under_keys_of_their_own():
     twonn, gride = IntrinsicDimension(3), extra_metrics(3, ["scales"], seed=0)[0]
     for metric in (twonn, gride):

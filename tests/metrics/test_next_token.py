@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from embedgeo import observe
+from embedgeo.functional import token_table
+from embedgeo.functional.next_tokens import class_distance_values
 from embedgeo.metrics import NextTokenGeometry, TokenMoments
 from tests.data import all_nan, assert_values, floats, gaussian, generator, texts
 from tests.models import gpt_neox, token_batch
@@ -165,6 +167,17 @@ def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
     assert (values["next_token_types"], values["cdnv_pairs"]) == (30, 0)
     assert math.isnan(values["cdnv"])
     assert values["cdnv_plugin"] == pytest.approx(4.5, rel=0.1)
+
+
+def test_types_of_one_mean_have_no_distance_however_many_there_are():
+    """Tokens that follow the same one have rows with the same mean in the first layer: no pair of them counts."""
+    labels = torch.arange(40).repeat_interleave(10)
+    noise = gaussian(10, 64)
+    x = gaussian(20, 64, seed=1)[labels // 2] + (noise - noise.mean(0)).repeat(40, 1)
+    values = floats(class_distance_values(token_table(x, labels)))
+    assert values["cdnv_pairs"] == pytest.approx(38 / 39, abs=1e-12)
+    one_each = floats(class_distance_values(token_table(x[labels % 2 == 0], labels[labels % 2 == 0])))
+    assert values["cdnv_plugin"] == pytest.approx(one_each["cdnv_plugin"], rel=1e-9)
 
 
 def test_means_along_the_output_embedding_are_aligned():

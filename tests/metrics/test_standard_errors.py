@@ -174,8 +174,8 @@ def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None
 
 @pytest.mark.parametrize("by_sequence", [True, False])
 def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_sequence) -> None:
-    """Slow, about 20 s: samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""
-    shares = coverage(40 if by_sequence else 20, Corpus(), by_sequence=by_sequence)["coverage"]
+    """Slow, about 8 s: samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""
+    shares = coverage(24 if by_sequence else 10, Corpus(), by_sequence=by_sequence)["coverage"]
     if by_sequence:
         assert shares.between(0.82, 1).all(), shares
     else:  # rows of a sequence are not independent

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import blocked, row_chunks
+from embedgeo.functional.neighbors import pair_distances
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.products import CACHED_ELEMENTS
 
@@ -65,8 +66,8 @@ def look_distinct(x: Tensor, tolerance: float) -> bool:
 
 def longest_reach(x: Tensor, tolerance: float) -> float:
     """A distance beyond which no two rows are near: a median distance from the mean is at most √2 r.m.s. norms."""
-    norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    return 1.5 * tolerance * float(norm) / len(x) ** 0.5
+    norms = torch.cat([row_norms(x[chunk]) for chunk in row_chunks(x)])
+    return 1.5 * tolerance * float(torch.linalg.vector_norm(norms)) / len(x) ** 0.5
 
 
 def _distinct_but_for_equal(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,7 +113,7 @@ def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]
         if not bool(within[:, 0].any()):
             break
         first = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
-        near = _distances(x, order[first], order[first + lag]) <= reach
+        near = pair_distances(x, order[first], order[first + lag], place.dtype) <= reach
         label = _join(label, first[near], first[near] + lag)
     is_first = label == every
     if bool(is_first.all()):
@@ -140,15 +141,6 @@ def _directions(rows: Tensor) -> Tensor:
     angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=rows.dtype, device=rows.device)
     directions = angles.square().sin().view(_DIRECTIONS, dim)
     return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
-
-
-def _distances(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Distances between the rows ``left`` and ``right`` of ``x``, shape (m,)."""
-    wide = accumulator_dtype(x.device)
-    distances = torch.empty(len(left), dtype=wide, device=x.device)
-    for chunk in row_chunks(left[:, None].expand(-1, x.shape[1])):
-        distances[chunk] = row_norms(x[left[chunk]].to(wide) - x[right[chunk]])
-    return distances
 
 
 def _join(label: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Ranks, shares and the decay of a spectrum λ₁ ≥ λ₂ ≥ …, from its eigenvalues alone.
+"""Eigenvalues λ₁ ≥ λ₂ ≥ … of scatter matrices; ranks, shares and the decay of a spectrum, from its eigenvalues alone.
 
 Sources: Roy & Vetterli 2007 for the effective rank; Garrido et al. 2023 (arXiv 2210.02885) for RankMe; Li et al. 2025
 (arXiv 2509.23024) for the rank of eigenvalues; Agrawal et al. 2022 (arXiv 2202.05808) for α-ReQ, whose fit is that of
@@ -14,6 +14,41 @@ ALPHA_WINDOW = (11, 99)
 """The first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1."""
 
 _FEWEST = 3
+
+
+def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite.
+
+    They are 0 from the n-th on, and where they are only rounding beside the largest (d ε λ₁): roots of many of these
+    would add up.
+
+    Args:
+        s: shape (d, d).
+        n: scalar.
+        largest: what rounding is measured by; default: λ₁.
+    """
+    if not bool(s.isfinite().all()):
+        return s.diagonal() * torch.nan
+    values = torch.linalg.eigvalsh(s).flip(0)
+    rounding = len(s) * torch.finfo(s.dtype).eps * (values[0] if largest is None else largest).clamp(min=0)
+    is_spanned = torch.arange(len(s), device=s.device) < n - 1
+    return torch.where(is_spanned & (values > rounding), values, 0)
+
+
+def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
+    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, likewise, given the scatter of n rows, their mean, and the λ₁ of S.
+
+    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
+    small eigenvalues would else drown in its rounding.
+    """
+    length = torch.linalg.vector_norm(mean)
+    normal = mean.clone()
+    normal[0] += torch.copysign(length, mean[0])
+    normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
+    reflected = s - 2 * torch.outer(normal, normal @ s)
+    reflected -= 2 * torch.outer(reflected @ normal, normal)
+    reflected[0, 0] += n * length.square()
+    return scatter_eigenvalues(reflected, n + 1, largest)
 
 
 def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
@@ -60,8 +95,8 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
 
     Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense log i gets; R² has
-    the same weights. Eigenvalues of the window that are 0, or only rounding beside the largest (d ε λ₁), are left out;
-    of fewer than three both are NaN, and R² is where all λᵢ are equal.
+    the same weights. Eigenvalues of the window that are 0 are left out; of fewer than three both are NaN, and R² is
+    where all λᵢ are equal.
 
     Args:
         eigenvalues: shape (d,), in descending order.
@@ -72,8 +107,7 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     (0.7, 1.0)
     """
     i = torch.arange(1, len(eigenvalues) + 1, dtype=eigenvalues.dtype, device=eigenvalues.device)
-    rounding = len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues[0]
-    used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > rounding)
+    used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > 0)
     weights = ratio(used / i, (used / i).sum())
     x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
     x, y = (values - torch.dot(weights, values) for values in (x, y))

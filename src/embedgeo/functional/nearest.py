@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import blocked, chunk_length
-from embedgeo.functional.neighbors import _distances
+from embedgeo.functional.neighbors import pair_distances
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.products import BLOCK_BYTES, Operand
 
@@ -46,7 +46,7 @@ def nearest_distances(x: Tensor, k: int) -> Tensor:
     step = chunk_length(length * wide.itemsize, blocked(BLOCK_BYTES, x.device))
     buffer = operand.rows.new_empty(min(step, n), length)
     for rows in torch.arange(n, device=x.device).split(step):
-        squared = operand._squared(operand._left(rows), rows, slice(0, length), buffer, mirrored=False)[:, :n]
+        squared = operand.squared(operand.left(rows), rows, slice(0, length), buffer, mirrored=False)[:, :n]
         least = squared.topk(found, largest=False).values
         distances = least.clamp(min=0).sqrt()
         farthest = operand.farthest(rows.unsqueeze(1), least)
@@ -63,6 +63,6 @@ def _measured(x: Tensor, rows: Tensor, squared: Tensor, limit: Tensor, k: int) -
     """The k smallest distances of the rows, shape (m,), to others whose product, shape (m, n), is not above a limit."""
     i, j = (~(squared > limit.unsqueeze(1))).nonzero(as_tuple=True)
     squared.fill_(torch.inf)
-    squared[i, j] = _distances(x, rows[i], j, squared.dtype)
+    squared[i, j] = pair_distances(x, rows[i], j, squared.dtype)
     squared[torch.arange(len(rows), device=x.device), rows] = torch.inf
     return squared.topk(k, largest=False).values

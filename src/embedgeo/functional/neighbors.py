@@ -83,7 +83,7 @@ def _measured(x: Tensor, operand: Operand, rows: Tensor, i: Tensor, j: Tensor, p
     limit = _two_smallest(products.to(distances.dtype), i, len(rows))[:, 1]
     for _ in range(2):
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
-        distances[chosen] = _distances(x, rows[i[chosen]], j[chosen], operand.summed)
+        distances[chosen] = pair_distances(x, rows[i[chosen]], j[chosen], operand.summed)
         two = _two_smallest(distances, i, len(rows))
         limit = operand.limit(rows, two[:, 1])
     return two
@@ -99,7 +99,7 @@ def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     return torch.stack((first, second.scatter_reduce_(0, rows, others, "amin")), dim=1)
 
 
-def _distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
+def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
     """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m,), to 1e-6.
 
     Differences are computed in ``dtype`` or, if that is wider, in the dtype of ``x``.

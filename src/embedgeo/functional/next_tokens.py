@@ -8,7 +8,7 @@ models, whose classes are the tokens that follow.
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import ratio
+from embedgeo.functional.moments import ratio, without_rounding
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.split import unbiased_split, variance_split, within_variance
 from embedgeo.functional.tokens import TokenTable
@@ -71,24 +71,22 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     >>> {key: round(float(value), 4) for key, value in class_distance_values(table).items()}
     {'cdnv': 0.0588, 'cdnv_plugin': 0.0278, 'cdnv_pairs': 1.0}
     """
-    n, mean = types.n, types.mean - types.mean.mean(0) if len(types.n) else types.mean
-    squares = torch.cdist(mean, mean).square()
-    plug_in, sample = types.m2 / n, types.m2 / (n - 1)
-    noise = sample / n
-    is_pair = ~torch.eye(len(n), dtype=torch.bool, device=n.device)
+    n, norm = types.n, torch.linalg.vector_norm(types.mean, dim=1)
+    left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
+    squares = torch.pdist(types.mean).square()  # from differences: of equal means products leave their rounding
+    squares = without_rounding(squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right]))
 
-    def mean_ratio(variance: Tensor, distances: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over the pairs with a squared distance above the least one, and their number."""
-        kept = is_pair & (distances > least)
-        each = (variance[:, None] + variance) / (2 * distances)
-        return ratio(torch.where(kept, each, 0).sum(), kept.sum()), kept.sum()
+    def mean_ratio(variance: Tensor, distances: Tensor, is_pair: Tensor) -> Tensor:
+        each = ((variance[left] + variance[right]) / (2 * distances))[is_pair]
+        return ratio(each.sum(), is_pair.sum())
 
-    both = noise[:, None] + noise
-    value, num_pairs = mean_ratio(sample, squares - both, both)
+    sample = types.m2 / (n - 1)
+    noise = (sample / n)[left] + (sample / n)[right]
+    is_told_apart = squares > 2 * noise
     return {
-        "cdnv": value,
-        "cdnv_plugin": mean_ratio(plug_in, squares, torch.zeros_like(squares))[0],
-        "cdnv_pairs": ratio(num_pairs.to(n.dtype), is_pair.sum()),
+        "cdnv": mean_ratio(sample, squares - noise, is_told_apart),
+        "cdnv_plugin": mean_ratio(types.m2 / n, squares, squares > 0),
+        "cdnv_pairs": ratio(is_told_apart.sum().to(n.dtype), n.new_tensor(len(left))),
     }
 
 

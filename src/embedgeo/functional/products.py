@@ -46,7 +46,7 @@ class Operand(NamedTuple):
     Attributes:
         rows: shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away.
         norm: ‖b‖, shape (n,).
-        lost: the norm of what rounding took from b, shape (n,).
+        lost: at least the norm of what rounding took from b, shape (n,).
         largest: the largest ‖b‖.
         rounding: the largest share of a norm that rounding took, of the sums of products, too.
         dtype: of the products.
@@ -76,6 +76,8 @@ class Operand(NamedTuple):
                 lost[chunk] = fast_row_norms(rows.sub_(kept))
         lost *= 1 + 8 * torch.finfo(summed).eps
         rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
+        if rounded:  # squares that vanished, of this row and of another one
+            lost += 2 * (dim * torch.finfo(summed).tiny) ** 0.5
         norm2 = norm.square()
         for part in y[:n, dim:-_NORM_PARTS].unbind(1):
             part.copy_(norm2.to(digits))
@@ -145,11 +147,11 @@ class Operand(NamedTuple):
         pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         whole = len(rows) == n
         for start in range(0, len(rows), side):
-            left = self._left(rows[start : start + side])
+            left = self.left(rows[start : start + side])
             for first in range(start if whole else 0, length, side):
                 others = slice(first, first + side)
                 is_mirrored = whole and first == start
-                squared = self._squared(left, rows[start : start + side], others, buffer, mirrored=is_mirrored)
+                squared = self.squared(left, rows[start : start + side], others, buffer, mirrored=is_mirrored)
                 squared = squared.view(integer)
                 for axis, begin, other in ((1, start, first), (0, first, start))[: 2 if whole and first > start else 1]:
                     groups = (squared if axis else squared[:, : n - first]).unflatten(axis, (_GROUP, -1))
@@ -173,13 +175,13 @@ class Operand(NamedTuple):
         kept = ((products <= most[i]) & (count[i] <= _MANY)).nonzero().flatten()
         return i[kept], j[kept], products[kept].view(self.dtype), limit, count > _MANY
 
-    def _left(self, rows: Tensor) -> Tensor:
+    def left(self, rows: Tensor) -> Tensor:
         """The rows with these indices as (-2a, ones, ‖a‖² in parts), whose products with ``self.rows`` are wanted."""
         dim = self.rows.shape[1] - 2 * _NORM_PARTS
         row, norm2, ones = self.rows.index_select(0, rows).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
         return torch.cat((-2 * row, ones, norm2), dim=1)
 
-    def _squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
+    def squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
         """Squared distances of the rows with these indices to others, or to themselves (mirrored), in ``buffer``.
 
         Those of a row to itself are infinite.

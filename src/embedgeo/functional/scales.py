@@ -57,8 +57,9 @@ def gride_dimensions(
     times the distance from it to their 95th percentile, which are those of near copies. Both as in DADApy. (In one
     dimension 0.3 % of the ratios at scale 1 lie beyond, and the estimate is 1.6 % high; in two it is 0.2 %.)
 
-    The standard error takes ratios of different rows as independent. They are nearly so at scale 1; farther out rows
-    share neighbours: simulated, estimates vary by 1.0 to 1.4 of it.
+    The standard error takes ratios of different rows as independent, but rows share neighbours. Simulated with Gaussian
+    rows of 2 to 32 dimensions and spheres of 5 and 12, 200 samples of 1,000 rows each and 50 of 4,096, estimates vary
+    by 0.75 to 1.4 of it up to scale 16 (1.5 in two dimensions), and by up to 1.9 at 64.
 
     Args:
         x: shape (n, d), any floating dtype, finite.

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import all_reduce_sum
-from embedgeo.functional.eigenvalues import ALPHA_WINDOW, entropy_rank, full_spectrum_values
+from embedgeo.functional.eigenvalues import (
+    ALPHA_WINDOW,
+    entropy_rank,
+    full_spectrum_values,
+    scatter_eigenvalues,
+    uncentred_eigenvalues,
+)
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
@@ -58,13 +64,15 @@ class Scatter(NamedTuple):
         return Scatter(*merge_parts((self,), partial(all_reduce_sum, group=group)))
 
 
-def row_scatter(x: Tensor) -> Scatter:
+def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
     """Mean and scatter of the rows of ``x``, shape (n, d).
 
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
-    matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
+    matmul-precision and autocast settings are; they are summed over chunks of rows in float64. Where ``small``
+    eigenvalues matter, too, which drown in the rounding of float32 (1e-7 of the largest), all are taken in float64.
     """
-    narrow, zero = torch.promote_types(x.dtype, torch.float32), x.new_zeros((), dtype=accumulator_dtype(x.device))
+    zero = x.new_zeros((), dtype=accumulator_dtype(x.device))
+    narrow = zero.dtype if small else torch.promote_types(x.dtype, torch.float32)
     no_rows = Scatter(zero, zero.new_zeros(x.shape[1]), zero.new_zeros(1, 1))
     with matmul_precision(x.device):
         parts = (_scatter_in(narrow, x[chunk]) for chunk in row_chunks(x, _PRODUCT_ELEMENTS))
@@ -194,41 +202,18 @@ def spectrum_values(
     }
     if not full:
         return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
-    eigenvalues = _eigenvalues(s, scatter.n)
-    values["rankme"] = entropy_rank(_uncentred_eigenvalues(s, scatter.n, scatter.mean).sqrt())
+    eigenvalues = scatter_eigenvalues(s, scatter.n)
+    values["rankme"] = entropy_rank(uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0]).sqrt())
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues, alpha_window)}
 
 
 def covariance_eigenvalues(scatter: Scatter) -> Tensor:
     """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
     s = varying_scatter(scatter)
-    values = _eigenvalues(s, scatter.n)
+    values = scatter_eigenvalues(s, scatter.n)
     rest = values[1:].sum()  # what rounding has put below 0 is taken from all but the largest
     values[1:] *= torch.where(rest > 0, (s.trace() - values[0]).clamp(min=0) / rest, 1)
     return ratio(values, scatter.n)
-
-
-def _eigenvalues(s: Tensor, n: Tensor) -> Tensor:
-    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite."""
-    spanned = torch.arange(len(s), device=s.device) < n - 1  # the others are rounding errors
-    finite = bool(s.isfinite().all())
-    return torch.linalg.eigvalsh(s).clamp(min=0).flip(0) * spanned if finite else s.diagonal() * torch.nan
-
-
-def _uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, likewise, given the scatter of n rows and their mean.
-
-    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
-    small eigenvalues would else drown in its rounding.
-    """
-    length = torch.linalg.vector_norm(mean)
-    normal = mean.clone()
-    normal[0] += torch.copysign(length, mean[0])
-    normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
-    reflected = s - 2 * torch.outer(normal, normal @ s)
-    reflected -= 2 * torch.outer(reflected @ normal, normal)
-    reflected[0, 0] += n * length.square()
-    return _eigenvalues(reflected, n + 1)
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:

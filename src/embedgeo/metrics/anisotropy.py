@@ -76,7 +76,7 @@ class Anisotropy(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         x = rows.embeddings
-        self.extend(row_scatter(x) if self.sketch is None else row_sketch(x, self.sketch))
+        self.extend(row_scatter(x, small=self.spectrum) if self.sketch is None else row_sketch(x, self.sketch))
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(x))
 

@@ -148,7 +148,8 @@ class IntrinsicDimension(GeometryMetric):
         labels, group = torch.cat([labels for _, labels in batches]).unique(return_inverse=True)
         of_batches = group.split([len(rows) for rows, _ in batches])
         estimates = [
-            self._estimate(rows, of_batch, len(labels)) for (rows, _), of_batch in zip(batches, of_batches, strict=True)
+            self._estimate(rows, of_batch, len(labels)) if len(labels) else self._estimate(rows)
+            for (rows, _), of_batch in zip(batches, of_batches, strict=True)
         ]
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
