@@ -15,8 +15,10 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo.cli import main
 from embedgeo.report import write_report
 from embedgeo.report.page import BUDGET
+from embedgeo.report.plan import page_plan
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.glossary import TERMS
 from tests.report.synthetic import make_sweep
 
 SOME = (
@@ -514,3 +516,21 @@ def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, pa
         )
         assert "CONSOLE" not in done.stderr
         assert f"<title>[{len(page.all('img'))},true]</title>" in done.stdout
+
+
+def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path: Path) -> None:
+    metrics = [metric for metric, term in TERMS.items() if term.is_drawn and metric not in ("loss", "tokens_seen")]
+    assert len(metrics) > 60
+    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=metrics)
+    (run,) = read_runs([folder])
+    plan = page_plan([run], Drawn(), None)
+    drawn = [figure for _, draw in plan for _, figures in draw().groups for figure in figures]
+    assert {"mean_cosine-dynamics", "mean_cosine-profile", "mean_cosine-heatmap", "kurtosis-dynamics"} <= {*drawn}
+    assert {"Q-profile", "kurtosis-profile", "kurtosis-heatmap", "rankme-heatmap"}.isdisjoint(drawn)
+
+
+class Drawn:
+    """In place of what saves figures: their names."""
+
+    def add(self, data, label=""):
+        return data.name
