@@ -111,12 +111,12 @@ _SIMILARITIES = {
         "How alike the occurrences of a token are: 1 where context does nothing; it includes the common offset.",
     ),
     "different_token_similarity": Term(
-        "different-token similarity",
+        "different-token cosine",
         "cosine of two rows of different tokens, mean over pairs",
         "How much embeddings of different tokens point the same way; it includes the common offset.",
     ),
     "within_sequence_similarity": Term(
-        "within-sequence similarity",
+        "within-sequence cosine",
         "cosine of two distinct rows of one sequence, mean over pairs",
         "How alike the embeddings of one text are; it includes the common offset.",
     ),
