@@ -121,7 +121,7 @@ _SIMILARITIES = {
         "How alike the embeddings of one text are; it includes the common offset.",
     ),
     "intra_sentence_similarity": Term(
-        "intra-sentence similarity",
+        "intra-sentence cosine",
         "cosine with the sequence's mean row, mean over rows, then sequences",
         "The published measure of how alike the embeddings of one text are; high in short ones.",
     ),
