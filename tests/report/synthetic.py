@@ -59,6 +59,7 @@ def values_at(step: int, depth: float, random: np.random.Generator, *, n: float,
         "intrinsic_dimension": dimension,
         "n_points": 4096.0 if depth else 900.0,
         "token_types": 3000.0,
+        "n_nonfinite": 0.0,
     }
 
 
@@ -121,7 +122,7 @@ def make_sweep(
         num_blocks: layers besides ``embed`` and ``final_norm``.
         dim: width.
         n: rows.
-        metrics: to write, of `METRICS`.
+        metrics: to write, of `METRICS`; any other one has the values of ``V_W_over_V_unbiased``.
         duplicates: step of the original, by step of the copy.
         losses: by step, instead of a smooth curve.
         changes: values by step, layer and metric, instead of the smooth ones.
@@ -141,7 +142,7 @@ def make_sweep(
         for i, layer in enumerate(layers):
             values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
             for metric in metrics:
-                value = (changes or {}).get((step, layer, metric), values.get(metric, 0.0))
+                value = (changes or {}).get((step, layer, metric), values.get(metric, values["V_W_over_V_unbiased"]))
                 at = {"layer": layer, "layer_index": i, "width": dim}
                 records.append(Record(**at, metric=metric, value=value, stderr=stderr * abs(value)))
         records.append(model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))

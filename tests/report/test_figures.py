@@ -14,7 +14,7 @@ from embedgeo import TokenMoments
 from embedgeo.report import chosen, comparison, figures, shares, spectra, tokens
 from embedgeo.report.axes import StepAxis
 from embedgeo.report.curves import curves
-from embedgeo.report.drawing import WIDTH, FigureData, style
+from embedgeo.report.drawing import WIDTH, FigureData, new_figure, style
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
 from embedgeo.results.glossary import TERMS
@@ -405,3 +405,13 @@ def test_shares_say_how_they_are_estimated(large: Run) -> None:
         statistics = [text.get_text() for text in tokens.statistics(large).figure.texts]
     assert "shares of the mean squared norm, from pairs in different sequences" in texts
     assert "over the token types with 10 ≤ n ≤ 100,000 occurrences" in statistics
+
+
+def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure():
+    with style():
+        figure, _ = new_figure("title", "unit")
+        for metric, named in TERMS.items():
+            for text, shown in zip(figure.texts, (f"{named.name} through the layers", named.unit), strict=True):
+                text.set_text(shown)
+                if named.is_drawn:
+                    assert text.get_window_extent().x1 <= figure.bbox.width, metric

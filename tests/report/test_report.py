@@ -13,7 +13,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.cli import main
-from embedgeo.report import write_report
+from embedgeo.report import plan, write_report
 from embedgeo.report.page import BUDGET
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
@@ -514,3 +514,19 @@ def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, pa
         )
         assert "CONSOLE" not in done.stderr
         assert f"<title>[{len(page.all('img'))},true]</title>" in done.stdout
+
+
+def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "_IN_FULL", 1)
+    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "mean_cosine", "Q"))
+    panels = plan.page_plan(read_runs([folder]), Drawn(), None)
+    drawn = {figure for _, draw in panels for _, figures in draw().groups for figure in figures}
+    assert {"mean_cosine-dynamics", "mean_cosine-profile", "mean_cosine-heatmap", "Q-dynamics"} <= drawn
+    assert {"Q-profile", "Q-heatmap"}.isdisjoint(drawn)
+
+
+class Drawn:
+    """In place of what saves figures: their names."""
+
+    def add(self, data, label=""):
+        return data.name

@@ -4,6 +4,7 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.report")
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -63,6 +64,7 @@ def write_report(
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
+            gc.freeze()  # each of the many collections while figures are drawn would go through all records again
             with replacing_contents(out) as new, style():
                 plan = page_plan(runs, FigureWriter(new / "figures"), names)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
@@ -73,6 +75,8 @@ def write_report(
             raise OSError(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
             ) from error
+        finally:
+            gc.unfreeze()
     return page
 
 

@@ -102,8 +102,9 @@ def followed(run: Run) -> FigureData:
     """The share of V of the coordinates that are the largest at the last step, at each step, at some layers."""
     last = max(run.coordinates)
     layers = some_layers(run, run.coordinates[last])
-    every = pd.concat(run.coordinates, names=["step"]).droplevel(1).reset_index()
-    chosen = _ranked(run.coordinates[last], "share_of_V").query("layer in @layers")
+    of_layers = {step: table[table["layer"].isin(layers)] for step, table in run.coordinates.items()}
+    every = pd.concat(of_layers, names=["step"]).droplevel(1).reset_index()
+    chosen = _ranked(of_layers[last], "share_of_V")
     wanted = every.merge(chosen[["layer", "coordinate"]])
     shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(sorted(run.coordinates))
     most = _FOLLOWED if len(layers) > 1 else 3
@@ -111,7 +112,8 @@ def followed(run: Run) -> FigureData:
     colours = dict(zip(coloured, RUNS, strict=False))
     figure, axes = new_figure(
         "The largest coordinates against step",
-        f"share of V of the {NAMED} coordinates with the largest one at the last step; a coordinate has one colour",
+        f"share of V of the {NAMED} coordinates with the largest one at the last step; a coordinate has one colour, "
+        "and a gap where it was not among the largest",
         panels=len(layers),
     )
     for ax, layer in zip(axes, layers, strict=True):

@@ -233,7 +233,9 @@ def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG")
+    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # ten times as fast as the default
+    image.putpalette([255 if level == 254 else level for level in image.getpalette() or ()])  # white stays white
+    image.save(buffer, "PNG")
     return buffer.getvalue(), image.width, image.height
 
 

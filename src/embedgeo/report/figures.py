@@ -51,8 +51,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         ax.plot(means[name], label=name, ls=line, **_BOLD)
         band(ax, steps, means[name].to_numpy(), of_means[name].to_numpy(), "black")
     expected = _expected(run, metric)
-    lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
     if expected.notna().to_numpy().any():
+        lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
         ax.plot([], label="‖γ‖² + ‖β‖²", **BASELINE)
     value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
     if ":" in dashes:

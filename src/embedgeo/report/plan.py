@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from embedgeo.report import (
     chosen,
@@ -21,10 +22,13 @@ from embedgeo.report.flags import outlier_steps
 from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, Panel
 from embedgeo.report.runs import Run
 from embedgeo.results.drift_terms import DRIFT
-from embedgeo.results.glossary import in_order, is_processed, term
+from embedgeo.results.glossary import HEADLINES, in_order, is_processed, term
 
 MAIN = 11
 """How many metrics, of those to look at first, have a section of their own."""
+
+_IN_FULL = 40
+"""How many metrics have all their figures; of more, all but the headlines have one each."""
 
 _SAME_ROWS = "The same rows over time and depth"
 
@@ -57,7 +61,8 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        groups += by_run(lambda run: _of_metric(run, metric))
+        most = None if metric in HEADLINES or len(metrics) <= _IN_FULL else 1
+        groups += by_run(lambda run: islice(_of_metric(run, metric), most))
         return Panel(term(metric).name, metric, term(metric).meaning, groups)
 
     def of_metrics(title: str, metrics: Sequence[str]) -> Plan:

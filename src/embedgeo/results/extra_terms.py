@@ -111,18 +111,18 @@ _SIMILARITIES = {
         "How alike the occurrences of a token are: 1 where context does nothing; it includes the common offset.",
     ),
     "different_token_similarity": Term(
-        "similarity of different tokens",
+        "different-token cosine",
         "cosine of two rows of different tokens, mean over pairs",
         "How much embeddings of different tokens point the same way; it includes the common offset.",
     ),
     "within_sequence_similarity": Term(
-        "similarity within sequences",
+        "within-sequence cosine",
         "cosine of two distinct rows of one sequence, mean over pairs",
         "How alike the embeddings of one text are; it includes the common offset.",
     ),
     "intra_sentence_similarity": Term(
-        "intra-sentence similarity",
-        "cosine of a row with its sequence's mean row, mean over rows, then over sequences",
+        "intra-sentence cosine",
+        "cosine with the sequence's mean row, mean over rows, then sequences",
         "The published measure of how alike the embeddings of one text are; high in short ones.",
     ),
 }
@@ -130,7 +130,7 @@ _SIMILARITIES = {
 SIMILARITY = _SIMILARITIES | {
     f"{key}_adjusted": Term(
         f"{term.name}, adjusted",
-        f"{term.unit}; less the mean cosine of all pairs",
+        f"{term.name}, less the mean cosine of all pairs",
         f"The {term.name} beyond that of any two embeddings, which all share one offset.",
     )
     for key, term in _SIMILARITIES.items()
@@ -146,20 +146,20 @@ NEXT_TOKEN = {
     ),
     "nc1_unbiased": Term(
         "NC1",
-        "variance within over that between next tokens, from pairs in different sequences",
+        "variance within / between next tokens, from pairs in different sequences",
         "Small where rows before the same token gather, as in neural collapse.",
         ranges=True,
     ),
     "cdnv": Term(
         "CDNV",
-        "(σ² + σ'²) / (2 ‖μ − μ'‖²) of two next tokens, mean over pairs, bias corrected",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
         "Class-distance normalized variance: how much rows before the same token spread, relative to how "
         "far apart two tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.",
         ranges=True,
     ),
     "cdnv_plugin": Term(
         "CDNV, plug-in",
-        "(σ² + σ'²) / (2 ‖μ − μ'‖²) of two next tokens, mean over pairs, plug-in estimate",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
         "As published, of exactly the rows seen: too low where tokens occur a few times.",
         ranges=True,
     ),

@@ -29,6 +29,8 @@ def series_of(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> 
 
 def _shape(records: pd.DataFrame) -> str:
     """Width and depth of the model, as its records have them."""
-    widths = records[records["layer"] != MODEL].drop_duplicates("layer").set_index("layer")["width"]
+    widths = (
+        records[["layer", "width"]].drop_duplicates("layer").set_index("layer")["width"].drop(MODEL, errors="ignore")
+    )
     blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
     return f"{widths[blocks].max()} wide, {len(blocks)} deep"
