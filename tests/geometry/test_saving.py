@@ -100,7 +100,7 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
         assert of_layer["max_abs"].max() <= values[layer]["max_abs"]
     measured().save(tmp_path / "without", model="lab/tiny", step=8)
     assert not (tmp_path / "without" / "coordinates").exists()
-    assert measured().layer_tables() == {}
+    assert "coordinates" not in measured().layer_tables()
 
 
 def test_a_model_without_a_step_is_main(tmp_path):

@@ -92,7 +92,7 @@ def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
 @pytest.mark.parametrize("kind", every_metric(1))
 def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     metric = every_metric(8)[kind]
-    metric.update(torch.randn(n, 8), token_ids=torch.arange(n) % 5)
+    metric.update(torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0)
     assert metric.state_bytes(n, 5) == sum(state.nbytes for state in metric.metric_state.values())
     assert metric.of_width(9).settings.equal(metric.settings)
     assert metric.of_width(9).dim == 9

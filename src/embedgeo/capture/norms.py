@@ -1,6 +1,7 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -58,16 +59,25 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
     try:
         vectors = [*module.parameters(recurse=False)]
         is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
-        if not is_bare or any(vector.shape != (width,) or vector.is_meta for vector in vectors):
+        if not is_bare or any(vector.shape != (width,) for vector in vectors):
             return None
         if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
             return None
         if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
             return None  # running it would take other ranks
-        with kept_random_states(), torch.no_grad():
-            return _found_by_running(module, vectors, width)
+        with kept_random_states(), torch.no_grad(), _weights_at_hand(module):
+            return _found_by_running(module, [*module.parameters(recurse=False)], width)
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
+
+
+def _weights_at_hand(module: nn.Module) -> AbstractContextManager[None]:
+    """Context in which weights that accelerate keeps elsewhere are where the module runs."""
+    if not hasattr(module, "_hf_hook"):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module)
 
 
 def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
@@ -75,6 +85,7 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
     if vectors and isinstance(vectors[0], DTensor):
         row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
+    own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it, after which it may be elsewhere
     large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
     with torch.autocast(device.type, enabled=False):
         up, down, larger = (_on_cpu(module.forward(size * row)) for size in (large, -large, 2 * large))
@@ -83,7 +94,6 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
         return None
-    own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it
 
     def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
         return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
