@@ -391,6 +391,7 @@ def test_global_random_numbers_are_left_alone(kind):
     assert torch.get_rng_state().equal(before)
 
 
+LARGEST = {"max_abs", "max_abs_first"}
 ABOUT_THE_ORIGIN = {
     "Q",
     "M",
@@ -402,11 +403,15 @@ ABOUT_THE_ORIGIN = {
     "norm_cv",
     "norm_max",
     "Q_t_cv",
+    "rankme",
+    *LARGEST,
     *(f"{key}{adjusted}" for key in SIMILARITIES for adjusted in ("", "_adjusted")),
 } | LINES
-PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"}
+PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"} | {
+    *("kurtosis", "kurtosis_first", *LARGEST)
+}
 SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}
-UNITS = {"norm_mean", "norm_max"}
+UNITS = {"norm_mean", "norm_max", *LARGEST}
 
 
 def all_values(x, ids):
