@@ -145,11 +145,15 @@ def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: f
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Add a colour bar for layers, if there are several; the colours of the layers."""
-    norm = Normalize(0, max(1, len(layers) - 1))
     if len(layers) > 1:
-        bar = value_bar(ax, ScalarMappable(norm, DEPTH), "")
+        bar = value_bar(ax, ScalarMappable(Normalize(0, len(layers) - 1), DEPTH), "")
         layer_axis(bar.ax, layers, vertical=True, most=12)
-    return DEPTH(norm(np.arange(len(layers))))
+    return depth_colours(len(layers))
+
+
+def depth_colours(num_layers: int) -> Array:
+    """The colours of layers, from violet for the first to green for the last."""
+    return DEPTH(np.arange(num_layers) / max(1, num_layers - 1))
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
