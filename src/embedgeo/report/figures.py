@@ -16,6 +16,7 @@ from embedgeo.report.axes import (
     band,
     depth_bar,
     depth_colours,
+    few_ticks,
     layer_axis,
     lines,
     short,
@@ -39,8 +40,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         run: a run.
         metric: one that it has.
         ax: axes to draw in; as for the other figures of one panel. Default: those of a new figure.
-        has_bar: name the layers' colours in a bar, and draw minor ticks, which take much of the time; else the text says
-            what the colours are.
+        has_bar: name the layers' colours in a bar, and draw all ticks, which is slow; else the text says what they are.
     """
     table, (errors, of_means, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
@@ -60,7 +60,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         ax.plot([], label="‖γ‖² + ‖β‖²", **BASELINE)
     value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
     if not has_bar:
-        ax.minorticks_off()
+        few_ticks(ax)
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
