@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from embedgeo.report import write_report
@@ -31,7 +31,7 @@ def records(draw: st.DrawFn) -> pd.DataFrame:
     """Values at some steps and layers, some of them missing; perhaps none at all."""
     steps = draw(st.lists(STEPS, min_size=1, max_size=4, unique=True))
     layers = draw(st.lists(LAYERS, min_size=1, max_size=4, unique=True))
-    metrics = draw(st.lists(METRICS, max_size=4, unique=True))
+    metrics = draw(st.lists(METRICS, max_size=2, unique=True))
     metrics += draw(st.sampled_from([(), ("n", "Q", "token_types"), ("M", "V", "V_W", "V_B"), ("loss",)]))
     values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan), st.just(1.0)]))
     widths = draw(st.lists(WIDTHS, min_size=len(layers), max_size=len(layers)))
@@ -61,9 +61,18 @@ TWO_GAPS = pd.DataFrame(  # between sides of the model, in the order of its laye
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # to look for a smaller failure takes up to five minutes
+SMALLEST = pd.DataFrame([(step, "model", 0, 4, "loss", 5e-324, np.nan) for step in (0, 1)], columns=COLUMNS)
+MOST = pd.DataFrame(  # of which no spectrum can be drawn
+    [(0, "block.00", 0, 4, "n", 1e300, np.nan), (0, "block.00", 0, 4, "effective_rank", 2.0, np.nan)], columns=COLUMNS
+)
+
+
+@settings(max_examples=8, phases=UNSHRUNK, deadline=None, suppress_health_check=list(HealthCheck))
 @given(records())
 @example(TWO_GAPS)
+@example(SMALLEST)
+@example(MOST)
 def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
         types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64", "stderr": "float64"}
@@ -93,7 +102,7 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
     return found
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, phases=UNSHRUNK, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tables(), st.booleans())
 def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_final: bool) -> None:
     with TemporaryDirectory() as name:

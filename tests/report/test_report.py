@@ -13,7 +13,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.cli import main
-from embedgeo.report import plan, write_report
+from embedgeo.report import figures, plan, write_report
 from embedgeo.report.page import BUDGET
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
@@ -523,6 +523,15 @@ def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path, mo
     drawn = {figure for _, draw in panels for _, figures in draw().groups for figure in figures}
     assert {"mean_cosine-dynamics", "mean_cosine-profile", "mean_cosine-heatmap", "Q-dynamics"} <= drawn
     assert {"Q-profile", "Q-heatmap"}.isdisjoint(drawn)
+
+
+def test_a_figure_in_short_has_no_bar_and_few_ticks(sweep: Path) -> None:
+    (run,) = read_runs([sweep])
+    in_full, in_short = (figures.dynamics(run, "Q", has_bar=has_bar) for has_bar in (True, False))
+    assert [len(data.figure.axes) for data in (in_full, in_short)] == [2, 1]
+    assert len(in_short.figure.axes[0].get_yticks()) <= 4
+    assert in_short.text.startswith(in_full.text)
+    assert "violet, the first layer" in in_short.text
 
 
 class Drawn:

@@ -5,7 +5,8 @@ from embedgeo.extras import require_extra
 require_extra("report", "embedgeo.report")
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +28,7 @@ from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.schema import MODEL
 
 _MARK = '<meta name="generator" content="embedgeo report">'
+_OBJECTS = 50_000
 
 
 def write_report(
@@ -56,7 +58,10 @@ def write_report(
     console = Console(stderr=True)
     out = out or dirs[0] / "report"
     page = out / "index.html"
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with (
+        _few_collections(),
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
         if names is not None:
@@ -64,7 +69,6 @@ def write_report(
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
-            gc.freeze()  # each of the many collections while figures are drawn would go through all records again
             with replacing_contents(out) as new, style():
                 plan = page_plan(runs, FigureWriter(new / "figures"), names)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
@@ -75,9 +79,18 @@ def write_report(
             raise OSError(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
             ) from error
-        finally:
-            gc.unfreeze()
     return page
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let garbage gather for about a figure: a figure is so many objects that Python else looks for some all along."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _sections(panels: Iterable[tuple[str, Panel]]) -> list[Section]:

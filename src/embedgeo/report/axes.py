@@ -101,6 +101,15 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
         ax.set_xlim(steps[0], steps[-1])
 
 
+def few_ticks(ax: Axes) -> None:
+    """Leave out minor ticks, and every second one of five or more: ticks take most of the time that drawing takes."""
+    ax.minorticks_off()
+    for axis in (ax.xaxis, ax.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        axis.set_major_locator(ticker.FixedLocator(ticks[:: 2 if len(ticks) >= 5 else 1]))
+
+
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Put layers on an axis, and name so few of them that the names do not overlap."""
     labels, pattern = layer_labels(layers)
@@ -145,11 +154,15 @@ def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: f
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Add a colour bar for layers, if there are several; the colours of the layers."""
-    norm = Normalize(0, max(1, len(layers) - 1))
     if len(layers) > 1:
-        bar = value_bar(ax, ScalarMappable(norm, DEPTH), "")
+        bar = value_bar(ax, ScalarMappable(Normalize(0, len(layers) - 1), DEPTH), "")
         layer_axis(bar.ax, layers, vertical=True, most=12)
-    return DEPTH(norm(np.arange(len(layers))))
+    return depth_colours(len(layers))
+
+
+def depth_colours(num_layers: int) -> Array:
+    """The colours of layers, from violet for the first to green for the last."""
+    return DEPTH(np.arange(num_layers) / max(1, num_layers - 1))
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:

@@ -34,8 +34,8 @@ _DRAWS = 16
 _SEEING = 1024
 """Rows whose neighbours are drawn: as many as give a dimension to about 3 %."""
 
-_WIDEST = 1e6
-"""Width beyond which nothing is simulated."""
+_MOST, _WIDEST = 1e15, 1e6
+"""Rows and width beyond which nothing is simulated."""
 
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything
@@ -99,11 +99,9 @@ def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: Array | Non
 
 
 def _each(simulated: Callable[[int, int], float], n: pd.Series, dim: pd.Series) -> pd.Series:
-    pairs = zip(n, dim, strict=True)
-    return pd.Series(
-        [simulated(int(a), int(b)) if 3 <= a < np.inf and 2 <= b <= _WIDEST else np.nan for a, b in pairs],
-        index=n.index,
-    )
+    pairs = list(zip(n, dim, strict=True))
+    known = {(a, b): simulated(int(a), int(b)) for a, b in set(pairs) if 3 <= a <= _MOST and 2 <= b <= _WIDEST}
+    return pd.Series([known.get(pair, np.nan) for pair in pairs], index=n.index)
 
 
 @cache
@@ -165,13 +163,18 @@ def _twonn(power: int, dim: int) -> float:
 def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Series]:
     """Means of the statistics over token types: drawn a few times for each width at Q = 1, then scaled."""
     scale = np.log(Q.where(Q > 0))
+    is_regressed = _is_regressed(counts)
     expected: dict[str, pd.Series] = {}
     for width in dim.dropna().unique():
         rows = dim == width
         grid = np.linspace(scale[rows].min(), scale[rows].max(), 2 if scale[rows].nunique() < 2 else 64)
-        draws = [_draw(counts, int(width), seed) for seed in range(_DRAWS)]
+        draws = [
+            {key: torch.from_numpy(x[is_regressed]) for key, x in _draw(counts, int(width), seed).items()}
+            for seed in range(_DRAWS)
+        ]
+        n = torch.from_numpy(counts[is_regressed])
         at_sizes = [
-            pd.DataFrame([type_statistics((types * size).assign(n=counts)) for types in draws]).mean()
+            pd.DataFrame([_regressions(n, {key: x * size for key, x in types.items()}) for types in draws]).mean()
             for size in np.exp(grid)
         ]
         for key, values in pd.DataFrame(at_sizes).items():
@@ -180,12 +183,17 @@ def _over_types(counts: Array, Q: pd.Series, dim: pd.Series) -> dict[str, pd.Ser
     return expected
 
 
-def _draw(counts: Array, dim: int, seed: int) -> pd.DataFrame:
+def _draw(counts: Array, dim: int, seed: int) -> dict[str, Array]:
     """Q, M and V of the token types at Q = 1."""
     random = np.random.default_rng(seed)
     M = random.chisquare(dim, len(counts)) / counts / dim
     V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
-    return pd.DataFrame({"Q": M + V, "M": M, "V": V})
+    return {"Q": M + V, "M": M, "V": V}
+
+
+def _is_regressed(counts: Array) -> NDArray[np.bool_]:
+    least, most = REGRESSION_COUNT_RANGE
+    return (counts >= least) & (counts <= most)
 
 
 def type_statistics(types: pd.DataFrame) -> dict[str, float]:
@@ -194,8 +202,10 @@ def type_statistics(types: pd.DataFrame) -> dict[str, float]:
     Args:
         types: columns ``n``, ``Q``, ``M`` and ``V``, a row for each token type.
     """
-    tensors = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
-    least, most = REGRESSION_COUNT_RANGE
-    regressed = (tensors["n"] >= least) & (tensors["n"] <= most)
-    regressions = type_regressions({key: values[regressed] for key, values in tensors.items()})
-    return {key: float(value) for key, value in regressions.items()}
+    regressed = types[_is_regressed(types["n"].to_numpy(dtype=float))]
+    tensors = {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
+    return _regressions(tensors.pop("n"), tensors)
+
+
+def _regressions(n: torch.Tensor, types: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {key: float(value) for key, value in type_regressions({"n": n, **types}).items()}

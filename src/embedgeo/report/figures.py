@@ -15,6 +15,8 @@ from embedgeo.report.axes import (
     Array,
     band,
     depth_bar,
+    depth_colours,
+    few_ticks,
     layer_axis,
     lines,
     short,
@@ -31,19 +33,21 @@ from embedgeo.results.wording import number
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
-def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
+def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline.
 
     Args:
         run: a run.
         metric: one that it has.
         ax: axes to draw in; as for the other figures of one panel. Default: those of a new figure.
+        has_bar: name the layers' colours in a bar, and draw all ticks, which is slow; else the text says what they are.
     """
     table, (errors, of_means, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=len(run.layers) > 1, ax=ax)
+    sidebar = has_bar and len(run.layers) > 1
+    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
     step_axis(ax, run.steps)
-    colours = depth_bar(ax, run.layers)
+    colours = depth_bar(ax, run.layers) if sidebar else depth_colours(len(run.layers))
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     steps = table.index.to_numpy()
     lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
@@ -55,6 +59,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
         ax.plot([], label="‖γ‖² + ‖β‖²", **BASELINE)
     value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
+    if not has_bar:
+        few_ticks(ax)
     if ":" in dashes:
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
@@ -64,7 +70,9 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
-    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
+    text += band_text(errors, is_spread=is_spread)
+    text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
 
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:

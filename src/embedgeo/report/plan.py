@@ -61,8 +61,8 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        most = None if metric in HEADLINES or len(metrics) <= _IN_FULL else 1
-        groups += by_run(lambda run: islice(_of_metric(run, metric), most))
+        in_full = metric in HEADLINES or len(metrics) <= _IN_FULL
+        groups += by_run(lambda run: _of_metric(run, metric) if in_full else islice(_in_short(run, metric), 1))
         return Panel(term(metric).name, metric, term(metric).meaning, groups)
 
     def of_metrics(title: str, metrics: Sequence[str]) -> Plan:
@@ -148,6 +148,12 @@ def _of_metric(run: Run, metric: str) -> Iterator[FigureData]:
             yield figures.heatmap(run, metric)
         if len(run.blocks) > 1:
             yield comparison.compare_profiles([run], metric)
+
+
+def _in_short(run: Run, metric: str) -> Iterator[FigureData]:
+    if run.varies(metric) and len(run.steps) > 1:
+        yield figures.dynamics(run, metric, has_bar=False)
+    yield from _of_metric(run, metric)
 
 
 def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:

@@ -153,7 +153,7 @@ def _read_folder(folder: Path) -> Iterator[Run]:
                 for kind in ("tokens", "spectra", "coordinates", *_OF_LAST)
             )
             drawn = thinned(len(tokens), 3) if tokens else []
-            layers = set(records["layer"])
+            layers = set(records["layer"].unique())
             of_last = (_read_drawable({step: paths[step] for step in sorted(paths)[-1:]}, layers) for paths in others)
             lengths = json.loads(facts.get("text_lengths", "{}"))
             yield make_run(

@@ -108,6 +108,7 @@ def by_step(run: Run) -> FigureData:
     numbers = pd.concat(shown).swaplevel().sort_index()
     for ax in axes:
         _axes(ax, numbers)
+        ax.minorticks_off()
     legend(figure, axes[0])
     first, final = (number(shown[-1][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."

@@ -82,7 +82,7 @@ def raw_against_frequency(run: Run) -> FigureData:
         ax.scatter(logs, values, s=7, color=RUNS[0], alpha=0.3, lw=0, rasterized=True)
         slope, r2 = draw_line(ax, *(each[is_regressed].to_numpy(dtype=float) for each in (logs, values)))
         reach = 3 * values.std(ddof=0)
-        if reach > 0:
+        if reach > 0 and values.min() < values.max():  # rounding may make equal values spread
             low, high = values.mean() - reach, values.mean() + reach
             ax.set_ylim(max(low, values.min() - reach / 60), min(high, values.max() + reach / 60))
         ax.set_title(fit_text(slope, r2), fontsize=8.8)

@@ -14,6 +14,9 @@ from embedgeo.results.term import Term
 from embedgeo.results.wording import listed
 from embedgeo.results.wording import short as shortened
 
+_LEAST = 1e-300
+"""Length of an axis of which there are fractions."""
+
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 
 
@@ -94,7 +97,7 @@ def value_axis(
     else:
         ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         ax.yaxis.set_major_formatter(short)
-        size = (high - low) or abs(high) or 1.0
+        size = max((high - low) or abs(high) or 1.0, _LEAST)
         below, above = (size * (0.12 if is_named else 0.05) for is_named in beyond)
         ax.set_ylim(low - below, high + above)
 

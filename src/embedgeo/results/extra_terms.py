@@ -114,6 +114,7 @@ _SIMILARITIES = {
         "different-token cosine",
         "cosine of two rows of different tokens, mean over pairs",
         "How much embeddings of different tokens point the same way; it includes the common offset.",
+        is_drawn=False,
     ),
     "within_sequence_similarity": Term(
         "within-sequence cosine",
@@ -132,6 +133,7 @@ SIMILARITY = _SIMILARITIES | {
         f"{term.name}, adjusted",
         f"{term.name}, less the mean cosine of all pairs",
         f"The {term.name} beyond that of any two embeddings, which all share one offset.",
+        is_drawn=term.is_drawn,
     )
     for key, term in _SIMILARITIES.items()
 }
@@ -143,6 +145,7 @@ NEXT_TOKEN = {
         "Published as neural collapse: small where rows before the same token gather. Of exactly the rows seen: too "
         "low where tokens occur a few times.",
         ranges=True,
+        is_drawn=False,
     ),
     "nc1_unbiased": Term(
         "NC1",
@@ -162,6 +165,7 @@ NEXT_TOKEN = {
         "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
         "As published, of exactly the rows seen: too low where tokens occur a few times.",
         ranges=True,
+        is_drawn=False,
     ),
     "cdnv_pairs": Term(
         "next tokens told apart",

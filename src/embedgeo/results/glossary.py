@@ -179,7 +179,7 @@ TERMS = {
     **_grouped(
         "rows counted",
         intrinsic_dimension_std=Term(
-            "spread of the intrinsic dimension", "std over batches, TwoNN", "How much the estimate varies.", ranges=True
+            "spread of the dimension", "std over batches, TwoNN", "How much the estimate varies.", ranges=True
         ),
         duplicate_fraction=Term(
             "duplicate rows",

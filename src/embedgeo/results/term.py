@@ -28,4 +28,4 @@ class Term(NamedTuple):
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
         """Whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
         finite = values[np.isfinite(values)]
-        return bool(self.ranges and finite.size and 1e-250 < 10 * finite.min() < finite.max() < 1e250)
+        return bool(self.ranges and finite.size and 1e-200 < 10 * finite.min() < finite.max() < 1e200)

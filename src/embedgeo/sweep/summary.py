@@ -16,7 +16,7 @@ from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.settings import SweepSettings
 
 _HEADLINES = HEADLINES[:4]  # as many as fit in a line
-_COLUMNS = ("loss", *_HEADLINES, "time", "left")
+_VALUES = ("loss", *_HEADLINES)
 _OVER = "means over {}"
 
 
@@ -32,24 +32,26 @@ class Lines:
         self._width = min(max([len(_OVER.format("blocks")), *(len(planned.name) for planned in pending)]), 40)
         self._started = time.monotonic()
         self._num_ended = 0
-        self._is_headed = False
+        self._columns: list[str] = []
 
     def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
-        """The loss, and means over blocks (over all layers if none is a block); above the first line, the columns."""
+        """The loss, and means over blocks (over all layers if none is a block), as far as they are measured.
+
+        Above the first line stand the columns, and again where there are more of them.
+        """
         at_layers = records[records["layer"] != MODEL]
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
         blocks = at_layers[at_layers["layer"].isin(names)]
         means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
         loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
         values = {**means, **({"loss": loss.iloc[0]} if len(loss) else {})}
-        cells = [f"{values[key]:.4g}" if key in values else "" for key in ("loss", *_HEADLINES)]
+        columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
+        cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
         self._num_ended += 1
         left = (time.monotonic() - self._started) / self._num_ended * (self._total - number)
         cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
-        heading = (
-            "" if self._is_headed else self._line("", _OVER.format("blocks" if len(blocks) else "layers"), _COLUMNS)
-        )
-        self._is_headed = True
+        is_headed, self._columns = columns == self._columns, columns
+        heading = "" if is_headed else self._line("", _OVER.format("blocks" if len(blocks) else "layers"), columns)
         return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
@@ -58,7 +60,7 @@ class Lines:
         return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
 
     def _line(self, number: str, name: str, cells: Sequence[str]) -> str:
-        aligned = [f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, _COLUMNS, strict=False)]
+        aligned = [f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, self._columns, strict=False)]
         return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
 
 
