@@ -86,6 +86,9 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
     found = {}
     values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan)]))
     for kind, schema in TABLES.items():
+        if kind == "vocabulary":  # no figure shows it
+            continue
+        counts = st.sampled_from([0, 1, 20, 99] if kind == "spectra" else [0.0, 1.0, 20.0, 99.0, np.inf, np.nan])
         layers = draw(st.lists(st.sampled_from(["embed", "block.00", "mean(last4)", "x"]), max_size=3, unique=True))
         num_types = draw(st.integers(0, 12))
         rows = [
@@ -93,7 +96,7 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
             | {"coordinate": draw(st.integers(-1, 12)), "share_of_V": draw(st.one_of(values, st.floats(0, 1)))}
             | {"share_of_cosine": draw(values)}
             | {name: draw(values) for name in schema.names if name in ("Q", "M", "V", "pc1", "pc2")}
-            | {"n": draw(st.sampled_from([0.0, 1.0, 20.0, 99.0, np.inf, np.nan]))}
+            | {"n": draw(counts), "index": draw(st.integers(0, 12)), "eigenvalue": draw(values)}
             | {"num_tokens": draw(st.sampled_from([0.0, 1.0, 1.5, 7.0, np.inf, np.nan]))}
             for i, layer in enumerate(layers)
             for token_id in range(num_types)

@@ -86,7 +86,7 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
     several = units.n > 1
     with_mean = units.m2.new_zeros(())
     if bool(several.any()):
-        totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids)
+        totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids.contiguous())
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
         cosines = ratio((totals * units.mean).sum(1), row_norms(totals))

@@ -10,7 +10,6 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep.command import finish, plan_for
 from embedgeo.sweep.downloads import Downloads
-from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.plan import Planned, describe, parse_shard, shard_of
 from embedgeo.sweep.processes import make_fabric
@@ -62,12 +61,6 @@ class VocabularySweep(Sweep):
 
     def _worker(self, downloads: Downloads) -> MatrixWorker:
         return MatrixWorker(self.settings, self.names, downloads, self.only_trained)
-
-    def _copied(self, planned: Planned) -> Measured | None:
-        copied = super()._copied(planned)
-        if copied is not None:
-            copied.tables = {"vocabulary": read_table(self.out.path / "vocabulary" / f"{planned.duplicate_of}.parquet")}
-        return copied
 
 
 def _names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, Names | None]:

@@ -15,6 +15,7 @@ from embedgeo.capture.layers import Layer
 from embedgeo.checkpoints.matrices import Matrices, needed_contents, read_matrices
 from embedgeo.geometry.computing import Reached, computed
 from embedgeo.geometry.saving import layer_sample
+from embedgeo.geometry.tables import of_layers
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
@@ -89,9 +90,10 @@ class MatrixWorker:
         of_input = self._of_one(INPUT, 0, matrices.input, names)
         parts = [of_input]
         if matrices.is_tied:
-            records, table, sample = of_input
+            records, tables, sample = of_input
             again = [Record(**{**record, "layer": OUTPUT, "layer_index": 1}) for record in records]
-            parts.append((again, table.assign(layer=OUTPUT, layer_index=1), deepcopy(sample)))
+            tables = {kind: table.assign(layer=OUTPUT, layer_index=1) for kind, table in tables.items()}
+            parts.append((again, tables, deepcopy(sample)))
         elif matrices.output is not None:
             parts.append(self._of_one(OUTPUT, 1, matrices.output, names))
         records = [record for records, _, _ in parts for record in records]
@@ -100,27 +102,28 @@ class MatrixWorker:
         samples = {layer: sample for layer, (_, _, sample) in zip((INPUT, OUTPUT), parts, strict=False) if sample}
         return Measured(
             records,
-            {"vocabulary": pd.concat([table for _, table, _ in parts], ignore_index=True)},
+            {kind: pd.concat([tables[kind] for _, tables, _ in parts], ignore_index=True) for kind in of_input[1]},
             {"model_class": matrices.model_class},
             samples if self.settings.save_samples else None,
         )
 
     def _of_one(
         self, layer: str, layer_index: int, matrix: Tensor, names: Names | None
-    ) -> tuple[list[Record], pd.DataFrame, LayerSample | None]:
-        """The records of a matrix, its table of rows with names, and its sample, where that is asked for."""
+    ) -> tuple[list[Record], dict[str, pd.DataFrame], LayerSample | None]:
+        """The records of a matrix, its tables by kind, and its sample, where that is asked for."""
         rows = NamedRows.of(matrix, names)
         kept = rows.trained() if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(metric_factory(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
             metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
-            numbers = computed(lambda: [Reached(layer_index, Layer(layer, ()), metrics)])
+            reached = [Reached(layer_index, Layer(layer, ()), metrics)]
+            numbers = computed(lambda: reached)
+            tables = of_layers(reached)
             sample = layer_sample(metrics) if self.settings.save_samples else None
-        if numbers.failures:
-            raise numbers.failures[0]
         if sample is not None and sample.row_numbers is not None:
             sample = replace(sample, row_numbers=kept[sample.row_numbers])
         records = numbers.records([""] * layer_index + [layer])
         for metric, count in rows.counts().items():
             records.append(Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan}))
-        return records, rows.table(names).assign(layer=layer, layer_index=layer_index), sample
+        tables["vocabulary"] = rows.table(names).assign(layer=layer, layer_index=layer_index)
+        return records, tables, sample
