@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -114,7 +115,10 @@ def test_a_model_without_blocks_is_told_which_layers_to_give_and_these_are_measu
     assert [*geometry.compute()] == layers
 
 
-@pytest.mark.parametrize("options", [{}, {"jackknife": 4}, {"metrics": embedgeo.full_metrics}, {"window": 2}])
+ALL_BUT_NEXT_TOKENS = partial(embedgeo.full_metrics, extra=("scales", "coordinates", "similarity"))
+
+
+@pytest.mark.parametrize("options", [{}, {"jackknife": 4}, {"metrics": ALL_BUT_NEXT_TOKENS}, {"window": 2}])
 def test_the_bytes_are_those_that_the_states_take(options):
     model = gpt_neox(max_position_embeddings=512)
     monitor = GeometryMonitor(**options)

@@ -55,7 +55,7 @@ def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int
 
 def _read(path: Path, layers: Collection[str]) -> pd.DataFrame:
     table = read_table(path)
-    table = table[table["layer"].isin(layers)]
+    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
     of_layers = table.groupby("layer")["eigenvalue"]
     table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
     kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _POINTS).round()

@@ -91,8 +91,8 @@ def value_axis(
     if is_log:
         decades = np.log10(high) - np.log10(low)
         below, above = (decades * (0.12 if is_named else 0.05) for is_named in beyond)
+        ax.set_ylim(low / 10**below, high * 10**above)  # first: the scale would look for limits of its own
         ax.set_yscale("log")
-        ax.set_ylim(low / 10**below, high * 10**above)
         log_ticks(ax, low, high)
     else:
         ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
