@@ -190,6 +190,7 @@ def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dic
     found = {step: read_table(paths[step]) for step in sorted(paths)}
     along = [layer for layer in layers if is_along(layer)]
     for step, table in found.items():
+        table["share_of_cosine"] = table["share_of_cosine"].where(table["share_of_cosine"].between(0, 1))
         is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0) & table["layer"].isin(along)
         found[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
     return {step: table for step, table in found.items() if len(table)}
@@ -197,7 +198,8 @@ def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dic
 
 def _drawable(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
     numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2", "distance"])]
-    is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | (table["token_id"] < 0))
+    is_origin = (table["token_id"] < 0) & ("pc1" in table)
+    is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | is_origin)
     return table[is_drawable & table["layer"].isin([layer for layer in layers if is_along(layer)])]
 
 

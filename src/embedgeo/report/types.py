@@ -27,6 +27,7 @@ _REGRESSED = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 def occurrences(run: Run) -> FigureData:
     """Occurrences of token types of all frequencies in the plane of their own axes (figure 1)."""
     step, table = max(run.occurrences.items())
+    table = table[table["token_id"] >= 0]
     layers = two_layers(run, table)
     figure, axes = new_figure(
         run.titled("Occurrences of token types of every frequency", step),
@@ -68,7 +69,7 @@ def raw_against_frequency(run: Run) -> FigureData:
     """Q, M and V of the token types, as they are, against how often they occur, at the middle block (figure 7)."""
     step, table = max(run.tokens.items())
     layer = two_layers(run, table)[0]
-    at = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
+    at = table[(table["layer"] == layer)].set_index("token_id")[["n", "Q", "M", "V"]]
     logs = np.log10(at["n"])
     is_regressed = at["n"].between(*REGRESSION_COUNT_RANGE)
     figure, axes = new_figure(
