@@ -31,12 +31,11 @@ def first_of(positions, num_sequences):
     return (torch.arange(positions) == 0).repeat(num_sequences)
 
 
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("dim", [1, 2, 5, 6])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "mean"), [(dtype, mean) for dtype in DTYPES for mean in (0.0, 1000.0) if dtype != "fp16" or not mean]
+)
 def test_values_equal_the_naive_ones(dtype, dim, mean):
-    if dtype == "fp16" and mean:
-        pytest.skip("beyond its range")
     dtype = DTYPES[dtype]
     x = batch(dim=max(dim, 5), mean=mean)[..., :dim].to(dtype)
     if dtype == torch.float16:
