@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embedgeo.functional.moments import blocked, row_chunks
 from embedgeo.functional.neighbors import pair_distances
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, in_range, row_norms
 from embedgeo.functional.products import CACHED_ELEMENTS
 
 DUPLICATE_TOLERANCE = 1e-5
@@ -66,8 +66,10 @@ def look_distinct(x: Tensor, tolerance: float) -> bool:
 
 def longest_reach(x: Tensor, tolerance: float) -> float:
     """A distance beyond which no two rows are near: a median distance from the mean is at most √2 r.m.s. norms."""
-    norms = torch.cat([row_norms(x[chunk]) for chunk in row_chunks(x)])
-    return 1.5 * tolerance * float(torch.linalg.vector_norm(norms)) / len(x) ** 0.5
+    norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    if not in_range(norm.square()):
+        norm = torch.linalg.vector_norm(x, dtype=accumulator_dtype(x.device))
+    return 1.5 * tolerance * float(norm) / len(x) ** 0.5
 
 
 def _distinct_but_for_equal(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from embedgeo.functional.precision import accumulator_dtype, fast_row_norms
 _GROUP = 16
 """Number of columns of which only the smallest value is looked at first."""
 
-_SQUARE = 512
+_SQUARE = 256
 """Rows on the side of the squares in which products of rows with themselves are taken, each pair once."""
 
 BLOCK_BYTES = 1 << 23
@@ -23,6 +23,9 @@ _SPARE = 32
 
 _MANY = 256
 """How many groups and rows that may be among its nearest crowd a row: so many are not kept."""
+
+_PAIRS = 1 << 18
+"""So many are kept all the same, of few rows."""
 
 CACHED_ELEMENTS = 1 << 17
 """Elements of rows gathered, or centred, at a time, so that they stay in the processor's cache."""
@@ -141,6 +144,7 @@ class Operand(NamedTuple):
         integer = _INTEGERS[self.dtype.itemsize]
         known = limit is not None
         limit = self.rows.new_full((len(rows),), torch.inf, dtype=self.dtype) if limit is None else limit.clone()
+        many = max(_MANY, _PAIRS // len(rows))
         least = limit.unsqueeze(1).repeat(1, 2)
         most, two = limit.view(integer), least.view(integer)
         count = torch.zeros_like(rows)
@@ -158,28 +162,34 @@ class Operand(NamedTuple):
                     minima = groups.amin(axis) if axis else groups.amin(axis).T.contiguous()
                     own = slice(begin, begin + len(minima))
                     if not known:
-                        both = torch.cat((two[own], minima.topk(min(2, minima.shape[1]), largest=False).values), dim=1)
+                        one, place = minima.min(1, keepdim=True)
+                        further = minima.view(self.dtype).scatter(1, place, torch.inf).view(integer)
+                        both = torch.cat((two[own], one, further.amin(1, keepdim=True)), dim=1)
                         two[own] = both.topk(2, largest=False).values
                         limit[own] = self.limit(rows[own], self.farthest(rows[own], least[own, 1]))
                     i, group = (minima <= most[own].unsqueeze(1)).nonzero(as_tuple=True)
                     count[own] += i.bincount(minlength=len(minima))
-                    few = (count[own][i] <= _MANY).nonzero().flatten()
+                    few = (count[own][i] <= many).nonzero().flatten()
                     i, group = i[few], group[few]
                     members = groups[i, :, group] if axis else groups.movedim(0, -1)[group, i]
                     at, place = (members <= most[own][i].unsqueeze(1)).nonzero(as_tuple=True)
                     i = begin + i[at]
                     count += i.bincount(minlength=len(count))
-                    few = (count[i] <= _MANY).nonzero().flatten()
+                    few = (count[i] <= many).nonzero().flatten()
                     pairs.append((i[few], (other + place * minima.shape[1] + group[at])[few], members[at, place][few]))
         i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        kept = ((products <= most[i]) & (count[i] <= _MANY)).nonzero().flatten()
-        return i[kept], j[kept], products[kept].view(self.dtype), limit, count > _MANY
+        kept = ((products <= most[i]) & (count[i] <= many)).nonzero().flatten()
+        return i[kept], j[kept], products[kept].view(self.dtype), limit, count > many
 
     def left(self, rows: Tensor) -> Tensor:
         """The rows with these indices as (-2a, ones, ‖a‖² in parts), whose products with ``self.rows`` are wanted."""
         dim = self.rows.shape[1] - 2 * _NORM_PARTS
-        row, norm2, ones = self.rows.index_select(0, rows).split((dim, _NORM_PARTS, _NORM_PARTS), dim=1)
-        return torch.cat((-2 * row, ones, norm2), dim=1)
+        left = self.rows.index_select(0, rows)
+        norm2 = left[:, dim:-_NORM_PARTS].clone()
+        left[:, :dim] *= -2
+        left[:, dim:-_NORM_PARTS] = 1
+        left[:, -_NORM_PARTS:] = norm2
+        return left
 
     def squared(self, left: Tensor, rows: Tensor, others: slice, buffer: Tensor, *, mirrored: bool) -> Tensor:
         """Squared distances of the rows with these indices to others, or to themselves (mirrored), in ``buffer``.
