@@ -273,11 +273,23 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
         monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * torch.float64.itemsize)
     monkeypatch.setattr(neighbors, "CHUNK_ELEMENTS", 1024)
     monkeypatch.setattr(products, "_MANY", 64)
+    monkeypatch.setattr(products, "_PAIRS", 64)
     with LargestTensor() as largest:
         two_nearest_distances(x)
     operand = (n + products._GROUP) * (dim + 2 * products._NORM_PARTS)
     assert largest.elements <= max(operand, products._MANY * n)  # that, the pairs of each row or a block
     assert largest.elements < n**2 / 10
+
+
+def test_few_crowded_rows_keep_all_their_pairs(monkeypatch):
+    """Such as some occurrences of the most frequent token: differences to all rows take longer."""
+    x = gaussian(1000, 64).float()
+    x[:30] = x[0] + 1e-4 * x[:30]
+    monkeypatch.setattr(neighbors, "fast_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(neighbors, "_FEW", 30)
+    monkeypatch.setattr(neighbors, "_compare_with_all", None)
+    monkeypatch.setattr(products, "_MANY", 25)
+    assert_exact(x)
 
 
 def test_a_process_does_not_grow_by_all_distances(first_products):
