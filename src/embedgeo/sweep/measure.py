@@ -23,7 +23,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
-from embedgeo.sweep.memory import release_memory
+from embedgeo.sweep.memory import map_large_blocks, release_memory
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
@@ -63,6 +63,7 @@ def measure(
         ValueError: a layer that no forward pass has reached.
         RuntimeError: another rank has failed.
     """
+    map_large_blocks()
     if settings.device_map is None:
         model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
     else:
