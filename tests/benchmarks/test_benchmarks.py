@@ -173,6 +173,12 @@ def test_a_revision_is_extracted(tmp_path):
     assert (tmp_path / "src/embedgeo/__init__.py").exists()
 
 
+@pytest.mark.parametrize("base", ["no-such-revision", "--", "HEAD:docs"])
+def test_what_is_no_revision_with_sources_is_refused_in_one_line(base, tmp_path):
+    with pytest.raises(SystemExit, match=r"^BASE must be a git revision with a folder src, .*; got '.*' \(.+\)\.$"):
+        compare.extract(base, tmp_path)
+
+
 def test_a_case_of_the_comparison_runs():
     case = estimators.cases()["update, 1 layer of 2 × 16 × 32"]()
     case()
