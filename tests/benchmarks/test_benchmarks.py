@@ -74,6 +74,14 @@ def test_records_are_printed_and_written(tmp_path, capsys):
     assert "fast ÷ embedgeo: 2 (2 to 2.5)" in capsys.readouterr().out
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path, capsys):
+    parser = timing.arguments_parser("")
+    assert parser.parse_args(["--json", str(tmp_path / "found.json")]).json == tmp_path / "found.json"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--json", str(tmp_path / "nowhere" / "found.json")])
+    assert "must be a file in a folder that exists; got" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", estimators.ROWS)
 def test_twonn(kind, monkeypatch):
     monkeypatch.setattr(peers, "DADAPY", Path("none"))
