@@ -38,9 +38,16 @@ def compared(base: str, only: str, rounds: int) -> Iterator[Line]:
 
 
 def extract(base: str, folder: Path) -> None:
-    """Write a revision's ``src`` into a folder."""
-    archive = subprocess.run(["git", "archive", base, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+    """Write a revision's ``src`` into a folder.
+
+    Raises:
+        SystemExit: there is no such revision, or it has none.
+    """
+    archived = subprocess.run(["git", "archive", base, "--", "src"], check=False, cwd=ROOT, capture_output=True)
+    if archived.returncode:
+        said = archived.stderr.decode().strip().removeprefix("fatal: ")
+        sys.exit(f"BASE must be a git revision with a folder src, such as main; got {base!r} ({said}).")
+    with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as files:
         files.extractall(folder, filter="data")
 
 

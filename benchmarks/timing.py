@@ -137,8 +137,15 @@ def duration(seconds: float) -> str:
 
 def arguments_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the results into this file")
+    parser.add_argument("--json", type=_file, help="also write the results into this file")
     return parser
+
+
+def _file(name: str) -> Path:
+    """A file that can be written, as is found out before hours of timing."""
+    if not Path(name).parent.is_dir() or Path(name).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists; got {name!r}")
+    return Path(name)
 
 
 def report(records: Iterable[Record], file: Path | None) -> None:

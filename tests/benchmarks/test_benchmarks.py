@@ -74,6 +74,14 @@ def test_records_are_printed_and_written(tmp_path, capsys):
     assert "fast ÷ embedgeo: 2 (2 to 2.5)" in capsys.readouterr().out
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path, capsys):
+    parser = timing.arguments_parser("")
+    assert parser.parse_args(["--json", str(tmp_path / "found.json")]).json == tmp_path / "found.json"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--json", str(tmp_path / "nowhere" / "found.json")])
+    assert "must be a file in a folder that exists; got" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", estimators.ROWS)
 def test_twonn(kind, monkeypatch):
     monkeypatch.setattr(peers, "DADAPY", Path("none"))
@@ -171,6 +179,12 @@ def test_a_process_that_has_ended_fails_its_cases():
 def test_a_revision_is_extracted(tmp_path):
     compare.extract("HEAD", tmp_path)
     assert (tmp_path / "src/embedgeo/__init__.py").exists()
+
+
+@pytest.mark.parametrize("base", ["no-such-revision", "--", "HEAD:docs"])
+def test_what_is_no_revision_with_sources_is_refused_in_one_line(base, tmp_path):
+    with pytest.raises(SystemExit, match=r"^BASE must be a git revision with a folder src, .*; got '.*' \(.+\)\.$"):
+        compare.extract(base, tmp_path)
 
 
 def test_a_case_of_the_comparison_runs():

@@ -42,7 +42,7 @@ class DoctorSettings:
     batch_size: int | None = None
     seq_len: int | None = None
     jackknife: int | None = None
-    max_state_bytes: int | None = None
+    max_state_bytes: float | None = None
     trust_remote_code: bool = False
 
 

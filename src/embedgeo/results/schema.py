@@ -1,7 +1,7 @@
 """The flat form of results: a record is one number and where it was measured."""
 
 from math import nan
-from typing import TypedDict
+from typing import TypedDict, cast
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
@@ -31,6 +31,22 @@ class StepRecord(Record):
     """A record of a training run: measured at an optimizer step."""
 
     step: int
+
+
+class _Keys:
+    """The dicts of its instances share the table of their keys, and are half as large as others."""
+
+
+def dated(step: int, record: Record) -> StepRecord:
+    """A record as it was measured at a step; in half of a dict's memory, as a long run has millions of them.
+
+    >>> dated(8, model_record("loss", 2.5))
+    {'step': 8, 'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
+    """
+    shared = _Keys()
+    for key, value in {"step": step, **record}.items():
+        setattr(shared, key, value if value == value else nan)  # noqa: PLR0124 (one NaN for all)
+    return cast("StepRecord", vars(shared))
 
 
 def model_record(metric: str, value: float) -> Record:

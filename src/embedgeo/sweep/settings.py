@@ -123,7 +123,7 @@ class SweepSettings:
     layers: str | list[str] = "blocks"
     rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
     metrics: str = "embedgeo.default_metrics"
-    max_state_bytes: int = 2**28
+    max_state_bytes: float = 2**28
     count_range: Sequence[int] = ()
     spectrum: bool = False
     discard_fraction: float = 0.1

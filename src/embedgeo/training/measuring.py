@@ -16,7 +16,7 @@ from embedgeo.capture.states import kept_random_states
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import HandedOver, can_start_threads
-from embedgeo.results.schema import Record, StepRecord
+from embedgeo.results.schema import Record, StepRecord, dated
 from embedgeo.results.wording import reason
 from embedgeo.training import messages
 from embedgeo.training.adapter import TrainerAdapter
@@ -134,7 +134,7 @@ class Measuring:
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         assert self._adapter is not None
         gap = messages.gap(self, step, records, why_silent, self._exclusions)
-        measured = [StepRecord(step=step, **record) for record in records]
+        measured = [dated(step, record) for record in records]
         self.history += measured
         if self._file is not None:
             self._write(partial(self._file.add, measured))
