@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,18 @@ def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
 ) -> None:
     settings = sweep_settings(monkeypatch, "--model", "m", "--layers", *given)
     assert settings.layer_patterns == settings.as_manifest("")["layers"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("given", [["scales", "similarity"], ["scales,similarity"], ["[scales, similarity]"]])
+@pytest.mark.parametrize("command", ["sweep", "vocabulary"])
+def test_extra_metrics_can_be_given_in_every_way_and_are_recorded_alike(
+    command: str, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
+    assert main([command, "--model", "m", "--extra", *given]) == 0
+    asked = seen[0].as_manifest("") if command == "sweep" else seen[0].as_manifest()
+    assert asked["extra"] == ["scales", "similarity"]
 
 
 def test_a_comma_in_the_brackets_of_a_pattern_does_not_separate() -> None:

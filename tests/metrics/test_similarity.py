@@ -15,12 +15,13 @@ DIM, N = 6, 150
 
 
 def cosine(a, b):
-    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+    return a @ b / np.sqrt((a @ a) * (b @ b))
 
 
-def by_pairs(x, token_ids, sequence_ids):
+def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
     """All keys, one pair after the other."""
     x, token_ids, sequence_ids = (np.asarray(each) for each in (x.double(), token_ids, sequence_ids))
+    x = x.astype(dtype)
     pairs = [(cosine(x[i], x[j]), i, j) for i in range(len(x)) for j in range(i)]
 
     def mean(chosen):
@@ -58,6 +59,13 @@ def test_values_are_those_of_loops_over_pairs(dtype, mean):
     expected = by_pairs(x, ids, sequences)
     assert_values(updated(x, ids, sequences).compute(), expected, rtol=1e-9, atol=1e-12)
     assert updated(x, ids, sequences).compute().keys() == expected.keys()
+
+
+def test_adjusted_values_keep_their_digits_where_all_rows_are_nearly_parallel():
+    x, ids, sequences = texts(N, DIM, mean=1e4)
+    exact = by_pairs(x, ids, sequences, np.longdouble)
+    adjusted = {key: float(value) for key, value in exact.items() if key.endswith("_adjusted")}
+    assert_values(updated(x, ids, sequences).compute(), adjusted, rtol=1e-9)
 
 
 def test_the_correction_is_the_mean_cosine():

@@ -121,6 +121,11 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     [
         ({"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]}, r"streaming_metrics does not take count_ra"),
         ({"metrics": "wrong.own", "id_batches": 2, "spectrum": True}, "wrong.own does not take spectrum, id_batches"),
+        (
+            {"extra": ["nearness"]},
+            r"^extra must be a list of names out of scales, .*, each once; got \('nearness'",
+        ),
+        ({"extra": "scales,scales", "metrics": "auto"}, r"^extra must be .* got \('scales', 'scales'\)"),
         ({"metrics": "wrong.own", "after_processing": True}, "wrong.own does not take after_processing"),
         ({"metrics": "nowhere.at_all"}, "in a module that can be imported; got 'nowhere.at_all' .*nowhere"),
         ({"metrics": "embedgeo.no_metrics"}, "got 'embedgeo.no_metrics'"),

@@ -2,7 +2,8 @@
 
 Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP): self-similarity,
 intra-sentence similarity, and both adjusted for anisotropy. Of rows scaled to norm 1, 1 - cos(u, v) = ‖u - v‖² / 2, so
-that means of cosines follow from squared deviations, and no two large numbers are subtracted.
+that means of cosines follow from squared deviations. Functions return means of 1 - cos, so that differences of
+similarities keep their digits where all of them are nearly 1.
 """
 
 from functools import partial
@@ -30,7 +31,7 @@ class SequenceSimilarity(NamedTuple):
         distances: Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these
             pairs, scalar.
         sequences: number of sequences of two or more rows, scalar.
-        with_mean: mean cosine of a row with the mean row of its sequence, summed over these, scalar.
+        from_mean: mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar.
     """
 
     n: Tensor
@@ -39,7 +40,7 @@ class SequenceSimilarity(NamedTuple):
     pairs: Tensor
     distances: Tensor
     sequences: Tensor
-    with_mean: Tensor
+    from_mean: Tensor
 
     @classmethod
     def empty(cls, dim: int) -> "SequenceSimilarity":
@@ -84,13 +85,14 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
     units = token_table(directions, ids)
     n, mean, m2 = units.pooled()
     several = units.n > 1
-    with_mean = units.m2.new_zeros(())
+    from_mean = units.m2.new_zeros(())
     if bool(several.any()):
         totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids.contiguous())
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
-        cosines = ratio((totals * units.mean).sum(1), row_norms(totals))
-        with_mean = cosines[several].nan_to_num().sum()
+        offset = units.mean - totals / row_norms(totals)[:, None]
+        of_each = (ratio(units.m2, units.n) + offset.square().sum(1)) / 2
+        from_mean = of_each[several].nan_to_num(nan=1.0).sum()
     return SequenceSimilarity(
         n=n,
         mean=mean,
@@ -98,46 +100,47 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
         pairs=(units.n * (units.n - 1)).sum(),
         distances=(units.n * units.m2).sum(),
         sequences=several.sum().to(m2.dtype),
-        with_mean=with_mean,
+        from_mean=from_mean,
     )
 
 
-def sequence_similarity_values(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Tensor]:
-    """``within_sequence_similarity`` and ``intra_sentence_similarity``, and the mean cosine of all distinct pairs.
+def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Tensor]:
+    """1 - ``within_sequence_similarity`` and 1 - ``intra_sentence_similarity``, and 1 - the mean cosine of all pairs.
 
-    The first is the mean cosine over all pairs of distinct rows of one sequence; the second, Ethayarajh's, the mean
-    over sequences of two or more rows of the mean cosine of their rows with their mean row.
+    The first similarity is the mean cosine over all pairs of distinct rows of one sequence; the second, Ethayarajh's,
+    the mean over sequences of two or more rows of the mean cosine of their rows with their mean row; pairs are of
+    distinct rows.
 
     >>> x = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 5.0]])
     >>> state = sequence_similarity(x, row_directions(x)[0], torch.tensor([0, 0, 1]))
-    >>> values, all_pairs = sequence_similarity_values(state)
-    >>> [abs(round(float(value), 3)) for value in (*values.values(), all_pairs)]
-    [0.0, 0.707, 0.333]
+    >>> distances, of_all_pairs = sequence_distances(state)
+    >>> [round(float(distance), 3) for distance in (*distances.values(), of_all_pairs)]
+    [1.0, 0.293, 0.667]
     """
-    values = {
-        "within_sequence_similarity": 1 - ratio(state.distances, state.pairs),
-        "intra_sentence_similarity": ratio(state.with_mean, state.sequences),
+    distances = {
+        "within_sequence_similarity": ratio(state.distances, state.pairs),
+        "intra_sentence_similarity": ratio(state.from_mean, state.sequences),
     }
-    return values, 1 - torch.where(state.n > 1, ratio(state.m2, state.n - 1), torch.nan)
+    return distances, torch.where(state.n > 1, ratio(state.m2, state.n - 1), torch.nan)
 
 
-def type_similarity_values(types: TokenTable) -> dict[str, Tensor]:
-    """``self_similarity`` and ``different_token_similarity``, given the table of rows scaled to norm 1.
+def type_distances(types: TokenTable) -> dict[str, Tensor]:
+    """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows scaled to norm 1.
 
-    The first, Ethayarajh's, is the mean over token types of two or more rows of the mean cosine of two distinct rows;
-    the second the mean cosine over all pairs of rows of different types.
+    The first similarity, Ethayarajh's, is the mean over token types of two or more rows of the mean cosine of two
+    distinct rows; the second the mean cosine over all pairs of rows of different types.
 
     >>> x = torch.eye(2)[[0, 0, 1]]
-    >>> values = type_similarity_values(token_table(x, torch.tensor([7, 7, 9])))
-    >>> [float(value) for value in values.values()]
-    [1.0, 0.0]
+    >>> distances = type_distances(token_table(x, torch.tensor([7, 7, 9])))
+    >>> [float(distance) for distance in distances.values()]
+    [0.0, 1.0]
     """
     n, several = types.n, types.n > 1
-    of_type = torch.where(several, 1 - ratio(types.m2, n - 1), 0)
+    of_type = torch.where(several, ratio(types.m2, n - 1), 0)
     total, _, between = types._replace(m2=torch.zeros_like(types.m2)).pooled()
     pairs = (n * (total - n)).sum()
     distances = ((total - n) * types.m2).sum() + total * between
     return {
         "self_similarity": ratio(of_type.sum(), several.sum().to(n.dtype)),
-        "different_token_similarity": 1 - ratio(distances, pairs),
+        "different_token_similarity": ratio(distances, pairs),
     }

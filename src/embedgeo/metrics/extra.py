@@ -29,6 +29,11 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
     Raises:
         ValueError: a name that is none of them, or is given twice.
     """
-    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
-        raise ValueError(f"extra must be names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
+    require_extra_names(names)
     return [EXTRA_METRICS[name](dim, seed) for name in names]
+
+
+def require_extra_names(names: Sequence[str]) -> None:
+    """Raise ValueError unless these are names of extra metrics, each once."""
+    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
+        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")

@@ -9,9 +9,9 @@ from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
     row_directions,
+    sequence_distances,
     sequence_similarity,
-    sequence_similarity_values,
-    type_similarity_values,
+    type_distances,
 )
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.metrics.base import GeometryMetric
@@ -64,10 +64,11 @@ class TokenSimilarity(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         state, types = self.load(SequenceSimilarity), self.load(TokenTable)
-        values, all_pairs = sequence_similarity_values(state)
+        distances, of_all_pairs = sequence_distances(state)
         n_with_ids = types.n.sum()
         if wants_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
-            of_types = type_similarity_values(types)
-            values = {key: torch.where(complete, value, torch.nan) for key, value in of_types.items()} | values
-        return values | {f"{key}_adjusted": value - all_pairs for key, value in values.items()}
+            of_types = type_distances(types)
+            distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances
+        values = {key: 1 - each for key, each in distances.items()}
+        return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}

@@ -8,6 +8,7 @@ from typing import Any
 from embedgeo.checkpoints.naming import import_named
 from embedgeo.metrics import TokenMoments, auto_metrics
 from embedgeo.metrics.checks import require_distinct_keys, require_samples
+from embedgeo.metrics.extra import require_extra_names
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.wording import listed, reason
 from embedgeo.sweep.settings import SweepSettings
@@ -49,6 +50,7 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
     try:
         require_distinct_keys(make)
     except (Exception, SystemExit) as error:
+        require_extra_names(given.get("extra", []))
         raise ValueError(
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
@@ -64,7 +66,7 @@ def _given(settings: SweepSettings) -> dict[str, Any]:
     """The options that are not at their defaults: those of a function may be others."""
     defaults = {field.name: field.default for field in fields(settings)}
     values = {option: getattr(settings, option) for option in _OPTIONS}
-    values |= {name: tuple(values[name]) for name in ("count_range", "extra")}
+    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
     return {option: value for option, value in values.items() if value != defaults[option]}
 
 

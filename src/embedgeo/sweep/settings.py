@@ -82,8 +82,8 @@ class SweepSettings:
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; ``coordinates`` also writes
-            ``coordinates/<name>.parquet``.
+        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
+            list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
@@ -135,7 +135,7 @@ class SweepSettings:
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
     after_processing: bool = False
-    extra: Sequence[str] = ()
+    extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
@@ -151,10 +151,10 @@ class SweepSettings:
     trainer: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "text", "layers"):
+        for name in ("model", "text", "layers", "extra"):
             value: Any = getattr(self, name)
             listed = value if isinstance(value, list | tuple) else [value]
-            if not all(isinstance(each, str) for each in listed) or not (listed or name == "text"):
+            if not all(isinstance(each, str) for each in listed) or not (listed or name in ("text", "extra")):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
@@ -189,7 +189,7 @@ class SweepSettings:
     @property
     def tables(self) -> list[str]:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
-        of_layers = ["spectra"] * self.spectrum + ["coordinates"] * ("coordinates" in self.extra)
+        of_layers = ["spectra"] * self.spectrum + ["coordinates"] * ("coordinates" in self.extra_names)
         return ["tokens", "projections"] * self.token_tables + of_layers
 
     @property
@@ -198,6 +198,12 @@ class SweepSettings:
         given = [self.layers] if isinstance(self.layers, str) else self.layers
         patterns = [pattern.strip() for each in given for pattern in re.split(r",(?![^[]*\])", each)]
         return patterns if len(patterns) > 1 else patterns[0]
+
+    @property
+    def extra_names(self) -> list[str]:
+        """What ``extra`` names, in a list."""
+        given = [self.extra] if isinstance(self.extra, str) else self.extra
+        return [name.strip() for each in given for name in each.split(",")]
 
     @property
     def folder(self) -> Path:
@@ -209,4 +215,5 @@ class SweepSettings:
         asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         asked["model"] = list(self.models)
         asked["layers"] = self.layer_patterns
+        asked["extra"] = self.extra_names
         return {**asked, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}

@@ -3,7 +3,7 @@
 The command line imports this module; the command imports what it needs when it runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class VocabularySettings:
     discard_fraction: float = 0.1
     id_batches: int = 1
     after_processing: bool = False
-    extra: Sequence[str] = ()
+    extra: str | list[str] | tuple[()] = ()
     save_samples: bool = False
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     out: str | None = None
@@ -91,7 +91,8 @@ class VocabularySettings:
     def as_manifest(self) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
         asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
-        return {**asked, "by": "embedgeo vocabulary", "model": list(self.as_sweep().models)}
+        given = self.as_sweep()
+        return {**asked, "by": "embedgeo vocabulary", "model": list(given.models), "extra": given.extra_names}
 
 
 def vocabulary(settings: VocabularySettings) -> int:
