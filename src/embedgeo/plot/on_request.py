@@ -109,6 +109,6 @@ def similarity(
         require_known("layer", layer, drift.layers_over_steps(chosen))
         return drawn(partial(drift.cka_of_steps, chosen, layer), ax)
     steps = drift.steps_over_layers(chosen)
-    step = max(steps, default=None) if step is None else step
-    require_known("step", step, steps)
-    return drawn(partial(drift.cka_of_layers, chosen, step), ax)
+    if step is not None or not steps:
+        require_known("step", step, steps)
+    return drawn(partial(drift.cka_of_layers, chosen, max(steps) if step is None else step), ax)
