@@ -181,3 +181,34 @@ def test_modules_that_are_far_from_a_layer_s_norm_are_run_once(monkeypatch):
             model(**token_batch())
         geometry.reset()
     assert looked_at == [model.gpt_neox.final_layer_norm]
+
+
+@pytest.mark.parametrize("name", ["bloom", "modernbert"])
+def test_rows_that_are_small_beside_epsilon_before_the_norm_are_its_output_all_the_same(name):
+    model = FAMILIES[name].build().eval()  # an initial standard deviation of 0.02, and ε = 1e-5
+    norm = model.transformer.word_embeddings_layernorm if name == "bloom" else model.model.embeddings.norm
+    for weights_change in (False, True):
+        if weights_change:
+            drawn(norm)
+        _, norms = observed(model, **token_batch())
+        expected = sum(float(each.detach().double().square().sum()) for each in norm.parameters())
+        assert norms["embed"]["norm_Q_expected"] == pytest.approx(expected, rel=1e-9)
+        assert norms["embed"]["Q"] < 0.99 * expected or weights_change
+
+
+def test_rows_of_mean_zero_are_no_norm_s_output_for_that_alone():
+    model = FAMILIES["gpt2"].build().eval()
+    with torch.no_grad():
+        for table in (model.transformer.wte, model.transformer.wpe):
+            table.weight.sub_(table.weight.mean(1, keepdim=True))
+    assert observed(model, **token_batch())[1].keys() == {"final_norm"}
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_rows_that_do_not_count_and_are_set_to_zero_say_nothing(padding):
+    model, batch = drawn(FAMILIES["deberta_v2"].build().eval()), token_batch(padding=padding)
+    batch = {key: value.flip(0) for key, value in batch.items()}  # the first sequence is padded
+    _, norms = observed(model, **batch)
+    norm = model.deberta.embeddings.LayerNorm
+    expected = sum(float(each.detach().double().square().sum()) for each in norm.parameters())
+    assert norms["embed"]["norm_Q_expected"] == pytest.approx(expected, rel=1e-9)

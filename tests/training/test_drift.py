@@ -187,9 +187,12 @@ def test_so_many_rows_as_are_asked_for_are_a_part_of_the_default_ones():
     assert torch.equal(more["rows"][part], few["rows"])
 
 
-def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path):
+def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path, caplog):
     first, second = GeometryMonitor(**OPTIONS), GeometryMonitor(**OPTIONS)
-    interrupted(tmp_path, [first], [second], at=4, end=6)
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        interrupted(tmp_path, [first], [second], at=4, end=6)
+    assert "drift keeps" in caplog.text
+    assert "drift has no rows" not in caplog.text
     assert steps(first) == [0, 2, 4]
     assert steps(second) == [6]
     found = of_drift(second.history)[6, "block.01"]
@@ -215,6 +218,20 @@ def test_the_hugging_face_trainer_logs_it(tmp_path):
     trainer.train()
     assert list(logged(trainer, "geometry.cka_to_first/mean")) == [2, 4]
     assert list(logged(trainer, "geometry.linearity/block.00")) == [0, 2, 4]
+
+
+def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(tmp_path, caplog):
+    said = "GeometryCallback: drift has no rows of the run before it was resumed: the first measurement from now on is"
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
+        assert said not in caplog.text
+        callback = GeometryCallback(**OPTIONS)
+        hf_trainer(tmp_path, callback, max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert caplog.text.count(said) == 1
+    found = of_drift(callback.history)
+    assert [found[step, "embed"].keys() for step in (2, 4, 6)] == [set(), OVER_TIME, OVER_TIME]
+    assert found[4, "embed"]["cka_to_first"] == found[4, "embed"]["cka_to_previous"]
 
 
 class Changes:

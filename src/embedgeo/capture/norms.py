@@ -19,6 +19,9 @@ _ROWS = 16
 _FAR = 0.5
 """Deviation of the rows from a norm's output with which later measurements do not look at it again."""
 
+_SHRUNK = 0.5
+"""How much smaller than 1 the mean of squares of a norm's rows may be, for its ε, where their mean is known to be 0."""
+
 
 class Norm(NamedTuple):
     """What a LayerNorm or RMSNorm makes of a row whose mean of squares is 1 (and whose mean is 0): γ · row + β.
@@ -26,10 +29,12 @@ class Norm(NamedTuple):
     Attributes:
         scale: γ, shape (d,), float64; 1 + weight where that is how the norm computes.
         shift: β, shape (d,), float64; zeros where there is none.
+        is_centered: whether it takes the mean off a row first, as a LayerNorm does.
     """
 
     scale: Tensor
     shift: Tensor
+    is_centered: bool
 
     @property
     def expected_size(self) -> Tensor:
@@ -41,9 +46,21 @@ class Norm(NamedTuple):
         """
         return self.scale.square().sum() + self.shift.square().sum()
 
+    def deviation(self, rows: Tensor) -> float:
+        """How far rows, shape (m, d), are at most from what they would be before γ and β, were they its output.
+
+        Each has a mean of squares of v / (v + ε), v that of the row before the norm. Where the norm takes means off,
+        that may be less than 1, as in the embeddings of a model whose ε is not small beside them: means of 0 tell it.
+        """
+        undone = (rows - self.shift) / self.scale
+        sizes = undone.square().mean(1) - 1
+        if self.is_centered:
+            sizes = torch.maximum(sizes.where((sizes > 0) | (sizes < -_SHRUNK), 0).abs(), undone.mean(1).abs())
+        return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf))
+
 
 class _Fit(NamedTuple):
-    """How far rows are, at most, from the mean of squares that they would have before a norm's γ and β."""
+    """How far rows are from a norm's output: see `Norm.deviation`."""
 
     module: nn.Module
     norm: Norm
@@ -88,7 +105,8 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it, after which it may be elsewhere
     large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
     with torch.autocast(device.type, enabled=False):
-        up, down, larger = (_on_cpu(module.forward(size * row)) for size in (large, -large, 2 * large))
+        inputs = (large * row, -large * row, 2 * large * row, large * row + large)
+        up, down, larger, moved = (_on_cpu(module.forward(each)) for each in inputs)
     scale, shift = (up - down) / (2 * _on_cpu(row)), (up + down) / 2
     eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
@@ -98,7 +116,9 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
         return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
 
-    return Norm(exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own]))
+    is_centered = bool((up - moved).abs().max() <= tolerance)
+    scale, shift = exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own])
+    return Norm(scale, shift, is_centered)
 
 
 class Norms:
@@ -115,16 +135,18 @@ class Norms:
         self._candidates: dict[str, Iterable[nn.Module]] = {}
         self._is_output: dict[str, bool] = {}
 
-    def expected_size(self, layer: Layer, hidden: Tensor) -> float:
+    def expected_size(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> float:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
 
         Args:
             layer: one of the model's.
             hidden: rows of it, shape (..., d).
+            mask: True = count this row, as many as rows: others may have been set to 0, as DeBERTa does.
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        fits = [*_fits(layer, hidden, self._candidates.get(layer.name, _candidates(self._model, layer)))]
+        rows = _on_cpu(_some(hidden, mask))
+        fits = [*_fits(layer, rows, self._candidates.get(layer.name, _candidates(self._model, layer)))]
         self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
         best = min(fits, key=lambda fit: fit.deviation, default=None)
         norm = best.norm if best is not None and best.deviation < max(1e-3, torch.finfo(hidden.dtype).eps / 2) else None
@@ -154,24 +176,28 @@ class Norms:
         return "pre-ln" if has_norms else ""
 
 
-def _fits(layer: Layer, hidden: Tensor, candidates: Iterable[nn.Module]) -> Iterator[_Fit]:
-    """How well the rows fit each norm among the candidates: the layer's own module does.
+def _some(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The first rows that count, shape (m, d); if none does, the first ones."""
+    counted = None if mask is None else mask.reshape(-1).nonzero()[:_ROWS, 0].to(hidden.device)
+    if counted is None or not len(counted):
+        return hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
+    return hidden[torch.unravel_index(counted, hidden.shape[:-1])]
 
-    With γ and β of another one undone, each row must have a mean of squares of 1. That is 1 but for the norm's ε:
-    where the rows before the norm are as small as that, as at the start of a training, none is found. Several fit while
-    their weights are alike, as those of a block are at the start: so each measurement looks again.
+
+def _fits(layer: Layer, rows: Tensor, candidates: Iterable[nn.Module]) -> Iterator[_Fit]:
+    """How well rows, shape (m, d), fit each norm among the candidates: the layer's own module does.
+
+    Several fit while their weights are alike, as those of a block are at the start: so each measurement looks again.
+    Of an RMSNorm whose ε is not small beside the rows before it, as at the start of a training, none does.
     """
-    width = hidden.shape[-1]
-    rows = _on_cpu(hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, width)[:_ROWS])
     for module in candidates:
-        norm = as_norm(module, width)
+        norm = as_norm(module, rows.shape[1])
         if norm is None:
             continue
         if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
             yield _Fit(module, norm, 0.0)
             return
-        undone = (rows - norm.shift) / norm.scale
-        yield _Fit(module, norm, float((undone.square().mean(1) - 1).abs().max().nan_to_num(torch.inf, torch.inf)))
+        yield _Fit(module, norm, norm.deviation(rows))
 
 
 def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:

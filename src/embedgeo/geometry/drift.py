@@ -104,6 +104,11 @@ class Drift:
         self._first, self._previous = now | self._first, self._previous | now
         return given
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are rows of earlier measurements."""
+        return bool(self._first)
+
     def forget(self) -> None:
         """Drop the rows of earlier measurements."""
         self._first, self._previous = {}, {}

@@ -159,7 +159,8 @@ class Geometry(Results):
         if self._is_off:
             return
         if layer.name not in self._metrics:
-            self._add_metrics(layer.name, hidden.shape[-1]).expected_Q = self.norms.expected_size(layer, hidden)
+            expected = self.norms.expected_size(layer, hidden, rows.mask)
+            self._add_metrics(layer.name, hidden.shape[-1]).expected_Q = expected
         types, unit = self.probe.token_ids is not None, self.settings["rows"]
         hidden, given = pooled(hidden, rows, self._inputs.sequence_ids, unit, has_word_types=types)
         self._metrics[layer.name].update(hidden, **given)

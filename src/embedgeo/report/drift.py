@@ -37,26 +37,38 @@ def of_metric(run: Run, metric: str) -> Iterator[FigureData]:
 
 def matrices(run: Run) -> Iterator[FigureData]:
     """The CKA of steps with steps, at some layers, and of layers with layers, at some steps."""
+    for layer in layers_over_steps(run):
+        yield cka_of_steps(run, layer)
+    for step in steps_over_layers(run):
+        yield cka_of_layers(run, step)
+
+
+def layers_over_steps(run: Run) -> list[str]:
+    """The layers at which steps were compared with steps."""
     table = run.cka
-    across = table[table["layer_a"] == table["layer_b"]]
-    compared = {*across.loc[across["step_a"] != across["step_b"], "layer_a"]}
-    for layer in (layer for layer in run.layers if layer in compared):
-        yield cka_of_steps(across[across["layer_a"] == layer], layer)
-    within = table[table["step_a"] == table["step_b"]]
-    for step in within.loc[within["layer_a"] != within["layer_b"], "step_a"].unique():
-        yield cka_of_layers(run, within[within["step_a"] == step], int(step))
+    compared = {*table.loc[(table["layer_a"] == table["layer_b"]) & (table["step_a"] != table["step_b"]), "layer_a"]}
+    return [layer for layer in run.layers if layer in compared]
 
 
-def cka_of_steps(pairs: pd.DataFrame, layer: str) -> FigureData:
+def steps_over_layers(run: Run) -> list[int]:
+    """The steps at which layers were compared with layers."""
+    table = run.cka
+    of_layers = (table["step_a"] == table["step_b"]) & (table["layer_a"] != table["layer_b"])
+    return [int(step) for step in table.loc[of_layers, "step_a"].unique()]
+
+
+def cka_of_steps(run: Run, layer: str, ax: Axes | None = None) -> FigureData:
     """The CKA of steps with steps at a layer, as a square of colours.
 
     Args:
-        pairs: columns step_a, step_b, n and cka.
-        layer: its name.
+        run: whose steps they are.
+        layer: one of `layers_over_steps`.
+        ax: axes to draw in; default: those of a new figure.
     """
+    pairs = run.cka[(run.cka["layer_a"] == layer) & (run.cka["layer_b"] == layer)]
     matrix = _square(pairs, "step", sorted({*pairs["step_a"], *pairs["step_b"]}))
     steps = [int(step) for step in matrix.index]
-    figure, ax = _drawn(matrix, f"Similarity of steps at {printable(layer)}", pairs)
+    figure, ax = _drawn(matrix, f"Similarity of steps at {printable(layer)}", pairs, ax)
     for axis, most in ((ax.xaxis, 5), (ax.yaxis, 9)):
         named = thinned(len(steps), most)
         axis.set_ticks(named, [short(steps[i]) for i in named])
@@ -64,17 +76,18 @@ def cka_of_steps(pairs: pd.DataFrame, layer: str) -> FigureData:
     return _described(f"cka-steps-{layer}", figure, matrix, [f"step {step:,}" for step in steps], f"steps at {layer}")
 
 
-def cka_of_layers(run: Run, pairs: pd.DataFrame, step: int) -> FigureData:
+def cka_of_layers(run: Run, step: int, ax: Axes | None = None) -> FigureData:
     """The CKA of layers with layers at a step, as a square of colours.
 
     Args:
         run: whose layers they are.
-        pairs: columns layer_a, layer_b, n and cka.
-        step: the step.
+        step: one of `steps_over_layers`.
+        ax: axes to draw in; default: those of a new figure.
     """
+    pairs = run.cka[(run.cka["step_a"] == step) & (run.cka["step_b"] == step)]
     layers = [layer for layer in run.layers if layer in {*pairs["layer_a"], *pairs["layer_b"]}]
     matrix = _square(pairs, "layer", layers)
-    figure, ax = _drawn(matrix, run.titled("Similarity of layers", step), pairs)
+    figure, ax = _drawn(matrix, run.titled("Similarity of layers", step), pairs, ax)
     layer_axis(ax, layers, most=6)
     layer_axis(ax, layers, vertical=True, most=10)
     where = run.titled("layers", step)
@@ -87,8 +100,8 @@ def _square(pairs: pd.DataFrame, column: str, places: list[Any]) -> pd.DataFrame
     return half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
 
 
-def _drawn(matrix: pd.DataFrame, title: str, pairs: pd.DataFrame) -> tuple[Figure, Axes]:
-    figure, (ax,) = new_figure(title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True)
+def _drawn(matrix: pd.DataFrame, title: str, pairs: pd.DataFrame, ax: Axes | None) -> tuple[Figure, Axes]:
+    figure, (ax,) = new_figure(title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True, ax=ax)
     norm = Normalize(0, 1)
     ax.set_facecolor("#d0d0d0")
     ax.grid(visible=False)

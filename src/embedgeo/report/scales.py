@@ -35,8 +35,13 @@ def measured_scales(run: Run) -> dict[int, str]:
     return dict(found) if len(found) > 1 else {}
 
 
-def by_layer(run: Run) -> FigureData:
-    """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline."""
+def by_layer(run: Run, ax: Axes | None = None) -> FigureData:
+    """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline.
+
+    Args:
+        run: with `measured_scales`.
+        ax: axes to draw in; default: those of a new figure.
+    """
     scales = measured_scales(run)
     step = run.steps[-1]
 
@@ -48,7 +53,7 @@ def by_layer(run: Run) -> FigureData:
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
     means = run.means(table)
     title = run.titled("Intrinsic dimension against scale", step)
-    figure, (ax,) = new_figure(title, _UNIT, sidebar=len(run.depth) > 1)
+    figure, (ax,) = new_figure(title, _UNIT, sidebar=len(run.depth) > 1, ax=ax)
     colours = depth_bar(ax, run.depth)
     at = table.index.to_numpy(dtype=float)
     lines(ax, at, table.to_numpy().T, colours, errors=errors.to_numpy().T)
@@ -66,12 +71,13 @@ def by_layer(run: Run) -> FigureData:
     return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
 
 
-def by_step(run: Run) -> FigureData:
-    """The dimension against the scale, mean over blocks: a line for each step."""
+def by_step(run: Run, ax: Axes | None = None) -> FigureData:
+    """The dimension against the scale, mean over blocks: a line for each step; arguments as of `by_layer`."""
     scales = measured_scales(run)
     blocks = [block for blocks in run.blocks.values() for block in blocks]
     table = pd.DataFrame({scale: run.table(key)[blocks].mean(axis=1) for scale, key in scales.items()})
-    figure, (ax,) = new_figure("Intrinsic dimension against scale, by step", f"{_UNIT}, mean over blocks", sidebar=True)
+    title, unit = "Intrinsic dimension against scale, by step", f"{_UNIT}, mean over blocks"
+    figure, (ax,) = new_figure(title, unit, sidebar=True, ax=ax)
     lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), time_bar(ax, run.steps))
     value_axis(ax, _TERM, table.to_numpy())
     _scale_axis(ax, list(scales))

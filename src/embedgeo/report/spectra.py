@@ -1,6 +1,6 @@
 """Figures of eigenvalue spectra: at all layers of the last step, and over steps at some layers."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 from embedgeo.report.values import BASELINE, log_ticks
 from embedgeo.results.parquet import read_table
-from embedgeo.results.wording import number
+from embedgeo.results.wording import number, printable
 
 ABOUT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "
@@ -49,12 +49,12 @@ def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int
         return {}
     at = StepAxis(steps.tolist()).position(steps.tolist())
     chosen = sorted({int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _STEPS)})
-    found = {step: _read(paths[step], layers) for step in chosen}
+    found = {step: shares_of(read_table(paths[step]), layers) for step in chosen}
     return {step: table for step, table in found.items() if len(table)}
 
 
-def _read(path: Path, layers: Collection[str]) -> pd.DataFrame:
-    table = read_table(path)
+def shares_of(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
+    """A table of spectra as `read_spectra` returns it, from the columns ``layer``, ``index``, ``eigenvalue``, ``n``."""
     table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
     of_layers = table.groupby("layer")["eigenvalue"]
     table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
@@ -71,12 +71,12 @@ def figures_of(run: Run) -> Iterator[FigureData]:
             yield by_step(run)
 
 
-def by_layer(run: Run) -> FigureData:
-    """The spectra at the last step: a line for each layer, and that of random embeddings."""
+def by_layer(run: Run, ax: Axes | None = None) -> FigureData:
+    """The spectra at the last step, in axes of its own by default: a line for each layer, and random embeddings'."""
     step, table = max(run.spectra.items())
     layers = [layer for layer in run.depth if layer in set(table["layer"])]
     shares = _wide(table, "layer").reindex(columns=layers)
-    figure, (ax,) = new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1)
+    figure, (ax,) = new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1, ax=ax)
     _draw(ax, shares, depth_bar(ax, layers))
     random, edge = _draw_random(ax, table)
     _axes(ax, shares)
@@ -89,26 +89,34 @@ def by_layer(run: Run) -> FigureData:
     return FigureData("spectra", figure, shares.join(random), alt, text)
 
 
-def by_step(run: Run) -> FigureData:
-    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last."""
+def by_step(run: Run, chosen: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
+    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last.
+
+    Args:
+        run: with spectra.
+        chosen: the layers; default: at most four.
+        ax: axes to draw one layer in; default: those of a new figure.
+    """
     steps = sorted(run.spectra)
     last = run.spectra[steps[-1]]
-    layers = some_layers(run, last)
-    figure, axes = new_figure("Eigenvalue spectra by step", _UNIT, panels=len(layers), sidebar=True)
+    layers = chosen or some_layers(run, last)
+    title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
+    figure, axes = new_figure(title, _UNIT, panels=len(layers), sidebar=True, ax=ax)
     colours = time_bar(axes[-1], steps)
     shown = []
-    for ax, layer in zip(axes, layers, strict=True):
+    for panel, layer in zip(axes, layers, strict=True):
         tables = {step: table[table["layer"] == layer] for step, table in run.spectra.items()}
         shares = _wide(pd.concat([table.assign(step=step) for step, table in tables.items()]), "step")
         shares = shares.reindex(columns=steps)
-        _draw(ax, shares, colours)
-        _draw_random(ax, tables[steps[-1]])
-        ax.set_title(layer, fontsize=8.8)
+        _draw(panel, shares, colours)
+        _draw_random(panel, tables[steps[-1]])
+        if len(layers) > 1:
+            panel.set_title(layer, fontsize=8.8)
         shown.append(shares.assign(layer=layer).set_index("layer", append=True))
     numbers = pd.concat(shown).swaplevel().sort_index()
-    for ax in axes:
-        _axes(ax, numbers)
-        ax.minorticks_off()
+    for panel in axes:
+        _axes(panel, numbers)
+        panel.minorticks_off()
     legend(figure, axes[0])
     first, final = (number(shown[-1][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."

@@ -131,7 +131,9 @@ class Monitor(Measuring):
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, num_kept=self.drift))
+        said: dict[str, Any] = {"num_kept": self.drift}
+        said["starts_anew"] = step > 0 and self._drift is not None and not self._drift.has_rows
+        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, **said))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()

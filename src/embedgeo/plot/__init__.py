@@ -17,29 +17,23 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.plot")
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embedgeo.geometry import Geometry
+from embedgeo.plot.given import Results, chosen_run, drawn, metrics_of, require_known
+from embedgeo.plot.on_request import scales as scales
+from embedgeo.plot.on_request import similarity as similarity
+from embedgeo.plot.on_request import spectrum as spectrum
 from embedgeo.report import figures, shares
 from embedgeo.report import tokens as token_figures
-from embedgeo.report.drawing import FigureData, style
-from embedgeo.report.reading import read_folder, runs_of_records, with_baseline
+from embedgeo.report.drawing import FigureData
+from embedgeo.report.reading import with_baseline
 from embedgeo.report.runs import Run
-from embedgeo.results.glossary import in_order, term
-from embedgeo.results.wording import listed
-
-Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
-"""A folder, a table, a history, a `Geometry` or a monitor."""
-
-_RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
+from embedgeo.results.glossary import term
 
 
 def dynamics(
@@ -106,10 +100,10 @@ def composition(
     draw = {"layer": shares.shares_by_layer, "step": shares.shares_by_step}.get(by)
     if draw is None:
         raise ValueError(f'by must be "layer" or "step"; got {by!r}.')
-    chosen = _chosen(results, run, model)
+    chosen = chosen_run(results, run, model)
     if not shares.has_shares(chosen):
-        raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {_metrics(chosen)}.")
-    return _drawn(partial(draw, chosen), ax)
+        raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {metrics_of(chosen)}.")
+    return drawn(partial(draw, chosen), ax)
 
 
 def tokens(
@@ -135,19 +129,19 @@ def tokens(
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
             layer.
     """
-    chosen = _chosen(results, run, model, token_types=True)
+    chosen = chosen_run(results, run, model, token_types=True)
     if not chosen.tokens:
         raise ValueError(
             "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), or a "
             "folder with tokens/ (--token-tables true, token_tables=True); there is none."
         )
     layers = [name for name in chosen.depth if name in set(chosen.tokens[max(chosen.tokens)]["layer"])]
-    if layer is not None and layer not in layers:
-        raise ValueError(f"layer must be one of {listed(layers)}; got {layer!r}.")
-    if layer is None and ax is not None:
+    if layer is not None:
+        require_known("layer", layer, layers)
+    elif ax is not None:
         blocks = [block for blocks in chosen.blocks.values() for block in blocks if block in layers]
         layer = (blocks or layers)[-1]
-    return _drawn(partial(token_figures.mean_against_variance, chosen, [layer] if layer else ()), ax)
+    return drawn(partial(token_figures.mean_against_variance, chosen, [layer] if layer else ()), ax)
 
 
 def _of_metric(
@@ -158,81 +152,7 @@ def _of_metric(
     run: str | None,
     model: str | None,
 ) -> Figure:
-    chosen = _chosen(results, run, model, token_types=term(metric).group == "token types")
+    chosen = chosen_run(results, run, model, token_types=term(metric).group == "token types")
     if metric not in chosen.values:
-        raise ValueError(f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}.")
-    return _drawn(partial(draw, with_baseline(chosen, metric), metric), ax)
-
-
-def _drawn(draw: Callable[..., FigureData], ax: Axes | None) -> Figure:
-    if ax is not None and not isinstance(ax, Axes):
-        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
-    with style():
-        return draw(ax=ax).figure
-
-
-def _chosen(results: Results, run: str | None, model: str | None, *, token_types: bool = False) -> Run:
-    """The one run that is meant."""
-    found = [each for each in _runs(results, token_types=token_types) if each.layers]
-    if not found:
-        raise ValueError("results must hold values at layers; nothing was measured yet.")
-    for option, name, names_of in (("run", run, _labels), ("model", model, _models)):
-        if name is not None:
-            left = [each for each in found if name in names_of(each)]
-            if not left:
-                known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in found)))
-                raise ValueError(f"{option} must be one of those in results: {known}; got {name!r}.")
-            found = left
-    if len(found) > 1:
-        labels, models = ([names_of(each)[0] for each in found] for names_of in (_labels, _models))
-        option, names = ("run", labels) if len(set(labels)) > 1 else ("model", models)
-        raise ValueError(
-            f"a figure is of one run, and results has {len(found)}: choose one by {option}=, of {listed(names)}."
-        )
-    return found[0]
-
-
-def _labels(run: Run) -> list[str]:
-    return [run.label]
-
-
-def _models(run: Run) -> list[str]:
-    """The names of the models in a run, with and without their authors."""
-    models = [str(model) for model in run.checkpoints["model"].unique()]
-    return [*models, *(Path(model).name for model in models)]
-
-
-def _metrics(run: Run) -> str:
-    return listed(in_order(run.metrics), 50)
-
-
-def _runs(results: Results, *, token_types: bool) -> list[Run]:
-    if isinstance(results, str | os.PathLike):
-        folder = Path(results)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
-        return read_folder(folder)
-    if isinstance(results, Geometry):
-        types = results.token_tables() if token_types else None
-        return _of_records(results.records(), types)
-    if isinstance(results, pd.DataFrame):
-        return _of_token_types(results) if "token_id" in results else runs_of_records(results)
-    records = getattr(results, "history", results)
-    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
-        raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return _of_records(records)
-
-
-def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
-    return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
-
-
-def _of_token_types(table: pd.DataFrame) -> list[Run]:
-    """A run of which only the table of token types is known."""
-    missing = [column for column in ("n", "Q", "M", "V") if column not in table]
-    if missing:
-        raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")
-    table = table if "layer" in table else table.assign(layer="all rows")
-    counts = table.groupby("layer", sort=False)["n"].sum()
-    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
-    return runs_of_records(records, table)
+        raise ValueError(f"metric must be one that was measured at layers: {metrics_of(chosen)}; got {metric!r}.")
+    return drawn(partial(draw, with_baseline(chosen, metric), metric), ax)
