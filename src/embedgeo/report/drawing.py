@@ -6,7 +6,9 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -15,7 +17,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -106,6 +108,9 @@ class TableData(NamedTuple):
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""
+    if mpl.rcParams["svg.hashsalt"] == _STYLE["svg.hashsalt"]:  # they have it already, and setting it takes time
+        yield
+        return
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
         mpl.rcdefaults()
@@ -226,12 +231,20 @@ def _columns(names: Sequence[str], width: float) -> int:
     return min(len(names), int(width / WIDTH) * (1 if longest > 24 else 2 if longest > 12 else 3))
 
 
+@lru_cache(maxsize=8)
+def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:  # noqa: ARG001 - each draws into its own
+    """What figures of one size are drawn with: it remembers the extents of texts, most of which are in many of them."""
+    return RendererAgg(width, height, dpi)
+
+
 def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:
     """The picture as a PNG of at most 256 colours, its width and height."""
     figure.set_dpi(dpi)
-    canvas: Any = figure.canvas
-    canvas.draw()
-    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
+    renderer = _renderer(width, height, dpi, get_ident())
+    renderer.clear()
+    figure.draw(renderer)
+    image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
     image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # ten times as fast as the default
     image.putpalette([255 if level == 254 else level for level in image.getpalette() or ()])  # white stays white
