@@ -119,7 +119,7 @@ class Run:
 
     @cached_property
     def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
-        """The measured steps, and which row of ``values`` each of them (rows) is at each layer; -1 where there is none."""
+        """The measured steps, and the row of ``values`` of each (rows) at each layer; -1 where there is none."""
         steps = self.values.index.unique("step").sort_values()
         rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
         return steps, rows.reshape(len(steps), len(self.layers))

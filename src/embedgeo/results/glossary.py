@@ -188,7 +188,11 @@ TERMS = {
             "to be expected at `embed` of a model with rotary positions.",
         ),
         n_points=Term(
-            "distinct rows", "rows used by TwoNN", "Sample size of the intrinsic dimension.", ranges=True, is_drawn=False
+            "distinct rows",
+            "rows used by TwoNN",
+            "What the intrinsic dimension rests on.",
+            ranges=True,
+            is_drawn=False,
         ),
         n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False),
         token_types=Term(
