@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from embedgeo.report import drift, write_report
-from embedgeo.report.drawing import png, style
+from embedgeo.report.drawing import style
 from embedgeo.report.reading import read_runs
+from embedgeo.report.saving import png
 from embedgeo.results.drift import CKA, cka_file
 from embedgeo.results.drift_terms import DRIFT
 from embedgeo.results.parquet import write_parquet

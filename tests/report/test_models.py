@@ -50,7 +50,7 @@ def write_texts(figure: Figure, path: Path, **_: object) -> None:
 def no_pictures() -> Iterator[None]:
     """Figures are made, but not painted, which takes most of the time; in place of an SVG there are its texts."""
     with (
-        mock.patch("embedgeo.report.drawing.png", return_value=(b"a picture", 1, 1)),
+        mock.patch("embedgeo.report.saving.png", return_value=(b"a picture", 1, 1)),
         mock.patch.object(Figure, "savefig", write_texts),
     ):
         yield

@@ -2,6 +2,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -539,3 +540,11 @@ class Drawn:
 
     def add(self, data, label=""):
         return data.name
+
+
+def test_a_table_is_what_unstacking_gives(tmp_path):
+    (run,) = read_runs([make_sweep(tmp_path / "sweep", (0, 1, 8), 2, metrics=("n", "Q", "M"))])
+    run = replace(run, values=run.values.iloc[[3, 0, 2, 5]], layers=run.layers[::-1])
+    expected = run.values["Q"].unstack("layer").reindex(columns=run.layers).sort_index()
+    pd.testing.assert_frame_equal(run.table("Q"), expected)
+    assert run.table("Q").isna().to_numpy().any()

@@ -91,7 +91,7 @@ def _pictures(
 
 def _picture(figure: Any) -> tuple[bytes, int, int]:
     """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
-    from embedgeo.report.drawing import png
+    from embedgeo.report.saving import png
 
     return png(figure, (_PIXELS + 0.5) / figure.get_size_inches()[0])
 

@@ -91,10 +91,10 @@ def _means(run: Run, name: str) -> dict[str, dict[str, str]]:
         mean, random = (table[blocks].mean(axis=1).dropna() for table in tables)
         errors = run.mean_errors(metric)[name].reindex(mean.index)
         if len(mean):
-            at = [measured(value, error) for value, error in zip(mean, errors, strict=True)]
-            extremes = [f"{at[i]} ({mean.index[i]:,})" for i in (int(mean.argmin()), int(mean.argmax()))]
+            places = (0, int(mean.argmin()), int(mean.argmax()), -1)
+            first, lowest, highest, last = (measured(mean.iloc[i], errors.iloc[i]) for i in places)
+            extremes = [f"{at} ({mean.index[i]:,})" for at, i in zip((lowest, highest), places[1:3], strict=True)]
             between = extremes if mean.nunique() > 1 else [_UNKNOWN, _UNKNOWN]
-            first, last = at[0], at[-1]
             expected = number(random.iloc[-1]) if len(random) else _UNKNOWN
             of_step = dict(zip(_COLUMNS, [first, *between, last, expected], strict=True))
             cells[metric] = of_step | dict(zip(_FINAL, [last, expected], strict=True))

@@ -11,10 +11,11 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
-from embedgeo.report.drawing import FigureData, TableData, save
+from embedgeo.report.drawing import FigureData, TableData
 from embedgeo.report.flags import Flag, flags
 from embedgeo.report.overview import about, overview
 from embedgeo.report.runs import Run
+from embedgeo.report.saving import save
 from embedgeo.results.glossary import in_order, term
 from embedgeo.results.wording import listed
 

@@ -1,11 +1,13 @@
 """A training run, or a final model, as the figures need it: its records as tables of metrics at steps and layers."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from embedgeo.results.drift import CKA
 from embedgeo.results.layer_names import blocks_by_side, is_along, side
@@ -110,8 +112,17 @@ class Run:
 
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
-        column = (self.values if values is None else values)[metric]
-        return column.unstack("layer").reindex(columns=self.layers).sort_index()
+        column = (self.values if values is None else values)[metric].to_numpy()
+        steps, places = self._places
+        known = column[places] if len(column) else np.empty(places.shape)
+        return pd.DataFrame(np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer"))
+
+    @cached_property
+    def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
+        """The measured steps, and the row of ``values`` of each (rows) at each layer; -1 where there is none."""
+        steps = self.values.index.unique("step").sort_values()
+        rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
+        return steps, rows.reshape(len(steps), len(self.layers))
 
     def means(self, table: pd.DataFrame) -> pd.DataFrame:
         """Means over blocks, of encoder and decoder apart, at each row of a table of layers (columns)."""

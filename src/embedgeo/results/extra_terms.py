@@ -95,7 +95,7 @@ _OUTLIERS = {
         "Rows with an entry over 1000 times the median one of the row, however large.",
     ),
 }
-_DRAWN = ("kurtosis", "max_abs", "massive_fraction")
+_DRAWN = ("kurtosis", "max_abs")
 """Those with figures of their own; first positions against the rest have one of all of them together."""
 
 COORDINATES = {
@@ -172,6 +172,7 @@ NEXT_TOKEN = {
         "share of the pairs of frequent next tokens",
         "Pairs whose squared distance is more than twice what noise alone would make it: those that the class-distance "
         "normalized variance is the mean of.",
+        is_drawn=False,
     ),
     "unembedding_alignment": Term(
         "alignment with the unembedding",
@@ -182,6 +183,7 @@ NEXT_TOKEN = {
         "spread of the alignment",
         "std of the cosine over frequent next tokens",
         "How unequally tokens are aligned with their rows of the output embedding: small in uniform duality.",
+        is_drawn=False,
     ),
     "next_token_types": Term(
         "frequent next tokens",

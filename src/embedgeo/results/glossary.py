@@ -187,7 +187,13 @@ TERMS = {
             "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many are "
             "to be expected at `embed` of a model with rotary positions.",
         ),
-        n_points=Term("distinct rows", "rows used by TwoNN", "Sample size of the intrinsic dimension.", ranges=True),
+        n_points=Term(
+            "distinct rows",
+            "rows used by TwoNN",
+            "What the intrinsic dimension rests on.",
+            ranges=True,
+            is_drawn=False,
+        ),
         n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False),
         token_types=Term(
             "token types", "distinct tokens seen", "Vocabulary ids among the rows.", ranges=True, is_drawn=False
