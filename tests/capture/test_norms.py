@@ -196,12 +196,36 @@ def test_rows_that_are_small_beside_epsilon_before_the_norm_are_its_output_all_t
         assert norms["embed"]["Q"] < 0.99 * expected or weights_change
 
 
-def test_rows_of_mean_zero_are_no_norm_s_output_for_that_alone():
+@pytest.mark.parametrize("size", [0.02, 0.9])
+def test_rows_of_mean_zero_are_no_norm_s_output_for_that_alone(size):
     model = FAMILIES["gpt2"].build().eval()
     with torch.no_grad():
-        for table in (model.transformer.wte, model.transformer.wpe):
-            table.weight.sub_(table.weight.mean(1, keepdim=True))
+        model.transformer.wpe.weight.zero_()
+        table = model.transformer.wte.weight
+        table.sub_(table.mean(1, keepdim=True)).mul_(size / table.square().mean(1, keepdim=True).sqrt())
     assert observed(model, **token_batch())[1].keys() == {"final_norm"}
+
+
+def test_blocks_that_add_nothing_to_what_a_norm_gave_them_are_no_norms_for_their_epsilon():
+    model = FAMILIES["bloom"].build().eval()
+    with torch.no_grad():
+        for block in model.transformer.h:
+            for written in (block.self_attention.dense, block.mlp.dense_4h_to_h):
+                written.weight.zero_()
+    geometry, norms = observed(model, **token_batch())
+    assert norms.keys() == {"embed", "final_norm"}
+    assert geometry.norms.architecture(geometry.layers) == "pre-ln"
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_norm_is_found_after_a_measurement_without_rows_that_count(is_masked):
+    block = nn.Sequential(nn.Linear(8, 8), drawn(nn.LayerNorm(8)))
+    (layer,) = resolve_layers(nn.ModuleDict({"block": block}), "block")
+    hidden, norms = block(torch.randn(3, 8, generator=generator(1))).detach(), Norms(block)
+    mask = torch.full((3,), not is_masked)
+    assert norms.expected_size(layer, torch.full_like(hidden, 0 if is_masked else torch.nan), mask) == 0
+    expected = sum(float(each.detach().double().square().sum()) for each in block[1].parameters())
+    assert norms.expected_size(layer, hidden, ~mask if is_masked else mask) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])

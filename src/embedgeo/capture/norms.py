@@ -1,7 +1,8 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.states import kept_random_states
-from embedgeo.capture.structure import contains_any, find_stack, submodels, unwrapped
+from embedgeo.capture.structure import contains_any, final_norm, find_stack, submodels, unwrapped
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16
@@ -20,7 +21,7 @@ _FAR = 0.5
 """Deviation of the rows from a norm's output with which later measurements do not look at it again."""
 
 _SHRUNK = 0.5
-"""How much smaller than 1 the mean of squares of a norm's rows may be, for its ε, where their mean is known to be 0."""
+"""How much smaller than 1 the mean of squares of rows of embeddings may be, for a norm's ε, where their mean is 0."""
 
 
 class Norm(NamedTuple):
@@ -46,17 +47,20 @@ class Norm(NamedTuple):
         """
         return self.scale.square().sum() + self.shift.square().sum()
 
-    def deviation(self, rows: Tensor) -> float:
+    def deviation(self, rows: Tensor, *, of_embeddings: bool) -> float:
         """How far rows, shape (m, d), are at most from what they would be before γ and β, were they its output.
 
-        Each has a mean of squares of v / (v + ε), v that of the row before the norm. Where the norm takes means off,
-        that may be less than 1, as in the embeddings of a model whose ε is not small beside them: means of 0 tell it.
+        Each has a mean of squares of v / (v + ε), v that of the row before the norm. Where that is of embeddings and
+        the norm takes means off, it may be less than 1, for ε is not small beside all of them: means of 0 tell it.
+        Infinite if there are no rows.
         """
         undone = (rows - self.shift) / self.scale
         sizes = undone.square().mean(1) - 1
         if self.is_centered:
-            sizes = torch.maximum(sizes.where((sizes > 0) | (sizes < -_SHRUNK), 0).abs(), undone.mean(1).abs())
-        return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf))
+            if of_embeddings:
+                sizes = sizes.where((sizes > 0) | (sizes < -_SHRUNK), 0)
+            sizes = torch.maximum(sizes.abs(), undone.mean(1).abs())
+        return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf)) if len(rows) else torch.inf
 
 
 class _Fit(NamedTuple):
@@ -145,13 +149,21 @@ class Norms:
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        rows = _on_cpu(_some(hidden, mask))
-        fits = [*_fits(layer, rows, self._candidates.get(layer.name, _candidates(self._model, layer)))]
-        self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
+        rows = _some(hidden, mask)
+        fits = [*_fits(layer, rows, self._candidates.get(layer.name, _candidates(self._model, layer)), self._late)]
+        if len(rows):
+            self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
         best = min(fits, key=lambda fit: fit.deviation, default=None)
         norm = best.norm if best is not None and best.deviation < max(1e-3, torch.finfo(hidden.dtype).eps / 2) else None
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
+
+    @cached_property
+    def _late(self) -> set[nn.Module]:
+        """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
+        stacks = [*filter(None, map(find_stack, submodels(self._model).values()))]
+        finals = [unwrapped(norm) for norm in map(final_norm, stacks) if norm is not None]
+        return {inner for top in (*finals, *(b for stack in stacks for b in stack.blocks)) for inner in top.modules()}
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
@@ -177,15 +189,20 @@ class Norms:
 
 
 def _some(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The first rows that count, shape (m, d); if none does, the first ones."""
-    counted = None if mask is None else mask.reshape(-1).nonzero()[:_ROWS, 0].to(hidden.device)
-    if counted is None or not len(counted):
-        return hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
-    return hidden[torch.unravel_index(counted, hidden.shape[:-1])]
+    """The first rows that count, shape (m, d), in float64 on the CPU, without those that have a NaN or Inf."""
+    if mask is None:
+        rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
+    else:
+        counted = mask.reshape(-1).nonzero()[:_ROWS, 0].to(hidden.device)
+        rows = hidden[torch.unravel_index(counted, hidden.shape[:-1])]
+    rows = _on_cpu(rows)
+    return rows[rows.isfinite().all(1)]
 
 
-def _fits(layer: Layer, rows: Tensor, candidates: Iterable[nn.Module]) -> Iterator[_Fit]:
+def _fits(layer: Layer, rows: Tensor, candidates: Iterable[nn.Module], late: Set[nn.Module]) -> Iterator[_Fit]:
     """How well rows, shape (m, d), fit each norm among the candidates: the layer's own module does.
+
+    Of those that are not ``late``, rows are embeddings.
 
     Several fit while their weights are alike, as those of a block are at the start: so each measurement looks again.
     Of an RMSNorm whose ε is not small beside the rows before it, as at the start of a training, none does.
@@ -197,7 +214,7 @@ def _fits(layer: Layer, rows: Tensor, candidates: Iterable[nn.Module]) -> Iterat
         if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
             yield _Fit(module, norm, 0.0)
             return
-        yield _Fit(module, norm, norm.deviation(rows))
+        yield _Fit(module, norm, norm.deviation(rows, of_embeddings=module not in late))
 
 
 def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:
