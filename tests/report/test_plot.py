@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -102,6 +103,14 @@ def test_every_kind_of_results_gives_the_figures_of_the_report(sweep: Path, kind
         assert_same(found, expected)
         assert words(found) == words(expected)
     assert "random" in [line.get_label() for line in plot.dynamics(results, METRIC).axes[0].lines]
+
+
+def test_figures_look_the_same_where_a_setting_of_the_session_is_the_report_s(sweep: Path) -> None:
+    expected = plot.profile(sweep, METRIC)._repr_png_()
+    with mpl.rc_context({"svg.hashsalt": "embedgeo", "axes.facecolor": "black", "font.size": 20}):
+        assert plot.profile(sweep, METRIC)._repr_png_() == expected
+    with style(), mock.patch.object(mpl, "rcdefaults", side_effect=AssertionError), style():
+        pass  # it is set already, which takes no time
 
 
 @pytest.mark.parametrize("kind", DRAWN)

@@ -221,7 +221,7 @@ def test_the_hugging_face_trainer_logs_it(tmp_path):
 
 
 def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(tmp_path, caplog):
-    said = "GeometryCallback: drift has no rows of the run before it was resumed: the first measurement from now on is"
+    said = "GeometryCallback: drift has no rows from before step 2: the first measurement from now on is its first."
     saves = {"save_strategy": "steps", "save_steps": 2}
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()

@@ -31,7 +31,7 @@ _SUBTITLE = "embedgeo.subtitle"
 
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
-    "font.family": "sans-serif",
+    "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -106,7 +106,7 @@ class TableData(NamedTuple):
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""
-    if mpl.rcParams["svg.hashsalt"] == _STYLE["svg.hashsalt"]:  # they have it already, and setting it takes time
+    if all(mpl.rcParams[name] == value for name, value in _STYLE.items()):  # it is set, which takes time
         yield
         return
     with mpl.rc_context(), warnings.catch_warnings():

@@ -24,12 +24,12 @@ def opening(
     file: "HistoryFile | None",
     *,
     num_kept: int,
-    starts_anew: bool = False,
+    anew_at: int = 0,
 ) -> str:
     """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
 
-    Metrics are those at the width of the model; ``num_kept`` rows are compared, which are not there of a run that
-    ``starts_anew`` in its midst.
+    Metrics are those at the width of the model; ``num_kept`` rows are compared, of which there are none from before the
+    step ``anew_at`` if it is not 0.
     """
     name, layers = type(monitor).__name__, [layer.name for layer in geometry.layers]
     width = model_width(geometry.model) or 2
@@ -43,9 +43,9 @@ def opening(
         held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
         few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
         more.append(f"{held}{few if num_kept < width + 2 else ''}.")
-        if starts_anew:
+        if anew_at:
             more.append(
-                "drift has no rows of the run before it was resumed: the first measurement from now on is its first."
+                f"drift has no rows from before step {anew_at:,}: the first measurement from now on is its first."
             )
     return "\n".join([line, *(f"{name}: {each}" for each in more)])
 

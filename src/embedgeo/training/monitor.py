@@ -132,7 +132,7 @@ class Monitor(Measuring):
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
         said: dict[str, Any] = {"num_kept": self.drift}
-        said["starts_anew"] = step > 0 and self._drift is not None and not self._drift.has_rows
+        said["anew_at"] = step if self._drift is not None and not self._drift.has_rows else 0
         rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, **said))
 
     def _before_batch(self, step: int, batch: Any) -> None:
