@@ -79,7 +79,7 @@ def test_a_geometry_has_its_spectra() -> None:
         (lambda sweep: plot.scales(sweep, "token"), r"by must be one of layer, step; got 'token'"),
         (
             lambda sweep: plot.scales(load_results(sweep).query("metric == 'Q'")),
-            r"scales needs the .*\[scales\].*there are Q\.",
+            r"scales needs the .*--extra scales.*there are Q\.",
         ),
         (lambda sweep: plot.similarity(load_results(sweep)), r"similarity needs rows .*embedgeo drift"),
         (lambda sweep: plot.similarity(sweep, "block.01"), r"layer must be one of embed, block\.02; got 'block\.01'"),

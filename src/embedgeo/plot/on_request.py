@@ -69,7 +69,7 @@ def scales(
     if not scale_figures.measured_scales(chosen):
         raise ValueError(
             'scales needs the intrinsic dimension at several scales, as IntrinsicDimension(estimator="gride") has it '
-            f"(--extra '[scales]'); there are {metrics_of(chosen)}."
+            f"(--extra scales); there are {metrics_of(chosen)}."
         )
     draw = scale_figures.by_layer if by == "layer" else scale_figures.by_step
     return drawn(partial(draw, with_baseline(chosen)), ax)
