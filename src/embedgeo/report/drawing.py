@@ -106,7 +106,8 @@ class TableData(NamedTuple):
 @contextmanager
 def style() -> Iterator[None]:
     """The look of all figures."""
-    if all(mpl.rcParams[name] == value for name, value in _STYLE.items()):  # it is set, which takes time
+    now: Any = mpl.rcParams
+    if all(now[name] == value for name, value in _STYLE.items()):  # it is set already, and setting it takes time
         yield
         return
     with mpl.rc_context(), warnings.catch_warnings():
