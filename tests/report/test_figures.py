@@ -312,6 +312,18 @@ def test_the_legend_names_no_line_that_is_not_seen(tmp_path: Path) -> None:
             assert draw(run, "Q").figure.axes[0].get_legend_handles_labels()[1] == named
 
 
+def test_a_long_name_is_no_longer_than_its_axis(tmp_path: Path) -> None:
+    metric, steps = "effective_rank_eigenvalues", (0, 1, 8)
+    changes = {(step, f"block.0{i}", metric): 10.0**i for step in steps for i in range(3)}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=(metric,), changes=changes)])
+    with style():
+        figure = figures.dynamics(run, metric).figure
+        figure.canvas.draw()
+    ax = figure.axes[0]
+    assert ax.get_ylabel() == "effective rank of eigenvalues (log scale)"
+    assert ax.yaxis.label.get_window_extent().height <= ax.get_window_extent().height
+
+
 def test_a_baseline_that_is_shown_is_shown_whole(tmp_path: Path) -> None:
     steps = (0, 1, 8, 64)
     wanted = {(step, f"block.0{i}", "M"): at for step in steps for i, at in enumerate((0.1, 1.0, 10.0))}

@@ -18,6 +18,9 @@ from embedgeo.results.wording import short as shortened
 _FILLED = 0.3
 """Share of an axis that blocks fill at least where layers far from them are shown, too."""
 
+_LONGEST = 30
+"""Letters of ordinary size beside an axis."""
+
 _LEAST = 1e-300
 """Length of an axis of which there are fractions."""
 
@@ -70,7 +73,8 @@ def value_axis(
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
-    ax.set_ylabel(term.name + (" (log scale)" if is_log else ""))
+    name = term.name + (" (log scale)" if is_log else "")
+    ax.set_ylabel(name, fontsize=ax.yaxis.label.get_fontsize() * min(1, _LONGEST / len(name)))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
 
