@@ -74,7 +74,7 @@ def value_axis(
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
     name = term.name + (" (log scale)" if is_log else "")
-    ax.set_ylabel(name, fontsize=float(ax.yaxis.label.get_fontsize()) * min(1, _LONGEST / len(name)))
+    ax.set_ylabel(name, fontsize=float(ax.yaxis.label.get_fontsize()) * _LONGEST / max(_LONGEST, len(name)))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
 
