@@ -110,3 +110,16 @@ def test_figures_fit_a_narrow_screen_and_tables_show_that_they_scroll(browser, p
     assert max(widths) <= 420
     table = "[...document.querySelectorAll('.table')].find(t => t.scrollWidth > t.clientWidth)"
     assert "gradient" in browser.run(f"return getComputedStyle({table}).backgroundImage")
+
+
+def test_metrics_of_one_figure_stand_side_by_side(browser, tmp_path):
+    page = write_report([make_sweep(tmp_path, (0,), 2, metrics=("Q", "M", "M_over_V"))])
+    tops = "return [...document.querySelectorAll('.single img')].map(i => Math.round(i.getBoundingClientRect().top))"
+    browser.emulate(1300, 900)
+    browser.open(page)
+    first, second, third = browser.run(tops)
+    assert first < second == third
+    browser.emulate(420, 900)
+    browser.open(page)
+    first, second, third = browser.run(tops)
+    assert first < second < third

@@ -277,6 +277,64 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -
             assert {text.get_text() for text in ax.texts} == {"↑ beyond: embed 90", "↓ beyond: norm -3"}
 
 
+@pytest.mark.parametrize(
+    ("metric", "of_blocks", "of_norm", "is_shown"),
+    [("Q", (0.5, 12.0), 72.8, True), ("cka_to_first", (0.1, 0.4), 1.0, True), ("cka_to_first", (0.9, 1.0), 0.2, False)],
+)
+def test_a_layer_that_leaves_the_blocks_a_good_part_of_the_axis_is_shown_whole(
+    metric: str, of_blocks: tuple[float, float], of_norm: float, *, is_shown: bool, tmp_path: Path
+) -> None:
+    steps = (0, 1, 8, 64)
+    wanted = {(step, f"block.0{i}", metric): at for step in steps for i, at in enumerate(of_blocks)}
+    wanted |= {(step, layer, metric): of_blocks[0] for step in steps for layer in ("embed", "block.02")}
+    wanted |= {(step, "final_norm", metric): of_norm for step in steps}
+    wanted |= {(step, "final_norm", "norm_Q_expected"): 72.0 for step in steps}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=(metric, "norm_Q_expected"), changes=wanted)])
+    expected = run.values["norm_Q_expected"].where(run.values.index.isin(["final_norm"], "layer"))
+    run = replace(run, values=run.values.assign(norm_Q_expected=expected))
+    with style():
+        for draw in (figures.dynamics, figures.profile):
+            ax = draw(run, metric).figure.axes[0]
+            low, high = ax.get_ylim()
+            assert (low <= of_norm <= high, bool(ax.texts)) == (is_shown, not is_shown)
+            assert low <= of_blocks[0] < of_blocks[1] <= high
+
+
+def test_the_legend_names_no_line_that_is_not_seen(tmp_path: Path) -> None:
+    steps = (0, 1, 8)
+    far = {(step, "final_norm", key): 1e9 for step in steps for key in ("Q", "norm_Q_expected")}
+    near = {(step, f"block.0{i}", "Q"): 5.0 + i for step in steps for i in range(3)}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("Q", "norm_Q_expected"), changes=far | near)])
+    expected = run.values["norm_Q_expected"].where(run.values.index.isin(["final_norm"], "layer"))
+    run = replace(run, values=run.values.assign(norm_Q_expected=expected))
+    with style():
+        for draw, named in ((figures.dynamics, ["mean over blocks"]), (figures.profile, ["step 8"])):
+            assert draw(run, "Q").figure.axes[0].get_legend_handles_labels()[1] == named
+
+
+def test_a_long_name_is_no_longer_than_its_axis(tmp_path: Path) -> None:
+    metric, steps = "effective_rank_eigenvalues", (0, 1, 8)
+    changes = {(step, f"block.0{i}", metric): 10.0**i for step in steps for i in range(3)}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=(metric,), changes=changes)])
+    with style():
+        figure = figures.dynamics(run, metric).figure
+        figure.canvas.draw()
+    ax = figure.axes[0]
+    assert ax.get_ylabel() == "effective rank of eigenvalues (log scale)"
+    assert ax.yaxis.label.get_window_extent().height <= ax.get_window_extent().height
+
+
+def test_a_baseline_that_is_shown_is_shown_whole(tmp_path: Path) -> None:
+    steps = (0, 1, 8, 64)
+    wanted = {(step, f"block.0{i}", "M"): at for step in steps for i, at in enumerate((0.1, 1.0, 10.0))}
+    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("M",), changes=wanted)])
+    baseline = pd.DataFrame({"M": 0.05}, run.values.index)
+    baseline.loc[0, "M"] = 0.002
+    with style():
+        low, _ = figures.dynamics(replace(run, baseline=baseline), "M").figure.axes[0].get_ylim()
+    assert low < 0.002
+
+
 def test_modules_have_distinct_labels(tmp_path: Path) -> None:
     layers = [f"gpt_neox.layers.{i}.attention.dense" for i in range(8)]
     rows = [(step, layer, i, 8, "M", 1.0 + step + i, 0.1) for step in (0, 5) for i, layer in enumerate(layers)]

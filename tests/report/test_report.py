@@ -178,6 +178,18 @@ def test_text_has_contrast(sweep: Path, page: Page, is_dark: bool) -> None:
     assert not re.findall(r"[ {;]color: #", css)
 
 
+def test_the_overview_shows_the_headlines_and_folds_the_others(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, (0,), 2, metrics=("n", "M_over_Q", "anisotropy", "V", "Q"))
+    html = write_report([folder]).read_text()
+    html = html[html.index('id="overview"') :]
+    start, end = html.index("<details>"), html.index("</details>")
+    named = re.compile(r'<th scope="row">(?:<a[^>]*>)?([^<]*)')
+    shown, folded = named.findall(html[:start]), named.findall(html[start:end])
+    assert shown[1:] == ["M / Q", "anisotropy"]
+    assert folded == ["Q", "V", "rows"]
+    assert "<summary>3 more numbers</summary>" in html
+
+
 def test_pictures_beyond_the_budget_are_only_linked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BUDGET < 5_000_000
     monkeypatch.setattr("embedgeo.report.page.BUDGET", 100_000)

@@ -81,6 +81,13 @@ def test_what_is_zero_or_unknown_is_not_drawn(tmp_path: Path) -> None:
     assert rewritten(folder, nothing).spectra == {}
 
 
+@pytest.mark.parametrize("eigenvalues", [(1.7e308, 1.7e308), (np.inf, -np.inf), (np.inf, 1.0)])
+def test_eigenvalues_without_a_finite_mean_are_not_drawn(eigenvalues: tuple[float, float]) -> None:
+    table = pd.DataFrame({"layer": "block.00", "index": [1, 2], "eigenvalue": eigenvalues, "n": 20})
+    shares = spectra.shares_of(table, ["block.00"])["share"]
+    assert not (shares > 0).any()
+
+
 @pytest.mark.parametrize(("n", "dim"), [(2, 64), (0, 3), (50, 1)])
 def test_where_random_rows_have_no_spectrum_none_is_drawn(tmp_path: Path, n: int, dim: int) -> None:
     folder = make_sweep(tmp_path, (0, 8), 2, metrics=("n",))

@@ -182,7 +182,7 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "nei
         width = figure.get_size_inches()[0]
         place = {"cax": figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))}
     bar = figure.colorbar(mappable, **place, extend=extend, extendfrac=0.04)
-    bar.set_label(label, fontsize=8.5, labelpad=2, color=ax.yaxis.label.get_color())
+    bar.set_label(label, fontsize=8.5, labelpad=4, color=ax.yaxis.label.get_color())
     bar.outline.set_visible(False)
     cax = bar.ax
     cax.yaxis.set_minor_formatter(ticker.NullFormatter())

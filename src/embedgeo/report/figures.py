@@ -30,6 +30,7 @@ from embedgeo.report.values import BASELINE, colour_range, log_ticks, value_axis
 from embedgeo.results.glossary import is_processed, term
 from embedgeo.results.wording import number
 
+_EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 
 
@@ -57,11 +58,13 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     expected = _expected(run, metric)
     if expected.notna().to_numpy().any():
         lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
-        ax.plot([], label="‖γ‖² + ‖β‖²", **BASELINE)
     value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
+    if _is_seen(ax, expected):
+        ax.plot([], label=_EXPECTED, **BASELINE)
     if not has_bar:
         few_ticks(ax)
-    if ":" in dashes:
+    norms = [layer for layer in run.layers if layer.endswith("final_norm")]
+    if _is_seen(ax, table[norms]):
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
     randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
@@ -91,13 +94,16 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     else:
         band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     known = _expected(run, metric).reindex(columns=run.axis).iloc[-1]
+    marks = {"marker": "_", "ms": 14, "mew": 1.3, **BASELINE}
     if known.notna().any():
-        ax.plot(x, known.to_numpy(), label="‖γ‖² + ‖β‖²", marker="_", ms=14, mew=1.3, **BASELINE)
+        ax.plot(x, known.to_numpy(), **marks)
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     label = f"step {short(run.steps[-1])}" if run.has_steps else "measured"
     ax.plot(x, last.to_numpy(), label=label, **look)
     spanned, beside_it = np.vstack([table, known]), np.vstack([errors, known * np.nan])
     value_axis(ax, named, spanned, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, beside_it)
+    if _is_seen(ax, known):
+        ax.plot([], label=_EXPECTED, **marks)
     legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     shown, beside, expected = (each.T.drop("", errors="ignore") for each in (table, errors, random))
@@ -106,6 +112,12 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
+
+
+def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
+    """Whether a line of these values is anywhere within the axes."""
+    low, high = ax.get_ylim()
+    return bool(((values >= low) & (values <= high)).to_numpy().any())
 
 
 def _expected(run: Run, metric: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from embedgeo.report.runs import Run
-from embedgeo.results.glossary import in_order, term
+from embedgeo.results.glossary import HEADLINES, in_order, term
 from embedgeo.results.wording import measured, number
 
 _UNKNOWN = "–"
@@ -15,14 +15,18 @@ _ONE_STEP = ["last", "random, last"]
 _FINAL = ["value", "random"]
 
 
+Row = tuple[str, str, list[list[str]]]
+
+
 class Overview(NamedTuple):
     """The table of means over blocks: groups of columns, what stands above them and each of them, and the rows.
 
-    A row is the key of a metric, its name, and the cells of each group.
+    A row is the key of a metric, its name, and the cells of each group. Those to look at first are by themselves.
     """
 
     groups: list[tuple[str, list[str]]]
-    rows: list[tuple[str, str, list[list[str]]]]
+    rows: list[Row]
+    more: list[Row]
 
 
 def about(runs: Sequence[Run]) -> pd.DataFrame:
@@ -79,7 +83,9 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         )
         for metric in in_order({metric for _, means in parts.values() for metric in means} - {"anisotropy_null"})
     ]
-    return Overview(list(zip(parts, columns, strict=True)), rows)
+    first = [row for row in rows if row[0] in HEADLINES] or rows
+    more = [row for row in rows if row not in first]
+    return Overview(list(zip(parts, columns, strict=True)), first, more)
 
 
 def _means(run: Run, name: str) -> dict[str, dict[str, str]]:

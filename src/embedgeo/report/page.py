@@ -30,6 +30,9 @@ ALL_RUNS = "All runs"
 """The label of the figures of all runs together."""
 
 
+_ORDINARY = 500
+"""Width of most figures in CSS pixels, at most."""
+
 _LONGEST_NAME = 200
 """Bytes of a file's name; file systems take 255."""
 
@@ -65,6 +68,12 @@ class Panel(NamedTuple):
     def id(self) -> str:
         """The anchor of a metric."""
         return f"metric-{_anchor(self.metric)}"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a metric has one figure, of ordinary width, so that panels fit beside each other."""
+        figures = [figure for _, figures in self.groups for figure in figures]
+        return bool(self.metric) and len(figures) == 1 and figures[0].width <= _ORDINARY
 
 
 class Section(NamedTuple):

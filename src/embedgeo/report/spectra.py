@@ -53,6 +53,7 @@ def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int
     return {step: table for step, table in found.items() if len(table)}
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
 def shares_of(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
     """A table of spectra as `read_spectra` returns it, from the columns ``layer``, ``index``, ``eigenvalue``, ``n``."""
     table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])

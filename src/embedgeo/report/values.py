@@ -1,5 +1,6 @@
 """Axes of values: scaled to the blocks, with the Gaussian baseline as a dashed line."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,12 @@ from embedgeo.results.layer_names import blocks_by_side, layer_labels
 from embedgeo.results.term import Term
 from embedgeo.results.wording import listed
 from embedgeo.results.wording import short as shortened
+
+_FILLED = 0.3
+"""Share of an axis that blocks fill at least where layers far from them are shown, too."""
+
+_LONGEST = 30
+"""Letters of ordinary size beside an axis."""
 
 _LEAST = 1e-300
 """Length of an axis of which there are fractions."""
@@ -52,7 +59,8 @@ def value_axis(
     """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
 
     A baseline of which most lies so far away that showing it would squeeze the measured values is only named in the
-    legend. Likewise layers that are no blocks: they are named at the margin, with their values.
+    legend. Likewise layers that are no blocks, if they would leave these less than 30 % of the axis: they are named at
+    the margin, with their values.
 
     Args:
         ax: the axes.
@@ -65,15 +73,18 @@ def value_axis(
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
-    ax.set_ylabel(term.name + (" (log scale)" if is_log else ""))
+    name = term.name + (" (log scale)" if is_log else "")
+    ax.set_ylabel(name, fontsize=float(ax.yaxis.label.get_fontsize()) * _LONGEST / max(_LONGEST, len(name)))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
 
-    def extended(more: Array) -> tuple[float, float]:
+    def extended(more: Array, low: float, high: float) -> tuple[float, float]:
         near = more[(more >= room[0]) & (more <= room[1])]
         return min([low, *near]), max([high, *near])
 
-    low, high = extended(finite)
+    inner = low, high
+    low, high = extended(finite, *_widened(inner, inner, finite, is_log=is_log))
+    room = min(room[0], low), max(room[1], high)
     ends = np.array([values - errors, values + errors])[:, (values >= low) & (values <= high)]
     ends = ends[np.isfinite(ends)].clip(*((low / 10, high * 10) if is_log else (low - 2 * span, high + 2 * span)))
     low, high = min([low, *ends]), max([high, *ends])
@@ -82,7 +93,7 @@ def value_axis(
     if baseline is not None and known.size:
         middle = np.median(known)
         if room[0] <= middle <= room[1]:
-            low, high = extended(known)
+            low, high = extended(known, *_widened(inner, (low, high), known, is_log=is_log))
             for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
                 ax.plot(baseline.index, column, label="" if i else "random", **BASELINE)
         else:
@@ -100,6 +111,21 @@ def value_axis(
         size = max((high - low) or abs(high) or 1.0, _LEAST)
         below, above = (size * (0.12 if is_named else 0.05) for is_named in beyond)
         ax.set_ylim(low - below, high + above)
+
+
+def _widened(
+    inner: tuple[float, float], shown: tuple[float, float], values: Array, *, is_log: bool
+) -> tuple[float, float]:
+    """A range with values beyond both of its ends, or else beyond one, of which the inner one is still a good part."""
+    values = values[values > 0] if is_log else values
+    low, high = shown
+    least, most = float(values.min(initial=low)), float(values.max(initial=high))
+
+    def length(low: float, high: float) -> float:
+        return math.log10(high) - math.log10(low) if is_log else high - low
+
+    wider = ((least, most), (low, most), (least, high))
+    return next((ends for ends in wider if length(*inner) >= _FILLED * length(*ends)), shown)
 
 
 def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, high: float) -> tuple[bool, bool]:
