@@ -84,6 +84,12 @@ def test_no_rows_beyond_the_longest_reach_are_merged(size):
     assert reach <= longest_reach(x, 1.0) <= 2 * reach
 
 
+def test_the_longest_reach_of_many_elements_keeps_its_digits():
+    """One sum in float32 stops growing at 2^24 times what is added."""
+    x = torch.ones(1, 1).expand(2**14, 2**12)
+    assert longest_reach(x, 1.0) == pytest.approx(1.5 * 2**6)
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_rows_have_no_dimension(n):
     for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):

@@ -132,6 +132,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ({"metrics": "default_metrics"}, "got 'default_metrics'"),
         ({"metrics": "embedgeo.__version__"}, "it is a str"),
         ({"metrics": "wrong.fails"}, "wrong.fails fails for width 2 .*only 768"),
+        ({"metrics": "wrong.more", "extra": ["mine"]}, "wrong.more fails for width 2 .*only mine at 768"),
         ({"metrics": "wrong.one"}, "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments"),
         ({"metrics": "wrong.names"}, "torchmetrics metrics; got str"),
         ({"metrics": "wrong.twice"}, "EmbeddingMoments and EmbeddingMoments both give 'n'"),
@@ -140,6 +141,8 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ({"count_range": [3]}, r"got \[3\]"),
         ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, both excluded; got 1.0"),
         ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
+        ({"max_state_bytes": float("nan")}, "max_state_bytes must be a positive number of bytes a layer; got nan"),
+        ({"max_state_bytes": float("inf")}, "max_state_bytes must be a positive number of bytes a layer; got inf"),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "mean", "count_range": [1, 9]},
@@ -159,6 +162,7 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path,
         "from embedgeo import EmbeddingMoments as E\n"
         "def own(dim): return [E(dim)]\n"
         "def fails(dim): raise RuntimeError('only 768')\n"
+        "def more(dim, extra): raise RuntimeError(f'only {extra[0]} at 768')\n"
         "def one(dim): return E(dim)\n"
         "def names(dim): return ['V']\n"
         "def twice(dim): return [E(dim), E(dim)]\n"

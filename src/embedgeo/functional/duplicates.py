@@ -66,10 +66,12 @@ def look_distinct(x: Tensor, tolerance: float) -> bool:
 
 def longest_reach(x: Tensor, tolerance: float) -> float:
     """A distance beyond which no two rows are near: a median distance from the mean is at most √2 r.m.s. norms."""
-    norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    if not in_range(norm.square()):
-        norm = torch.linalg.vector_norm(x, dtype=accumulator_dtype(x.device))
-    return 1.5 * tolerance * float(norm) / len(x) ** 0.5
+    narrow, wide = torch.promote_types(x.dtype, torch.float32), accumulator_dtype(x.device)
+    for dtype in (narrow, wide):  # a row at a time, for many squares do not fit into one sum in float32
+        norms = torch.cat([torch.linalg.vector_norm(x[chunk], dim=1, dtype=dtype) for chunk in row_chunks(x)])
+        if in_range(norms.square()):
+            break
+    return 1.5 * tolerance * float(torch.linalg.vector_norm(norms, dtype=wide)) / len(x) ** 0.5
 
 
 def _distinct_but_for_equal(x: Tensor) -> tuple[Tensor, Tensor]:

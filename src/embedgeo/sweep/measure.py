@@ -23,7 +23,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
-from embedgeo.sweep.memory import map_large_blocks, release_memory
+from embedgeo.sweep.memory import large_blocks_mapped, release_memory
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
@@ -47,6 +47,7 @@ class Measured:
     sample: dict[str, LayerSample] | None = None
 
 
+@large_blocks_mapped()
 def measure(
     fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings, begin_next: Callable[[], None]
 ) -> Measured:
@@ -63,7 +64,6 @@ def measure(
         ValueError: a layer that no forward pass has reached.
         RuntimeError: another rank has failed.
     """
-    map_large_blocks()
     if settings.device_map is None:
         model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
     else:

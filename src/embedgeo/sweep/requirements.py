@@ -50,7 +50,7 @@ def require_metric_options(settings: "SweepSettings") -> None:
         raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {settings.discard_fraction}.")
     if settings.id_batches < 1:
         raise ValueError(f"id_batches must be at least 1 sample; got {settings.id_batches}.")
-    if settings.max_state_bytes < 1:
+    if not 1 <= settings.max_state_bytes < inf:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {settings.max_state_bytes}.")
     if settings.anisotropy_batch < 0 or settings.anisotropy_batch == 1:
         raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {settings.anisotropy_batch}.")
