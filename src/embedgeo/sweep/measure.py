@@ -23,7 +23,7 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.samples import LayerSample
 from embedgeo.results.schema import Record, model_record
 from embedgeo.sweep.loss import TokenLoss
-from embedgeo.sweep.memory import large_blocks_mapped, release_memory
+from embedgeo.sweep.memory import release_memory
 from embedgeo.sweep.metrics import metric_factory
 from embedgeo.sweep.probe_text import ProbeText
 from embedgeo.sweep.processes import all_agree
@@ -47,7 +47,6 @@ class Measured:
     sample: dict[str, LayerSample] | None = None
 
 
-@large_blocks_mapped()
 def measure(
     fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings, begin_next: Callable[[], None]
 ) -> Measured:
