@@ -12,7 +12,6 @@ import pytest
 import embedgeo.sweep
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import measure
 from embedgeo.sweep.loss import TokenLoss
 from embedgeo.sweep.worker import Worker
 from tests.sweep.sweeping import sweep
@@ -106,19 +105,3 @@ def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatc
     with pytest.raises(ImportError, match="found"):
         embedgeo.sweep.check(str(tmp_path))
     assert (seen, gc.isenabled()) == ([False], True)
-
-
-def test_memory_is_given_back_before_each_forward_pass_and_before_the_metrics_are_computed(
-    tmp_path, options, monkeypatch
-):
-    done = []
-
-    def noted(owner, name):
-        call = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given: (done.append(name), call(*given))[1])
-
-    noted(measure, "release_memory")
-    noted(TokenLoss, "run")
-    noted(Geometry, "records")
-    assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0  # 4 sequences, 2 at a time
-    assert done == [*("release_memory", "run") * 2, "release_memory", "records", "release_memory"]

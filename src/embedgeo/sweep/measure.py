@@ -106,7 +106,6 @@ def _run(
         batch = move_data_to_device(on_cpu, device)
         if batch.word_ids is not None:
             geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
-        release_memory()  # so that the forward pass, which takes the most, has no holes of the batch before beside it
         with geometry.probe:
             states = loss.run(batch.token_ids, batch.mask)
         loss.add(states, batch.token_ids, batch.masked, batch.mask)
