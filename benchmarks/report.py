@@ -15,10 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from embedgeo.results.drift import CKA, cka_file
-from embedgeo.results.extra_terms import VOCABULARY
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.glossary import TERMS
+from embedgeo.glossary import TERMS, VOCABULARY
+from embedgeo.results.folder import CKA, SweepFolder, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 

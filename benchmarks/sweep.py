@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from embedgeo.checkpoints import list_checkpoints, loading
-from embedgeo.checkpoints.configuration import load_config
+from embedgeo.checkpoints.loading import load_config
 from embedgeo.geometry import Geometry
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.run import Sweep

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import GPTNeoXForCausalLM
 
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.training import LanguageModel, new_model, training_batches
+from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.functional import row_moments, token_table, variance_split, within_variance
-from embedgeo.functional.split import unbiased_split
-from embedgeo.sweep.quiet import quiet as quiet_libraries
+from embedgeo.functional.tokens import unbiased_split
+from embedgeo.sweep.processes import quiet as quiet_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from embedgeo.report.curves import curves
 from embedgeo.report.drawing import png, style
+from embedgeo.report.live import curves
 from embedgeo.report.reading import runs_of_records
 
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension")

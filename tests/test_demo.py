@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import embedgeo
 from embedgeo.cli import main
 from embedgeo.demo.command import compare, show
-from embedgeo.results.glossary import is_processed
-from embedgeo.results.wording import shell_command
+from embedgeo.formatting import shell_command
+from embedgeo.glossary import is_processed
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
 SEQ_LEN = 64

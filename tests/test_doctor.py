@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("embedgeo.training.costs._TIMED_ROWS", 32)
+    monkeypatch.setattr("embedgeo.training.describe._TIMED_ROWS", 32)
 
 
 def without_time(text: str) -> list[str]:

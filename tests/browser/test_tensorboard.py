@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor
+from embedgeo.glossary import HEADLINES
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.glossary import HEADLINES
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 from tests.training.runs import fit
 
 MEASURED = [0, 2, 4, 6, 8]

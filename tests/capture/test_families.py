@@ -11,7 +11,7 @@ from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding, submodels
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 from tests.models import FAMILIES, VOCABULARY, Family, NanoGPT, TorchEncoder, t5, token_batch, vit
 from tests.observed import hidden_states, observed, rows_seen
 

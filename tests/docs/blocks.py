@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader
 
 import embedgeo
-from embedgeo.results.glossary import TERMS
+from embedgeo.glossary import TERMS
 from embedgeo.text import train_tokenizer
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep

@@ -8,7 +8,8 @@ import torch
 from scipy import special, stats
 
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
-from embedgeo.functional.scales import SCALES
+from embedgeo.functional.dimension import SCALES
+from embedgeo.glossary import TERMS, is_processed
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -19,7 +20,6 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
-from embedgeo.results.glossary import TERMS, is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 

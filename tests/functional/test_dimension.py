@@ -6,7 +6,7 @@ import skdim.id
 import torch
 
 from embedgeo.functional import estimated_dimension, merge_duplicates, two_nearest_distances, twonn_dimension
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, longest_reach, look_distinct
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, longest_reach, look_distinct
 from tests import references
 from tests.data import gaussian, generator
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedgeo.functional import nearest, nearest_distances, two_nearest_distances
+from embedgeo.functional import nearest_distances, neighbors, two_nearest_distances
 from tests import references
 from tests.data import gaussian
 from tests.functional.test_neighbors import CLOUDS, LargestTensor, Settings
@@ -78,7 +78,7 @@ def test_no_setting_of_the_process_matters_nor_is_changed(cloud):
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
     x = torch.cat([x + 1e6 * i for i in range(-(-700 // len(x)))])
-    monkeypatch.setattr(nearest, "BLOCK_BYTES", 8 * len(x) * torch.float64.itemsize)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 8 * len(x) * torch.float64.itemsize)
     with LargestTensor() as largest:
         nearest_distances(x, 16)
     assert largest.elements <= max((len(x) + 16) * (x.shape[1] + 6), 2 * 16 * len(x))
@@ -87,7 +87,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
 def test_rows_of_one_block_or_of_many_are_the_same(monkeypatch):
     x = CLOUDS["clusters"]
     expected = nearest_distances(x, 9)
-    monkeypatch.setattr(nearest, "BLOCK_BYTES", 7 * len(x) * torch.float64.itemsize)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 7 * len(x) * torch.float64.itemsize)
     torch.testing.assert_close(nearest_distances(x, 9), expected, rtol=1e-9, atol=0)
 
 
@@ -95,8 +95,8 @@ def test_differences_are_taken_of_near_rows_alone(monkeypatch):
     """A product of all pairs, and of 300 rows the distances of two to the nearest ones."""
     x = CLOUDS["manifold"].clone()
     x[1] = x[0] + 1e-6 * gaussian(1, x.shape[1], seed=3)
-    pairs, measured = [], nearest.pair_distances
-    monkeypatch.setattr(nearest, "pair_distances", lambda *args: pairs.append(len(args[1])) or measured(*args))
+    pairs, measured = [], neighbors.pair_distances
+    monkeypatch.setattr(neighbors, "pair_distances", lambda *args: pairs.append(len(args[1])) or measured(*args))
     with FlopCounterMode(display=False) as counter:
         nearest_distances(x, 20)
     assert sum(pairs) == 2 * 20

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedgeo.functional import neighbors, products, top_eigenvalue, two_nearest_distances, twonn_dimension
+from embedgeo.functional import neighbors, top_eigenvalue, two_nearest_distances, twonn_dimension
 from tests import references
 from tests.data import gaussian
 
@@ -99,7 +99,7 @@ def test_distances_equal_brute_force(x, dtype):
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
 def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, first_products, monkeypatch):
     x = CLOUDS[cloud][:300].float()
-    monkeypatch.setattr(products, "BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
     assert_exact(x)
 
 
@@ -131,16 +131,16 @@ def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
 @pytest.mark.parametrize("side", [64, 240])
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "outlier", "duplicates", "shell"])
 def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_products, monkeypatch):
-    monkeypatch.setattr(products, "BLOCK_BYTES", side**2 * first_products.itemsize)
-    monkeypatch.setattr(products, "_SQUARE", side // 4)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", side**2 * first_products.itemsize)
+    monkeypatch.setattr(neighbors, "_SQUARE", side // 4)
     assert_exact(CLOUDS[cloud].float())
 
 
 @FIRST_PRODUCTS
 def test_a_few_unsettled_rows_need_no_copy_in_float64(monkeypatch):
-    taken, of = [], products.Operand.of
+    taken, of = [], neighbors.Operand.of
     monkeypatch.setattr(
-        products.Operand,
+        neighbors.Operand,
         "of",
         lambda x, center, dtype, *, rounded: taken.append(rounded) or of(x, center, dtype, rounded=rounded),
     )
@@ -151,15 +151,15 @@ def test_a_few_unsettled_rows_need_no_copy_in_float64(monkeypatch):
 @pytest.mark.parametrize("many", [4, 16, 64])
 @pytest.mark.parametrize("cloud", ["gaussian", "manifold", "outlier", "tiny beside ordinary"])
 def test_rows_that_many_others_may_be_nearest_to_are_settled_all_the_same(many, cloud, first_products, monkeypatch):
-    monkeypatch.setattr(products, "_MANY", many)
-    monkeypatch.setattr(products, "BLOCK_BYTES", 64**2 * first_products.itemsize)
+    monkeypatch.setattr(neighbors, "_MANY", many)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 64**2 * first_products.itemsize)
     assert_exact(CLOUDS[cloud].float())
 
 
 def test_one_search_finds_the_nearest_of_rows_that_are_almost_equally_far(monkeypatch):
     """Of 1024 in 768 dimensions, about one in ten has more than eight that bfloat16 cannot tell from the nearest."""
-    searches, near = [], products.Operand.near
-    monkeypatch.setattr(products.Operand, "near", lambda *args: searches.append(len(args[1])) or near(*args))
+    searches, near = [], neighbors.Operand.near
+    monkeypatch.setattr(neighbors.Operand, "near", lambda *args: searches.append(len(args[1])) or near(*args))
     assert_exact(gaussian(1024, 768).float())
     assert searches == [1024]
 
@@ -195,8 +195,8 @@ def test_no_setting_of_the_process_is_changed(cloud):
 
 def test_each_pair_of_rows_is_multiplied_once(first_products, monkeypatch):
     x = manifold(512, 32)
-    monkeypatch.setattr(products, "BLOCK_BYTES", 128**2 * first_products.itemsize)
-    monkeypatch.setattr(products, "_SQUARE", 32)
+    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 128**2 * first_products.itemsize)
+    monkeypatch.setattr(neighbors, "_SQUARE", 32)
     with FlopCounterMode(display=False) as counter:
         two_nearest_distances(x)
     assert counter.get_total_flops() < 0.8 * 2 * 512**2 * 32
@@ -269,15 +269,15 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
     x = CLOUDS[cloud].float()
     x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
     n, dim = x.shape
-    for module in (neighbors, products):
+    for module in (neighbors,):
         monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * torch.float64.itemsize)
     monkeypatch.setattr(neighbors, "CHUNK_ELEMENTS", 1024)
-    monkeypatch.setattr(products, "_MANY", 64)
-    monkeypatch.setattr(products, "_PAIRS", 64)
+    monkeypatch.setattr(neighbors, "_MANY", 64)
+    monkeypatch.setattr(neighbors, "_PAIRS", 64)
     with LargestTensor() as largest:
         two_nearest_distances(x)
-    operand = (n + products._GROUP) * (dim + 2 * products._NORM_PARTS)
-    assert largest.elements <= max(operand, products._MANY * n)  # that, the pairs of each row or a block
+    operand = (n + neighbors._GROUP) * (dim + 2 * neighbors._NORM_PARTS)
+    assert largest.elements <= max(operand, neighbors._MANY * n)  # that, the pairs of each row or a block
     assert largest.elements < n**2 / 10
 
 
@@ -288,7 +288,7 @@ def test_few_crowded_rows_keep_all_their_pairs(monkeypatch):
     monkeypatch.setattr(neighbors, "fast_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(neighbors, "_FEW", 30)
     monkeypatch.setattr(neighbors, "_compare_with_all", None)
-    monkeypatch.setattr(products, "_MANY", 25)
+    monkeypatch.setattr(neighbors, "_MANY", 25)
     assert_exact(x)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from embedgeo.functional import anisotropy, anisotropy_null, row_scatter, spectrum_values, top_eigenvalue
-from embedgeo.functional.eigenvalues import full_spectrum_values
+from embedgeo.functional.spectrum import full_spectrum_values
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
 

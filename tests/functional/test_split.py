@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from embedgeo.functional import TokenTable, token_table, unbiased_split, within_variance
-from embedgeo.functional.split import SequenceCount, within_moments
+from embedgeo.functional.tokens import SequenceCount, within_moments
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedgeo.functional.words import pool_words, spellings
+from embedgeo.functional.rows import pool_words, spellings
 from tests.data import gaussian
 from tests.strategies import seeds
 

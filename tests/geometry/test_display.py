@@ -11,8 +11,8 @@ from torch import nn
 from torchmetrics import Metric
 
 from embedgeo import TokenMoments, observe
-from embedgeo.results.glossary import HEADLINES, term
-from embedgeo.results.wording import measured, number
+from embedgeo.formatting import measured, number
+from embedgeo.glossary import HEADLINES, term
 from tests.models import gpt_neox, token_batch
 
 

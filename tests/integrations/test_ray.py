@@ -18,7 +18,8 @@ from ray.cluster_utils import Cluster
 
 from embedgeo.checkpoints import Checkpoint, parse_position
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import actor, on_ray
+from embedgeo.sweep import actor
+from embedgeo.sweep import cluster as on_ray
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.processes import make_fabric
 from embedgeo.sweep.settings import SweepSettings

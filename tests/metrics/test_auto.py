@@ -10,15 +10,10 @@ import torch
 import embedgeo
 from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, load_sample, observe
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import (
-    MAX_STATE_BYTES,
-    default_metrics,
-    full_metrics,
-    streaming_metrics,
-)
-from embedgeo.metrics.auto import left_out, metric_factory, metric_name
+from embedgeo.metrics import MAX_STATE_BYTES, default_metrics, full_metrics, streaming_metrics
+from embedgeo.metrics.defaults import left_out, metric_factory, metric_name
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.metrics import metric_factory as sweep_factory
+from embedgeo.sweep.measure import metric_factory as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
 from tests.models import VOCABULARY, gpt_neox, token_batch

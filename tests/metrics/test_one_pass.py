@@ -10,11 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, observe
-from embedgeo.functional import row_ids, rows
+from embedgeo.functional import rows
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
-from embedgeo.functional.order import TokenOrder
-from embedgeo.functional.row_ids import RowIds
-from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.functional.rows import RowIds, Rows, TokenOrder, select_rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import floats, gaussian, texts
@@ -46,7 +44,7 @@ def observed(batches, before=lambda: None, **options):
 @pytest.mark.parametrize("padding", [None, "right"])
 def test_ids_are_put_in_order_once_a_forward_pass_and_rows_looked_through_once_a_layer(monkeypatch, padding):
     def count():
-        return counted(monkeypatch, row_ids, "TokenOrder"), counted(monkeypatch, rows, "_finite")
+        return counted(monkeypatch, rows, "TokenOrder"), counted(monkeypatch, rows, "_finite")
 
     geometry, (orders, checks) = observed([token_batch(seed=i, padding=padding) for i in range(2)], count)
     assert orders == {"TokenOrder": 2}
@@ -54,12 +52,12 @@ def test_ids_are_put_in_order_once_a_forward_pass_and_rows_looked_through_once_a
 
 
 def test_groups_for_standard_errors_are_put_in_order_once_a_forward_pass(monkeypatch):
-    _, orders = observed([token_batch(4)], lambda: counted(monkeypatch, row_ids, "TokenOrder"), jackknife=4)
+    _, orders = observed([token_batch(4)], lambda: counted(monkeypatch, rows, "TokenOrder"), jackknife=4)
     assert orders == {"TokenOrder": 1 + 4}
 
 
 def test_words_are_found_once_a_forward_pass(monkeypatch):
-    found = counted(monkeypatch, embedgeo.geometry.pooling, "find_words")
+    found = counted(monkeypatch, embedgeo.geometry.geometry, "find_words")
     observed([token_batch(4)], rows="words", word_ids=torch.arange(12).expand(4, 12) // 3)
     assert found == {"find_words": 1}
 
@@ -150,7 +148,7 @@ class Watched(TorchDispatchMode):
 
 def test_a_device_waits_four_times_for_the_first_batch_of_a_layer():
     x, ids, sequences = texts(512, 64)
-    x, prepared = x.float().view(8, 64, 64), row_ids.row_ids(gaussian(512, 1), ids, None, sequences)
+    x, prepared = x.float().view(8, 64, 64), rows.row_ids(gaussian(512, 1), ids, None, sequences)
     first, second = (LayerMetrics(embedgeo.default_metrics, 64, device=torch.device("cpu")) for _ in range(2))
     first.update(x.view(512, 64), ids=prepared)
     with Watched() as watched:

@@ -9,13 +9,7 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from embedgeo.functional import Sample, anisotropy
-from embedgeo.functional.distributed import (
-    all_gather_cat,
-    all_reduce_max,
-    all_reduce_sum,
-    current_rank,
-    is_distributed,
-)
+from embedgeo.functional.distributed import all_gather_cat, all_reduce_max, all_reduce_sum, current_rank, is_distributed
 from embedgeo.metrics import (
     AfterProcessing,
     EmbeddingMoments,

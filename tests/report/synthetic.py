@@ -10,7 +10,7 @@ import torch
 from embedgeo.functional import anisotropy_null
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame
-from embedgeo.results.schema import Record, model_record
+from embedgeo.results.records import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
 METRICS = (

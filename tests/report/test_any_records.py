@@ -9,9 +9,9 @@ import pandas as pd
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from embedgeo.glossary import TERMS
 from embedgeo.report import write_report
 from embedgeo.results.folder import TABLES, SweepFolder
-from embedgeo.results.glossary import TERMS
 from tests.report.synthetic import layer_names, make_sweep
 
 LAST = 2**63 - 1

@@ -5,7 +5,7 @@ import torch
 
 from embedgeo import Anisotropy, IntrinsicDimension, TokenMoments
 from embedgeo.functional import gride_dimensions
-from embedgeo.functional.scales import SCALES
+from embedgeo.functional.dimension import SCALES
 from embedgeo.report.baseline import baseline_values
 from tests.data import gaussian
 

@@ -6,13 +6,12 @@ import pytest
 from matplotlib.colors import to_hex
 
 from embedgeo.report import write_report
-from embedgeo.report.axes import RUNS
 from embedgeo.report.coordinates import coordinate_figures, followed, largest, massive, massive_by_step
-from embedgeo.report.drawing import style
+from embedgeo.report.drawing import RUNS, style
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import TABLES, to_frame
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 from tests.report.synthetic import layer_names, make_sweep
 
 STEPS, DIM = (0, 8, 512), 64

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from embedgeo.report.curves import curves
-from embedgeo.report.drawing import style
+from embedgeo.report.drawing import png, style
+from embedgeo.report.live import curves
 from embedgeo.report.runs import make_run
-from embedgeo.report.saving import png
 
 BLOCKS = [f"block.{i:02d}" for i in range(6)]
 STEPS = [0, 1, 2, 4, 8, 16, 32, 64]

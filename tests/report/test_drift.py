@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from embedgeo.glossary import DRIFT
 from embedgeo.report import drift, write_report
-from embedgeo.report.drawing import style
+from embedgeo.report.drawing import png, style
 from embedgeo.report.reading import read_runs
-from embedgeo.report.saving import png
-from embedgeo.results.drift import CKA, cka_file
-from embedgeo.results.drift_terms import DRIFT
+from embedgeo.results.folder import CKA, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import layer_names, make_sweep
 

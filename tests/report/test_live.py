@@ -10,10 +10,10 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor
+from embedgeo.glossary import HEADLINES, TERMS
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
 from embedgeo.report.live import _thinned
-from embedgeo.results.glossary import HEADLINES, TERMS
 from embedgeo.training.loggers import Adapter, adapters, page
 from embedgeo.training.loggers.page import Page
 from tests.training.runs import TinyLM, fit

@@ -10,19 +10,22 @@ import torch
 from matplotlib.axes import Axes
 
 from embedgeo import Anisotropy, load_results, observe, plot
-from embedgeo.report import drift, scales, spectra
+from embedgeo.report import drift, figures, spectra
 from embedgeo.report.drawing import style
 from embedgeo.report.reading import read_runs
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import AT_SCALES, METRICS, make_sweep
 from tests.report.test_drift import STEPS, write_cka
-from tests.report.test_plot import assert_same, ax, words  # noqa: F401 - a fixture
+from tests.report.test_plot import (
+    assert_same,
+    words,
+)
 
 DRAWN = {  # what the report draws of a run, and how it is asked for here
     "spectra": (spectra.by_layer, plot.spectrum),
     "spectra at a layer": (lambda run: spectra.by_step(run, ["block.01"]), partial(plot.spectrum, layer="block.01")),
-    "scales": (scales.by_layer, plot.scales),
-    "scales by step": (scales.by_step, partial(plot.scales, by="step")),
+    "scales": (figures.scales_by_layer, plot.scales),
+    "scales by step": (figures.scales_by_step, partial(plot.scales, by="step")),
     "layers": (lambda run: drift.cka_of_layers(run, 8), plot.similarity),
     "layers at a step": (lambda run: drift.cka_of_layers(run, 8), partial(plot.similarity, step=8)),
     "steps at a layer": (lambda run: drift.cka_of_steps(run, "embed"), partial(plot.similarity, layer="embed")),
@@ -39,7 +42,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_figures_are_those_of_the_report_also_in_given_axes(sweep: Path, kind: str, ax: Axes) -> None:  # noqa: F811
+def test_figures_are_those_of_the_report_also_in_given_axes(sweep: Path, kind: str, ax: Axes) -> None:
     of_report, draw = DRAWN[kind]
     (run,) = read_runs([sweep])
     with style():

@@ -14,7 +14,8 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo.cli import main
-from embedgeo.report import figures, plan, write_report
+from embedgeo.report import figures, write_report
+from embedgeo.report import page as plan
 from embedgeo.report.page import BUDGET
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embedgeo.functional import gride_dimensions
-from embedgeo.report import scales, write_report
+from embedgeo.report import figures, write_report
 from embedgeo.report.drawing import style
 from embedgeo.report.reading import read_runs
 from tests.data import gaussian
@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 def test_layers_are_drawn_against_scale_with_their_errors_and_the_baseline(run):
     with style():
-        data = scales.by_layer(run)
+        data = figures.scales_by_layer(run)
     numbers, last = data.numbers, run.values.loc[run.steps[-1]]
     assert numbers.index.tolist() == SCALES
     for scale in SCALES:
@@ -42,13 +42,13 @@ def test_standard_errors_of_a_jackknife_come_before_those_of_maximum_likelihood(
     folder = make_sweep(tmp_path, (0, 10), metrics=(*METRICS, *AT_SCALES), stderr=0.25)
     (run,) = read_runs([folder], {})
     with style():
-        numbers = scales.by_layer(run).numbers
+        numbers = figures.scales_by_layer(run).numbers
     np.testing.assert_allclose(numbers["stderr of block.01"], 0.25 * numbers["block.01"])
 
 
 def test_steps_are_drawn_against_scale_as_means_over_blocks(run):
     with style():
-        data = scales.by_step(run)
+        data = figures.scales_by_step(run)
     blocks = [layer for layer in run.layers if layer.startswith("block")]
     at = run.values.loc[64].loc[blocks, "intrinsic_dimension_at_8"]
     assert data.numbers.index.tolist() == run.steps
@@ -69,4 +69,4 @@ def test_the_report_has_a_section_of_them_and_no_figure_of_each(tmp_path):
 def test_runs_of_one_scale_or_none_have_no_such_figure(tmp_path):
     for i, metrics in enumerate((METRICS, (*METRICS, AT_SCALES[2]))):
         (run,) = read_runs([make_sweep(tmp_path / str(i), metrics=metrics)], {})
-        assert scales.measured_scales(run) == {}
+        assert figures.measured_scales(run) == {}

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report import examples, types
+from embedgeo.report import tokens
 from embedgeo.report.drawing import style
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
@@ -44,7 +44,7 @@ def run(folder: Path) -> Run:
 
 def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
     with style():
-        picture = types.occurrences(run)
+        picture = tokens.occurrences(run)
         picture.figure.canvas.draw()
     assert [ax.get_title("left") or ax.get_title() for ax in picture.figure.axes[:2]] == ["block.01", "block.02"]
     table = run.occurrences[1]
@@ -61,7 +61,7 @@ def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
 
 def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regressed(run: Run) -> None:
     with style():
-        picture = types.raw_against_frequency(run)
+        picture = tokens.raw_against_frequency(run)
     table = run.tokens[1]
     at = table[table["layer"] == "block.01"]
     regressed = at[at["n"].between(10, 100_000)]
@@ -74,7 +74,7 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
 
 def test_lengths_and_frequencies_are_counted(run: Run) -> None:
     with style():
-        counts = types.lengths_and_frequencies(run).numbers["count"]
+        counts = tokens.lengths_and_frequencies(run).numbers["count"]
     table = run.tokens[1]
     at = table[table["layer"] == "embed"]
     assert counts.loc["frequency"].sum() == counts.loc["letters"].sum() == len(at)
@@ -83,7 +83,7 @@ def test_lengths_and_frequencies_are_counted(run: Run) -> None:
 
 
 def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(run: Run) -> None:
-    table = examples.extremes(run, "block.01")
+    table = tokens.extremes(run, "block.01")
     at = run.tokens[1]
     at = at[(at["layer"] == "block.01") & (at["n"] >= 10)].sort_values("V")
     lists = table.numbers.reset_index().groupby("list")["token_id"].apply(list)
@@ -97,14 +97,14 @@ def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(run:
 
 @pytest.mark.usefixtures("unpainted")
 def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    found = examples.examples(run, ["once", " winked"])
+    found = tokens.examples(run, ["once", " winked"])
     assert found is not None
     assert found.cells["token"].tolist() == ["␣once", "once", "␣winked"]
     table = run.tokens[1].set_index(["token_id", "layer"])
     pd.testing.assert_series_equal(
         found.numbers["V"].sort_index(), table.loc[found.numbers.index, "V"].sort_index(), rtol=1e-12
     )
-    assert set(examples.chosen_types(run, [])) == {0, 2, 30, 300}  # those of the figure
+    assert set(tokens.chosen_types(run, [])) == {0, 2, 30, 300}  # those of the figure
     out = folder / "report"
     assert main(["report", str(folder), "--examples", "once,<b>"]) == 0
     page = (out / "index.html").read_text()

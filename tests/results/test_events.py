@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from embedgeo.glossary import EXTRA_TERMS, HEADLINES, TERMS, term
 from embedgeo.results.events import custom_scalars_layout, read_events, tagged_scalars, write_events
-from embedgeo.results.extra_terms import EXTRA_TERMS
-from embedgeo.results.glossary import HEADLINES, TERMS, term
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 
 GROUPS = {
     "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine"],

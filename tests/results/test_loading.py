@@ -11,7 +11,7 @@ from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.history import HistoryFile
 from embedgeo.results.parquet import to_records
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.records import StepRecord
 from tests.report.synthetic import make_sweep
 
 COLUMNS = {

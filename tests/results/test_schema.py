@@ -4,7 +4,7 @@ import pickle
 import sys
 from math import nan
 
-from embedgeo.results.schema import Record, dated
+from embedgeo.results.records import Record, dated
 
 
 def test_the_records_of_a_run_are_dicts_of_half_the_size() -> None:

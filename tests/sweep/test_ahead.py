@@ -12,8 +12,8 @@ import pytest
 import embedgeo.sweep
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.loss import TokenLoss
-from embedgeo.sweep.worker import Worker
+from embedgeo.sweep.measure import TokenLoss
+from embedgeo.sweep.run import Worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 

@@ -11,12 +11,11 @@ from embedgeo import load_results, load_sample
 from embedgeo.cli import main
 from embedgeo.functional import debiased_cka, drift_values, linearity_values
 from embedgeo.report.reading import read_runs
-from embedgeo.results.drift import cka_file, drift_file, read_cka
-from embedgeo.results.folder import SweepFolder
+from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
 from embedgeo.results.parquet import to_frame
+from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
-from embedgeo.results.schema import Record
-from embedgeo.sweep import alignment
+from embedgeo.sweep import comparison as alignment
 from tests.data import gaussian, generator
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run

@@ -21,7 +21,7 @@ from transformers import modeling_utils
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints import loading
 from embedgeo.cli import main
-from embedgeo.sweep.loss import TokenLoss
+from embedgeo.sweep.measure import TokenLoss
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, checkpoint_files, model, write_files

@@ -17,7 +17,7 @@ import embedgeo
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.sweep import check, measure
-from embedgeo.sweep.worker import Worker
+from embedgeo.sweep.run import Worker
 from embedgeo.text import read_documents, tokenize_sequences
 from tests import references
 from tests.sweep.conftest import REPOSITORY

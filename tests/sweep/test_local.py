@@ -18,12 +18,12 @@ from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo.checkpoints import list_checkpoints
+from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.report.reading import read_runs
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.wording import shell_command
 from embedgeo.sweep import check
-from embedgeo.sweep.summary import loss_outliers
+from embedgeo.sweep.run import loss_outliers
 from embedgeo.text import cut_sequences, tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from embedgeo.checkpoints.loading import LoadedModel
-from embedgeo.sweep.loss import TokenLoss, cross_entropy
+from embedgeo.sweep.measure import TokenLoss, cross_entropy
 from tests.sweep.tiny import SIZES, model
 
 IDS = torch.randint(5, 300, (3, 40), generator=torch.Generator().manual_seed(0))
@@ -72,8 +72,8 @@ def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_a_time
         want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], IDS[:, 1:][mask[:, 1:]])
     else:
         want = F.cross_entropy(logits[masked], IDS[masked])
-    monkeypatch.setattr("embedgeo.sweep.loss._TOKEN_TYPES", 70)
-    monkeypatch.setattr("embedgeo.sweep.loss._POSITIONS", 16)
+    monkeypatch.setattr("embedgeo.sweep.measure._TOKEN_TYPES", 70)
+    monkeypatch.setattr("embedgeo.sweep.measure._POSITIONS", 16)
     seen, linear = [], F.linear
     loss = TokenLoss(LoadedModel(made, is_encoder=kind == "bert"), [], 4)
     with torch.inference_mode():

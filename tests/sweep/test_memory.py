@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedgeo.sweep.memory import release_memory
+from embedgeo.sweep.measure import release_memory
 
 
 def resident():

@@ -11,7 +11,7 @@ from embedgeo import observe
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.metrics import metric_factory
+from embedgeo.sweep.measure import metric_factory
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model
 

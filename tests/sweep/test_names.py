@@ -7,7 +7,7 @@ import pytest
 
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.quiet import quiet
+from embedgeo.sweep.processes import quiet
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files

@@ -11,14 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from embedgeo.checkpoints import checkpoint
+from embedgeo.checkpoints import sources as checkpoint
 from embedgeo.checkpoints.files import hashed_file
-from embedgeo.report.flags import flags
+from embedgeo.report.page import flags
 from embedgeo.report.reading import read_runs
+from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.locks import Locks
 from embedgeo.sweep import run as sweep_run
-from embedgeo.sweep import worker as sweep_worker
+from embedgeo.sweep import run as sweep_worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
@@ -255,7 +255,7 @@ def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how)
 HOLD = """
 import sys
 from pathlib import Path
-from embedgeo.results.locks import Locks
+from embedgeo.results.files import Locks
 locks = Locks(Path(sys.argv[1]))
 print(locks.take(sys.argv[2]) and not locks.error, flush=True)
 sys.stdin.read()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from embedgeo.cli import _parser, main
-from embedgeo.results.groups import groups_of, parse_groups
+from embedgeo.results.records import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
 

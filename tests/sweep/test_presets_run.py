@@ -10,7 +10,7 @@ import yaml
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.text import builtin_corpus
-from embedgeo.text.streaming import parse_address
+from embedgeo.text.reading import parse_address
 from tests.sweep.tiny import checkpoint_files
 
 ROOT = Path(__file__).parents[2]

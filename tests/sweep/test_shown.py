@@ -12,7 +12,7 @@ from embedgeo.functional import types_by_frequency
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.shown import shown_types
+from embedgeo.sweep.texts import shown_types
 from embedgeo.text import TokenizedText, Words, tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model

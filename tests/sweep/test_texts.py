@@ -15,12 +15,10 @@ from transformers import GPT2Config, RobertaConfig, RobertaForMaskedLM, T5Config
 import embedgeo
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints.loading import load_tokenizer
-from embedgeo.results.schema import MODEL
+from embedgeo.results.records import MODEL
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.plan import make_plan
-from embedgeo.sweep.probe_text import ProbeText, require_fit
-from embedgeo.sweep.texts import prepare_texts
-from embedgeo.sweep.tokenizers import find_tokenizers
+from embedgeo.sweep.texts import ProbeText, find_tokenizers, prepare_texts, require_fit
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
 from embedgeo.results.history import read_histories
-from embedgeo.training import measuring
+from embedgeo.training import monitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, loader, moments, steps, value
@@ -47,7 +47,7 @@ def gate(monkeypatch):
 
     Waits.gate.clear()
     waited, monitors = [], []
-    monkeypatch.setattr(measuring, "wait", opens)
+    monkeypatch.setattr(monitor, "wait", opens)
     yield monitors, waited
     Waits.gate.set()
 

@@ -45,7 +45,7 @@ def only_moments(dim):
 def quick():
     """Times of few rows: what is tested here are not times."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("embedgeo.training.costs._TIMED_ROWS", 32)
+    patch.setattr("embedgeo.training.describe._TIMED_ROWS", 32)
     yield
     patch.undo()
 

@@ -16,7 +16,10 @@ from tests.models import gpt_neox, t5, token_batch
 from tests.training.runs import TinyLM, fit, loader, moments, steps
 from tests.training.test_background import assert_same_training
 from tests.training.test_lightning import random_state
-from tests.training.test_lightning_resume import interrupted, pytestmark  # noqa: F401 (what Lightning says of resuming)
+from tests.training.test_lightning_resume import (
+    interrupted,
+    pytestmark,  # noqa: F401 (what Lightning says of resuming)
+)
 from tests.training.test_monitor_faults import BreaksLate
 from tests.training.test_steps import assert_same, loop
 from tests.training.test_transformers import hf_trainer, logged

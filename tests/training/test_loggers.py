@@ -10,8 +10,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
-from embedgeo.training.loggers import Adapter, Charts, adapters, page, tensorboard
-from embedgeo.training.loggers.csv import COLUMNS, Csv
+from embedgeo.training.loggers import Adapter, Charts, adapters, local, page
+from embedgeo.training.loggers.local import COLUMNS, Csv
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, moments
 
@@ -226,7 +226,7 @@ def test_tensorboard_keeps_the_charts_of_all_monitors(tmp_path):
             (adapter,) = adapters([writer])
             for _ in range(2):
                 adapter.write_charts(Charts(prefix, ["V", "mine"]), records(0))
-        assert tensorboard._layouts[writer].keys() >= {"geometry: size and variance", "probe: size and variance"}
+        assert local._layouts[writer].keys() >= {"geometry: size and variance", "probe: size and variance"}
     layouts = EventAccumulator(str(tmp_path)).Reload().Tensors("custom_scalars__config__")
     assert b"geometry: size" in layouts[-1].tensor_proto.string_val[0]
     assert b"probe: size" in layouts[-1].tensor_proto.string_val[0]

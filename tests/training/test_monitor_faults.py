@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, TokenMoments
-from embedgeo.capture.states import kept_random_states
+from embedgeo.capture.calls import kept_random_states
 from tests.test_geometry import hooks
 from tests.training.runs import TinyLM, fit, loader, moments, steps, value
 from tests.training.test_lightning import random_state

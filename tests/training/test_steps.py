@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor, log_spaced_steps
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.training import LanguageModel, new_model, training_batches
+from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.text import builtin_corpus, train_tokenizer
 from tests.models import gpt_neox, token_batch
 from tests.test_geometry import hooks

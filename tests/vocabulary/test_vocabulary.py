@@ -10,16 +10,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from embedgeo import load_sample
-from embedgeo.checkpoints import Contents, loading, matrices
-from embedgeo.checkpoints.checkpoint import local_files
+from embedgeo.checkpoints import Contents, loading
 from embedgeo.checkpoints.files import hashed_file
+from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
 from embedgeo.report.reading import read_runs
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 from tests.data import floats
 from tests.models import t5
-from tests.sweep.conftest import REPOSITORY, hub  # noqa: F401 - a fixture
+from tests.sweep.conftest import (
+    REPOSITORY,
+    hub,  # noqa: F401 - a fixture
+)
 from tests.sweep.tiny import SIZES, _files, tokenizer_files, write_files
 
 ROWS, KNOWN = 320, 300
@@ -202,9 +205,9 @@ def test_no_more_is_loaded_of_safetensors_files_than_the_matrices(kind, as_bin, 
         (tmp_path / "model.safetensors").unlink()
         torch.save(made.state_dict(), tmp_path / "pytorch_model.bin")
     loads = []
-    monkeypatch.setattr(matrices, "load_model", lambda *a, **k: loads.append(1) or loading.load_model(*a, **k))
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: loads.append(1) or loading.load_model(*a, **k))
     contents = Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(tmp_path)))
-    read = matrices.read_matrices(tmp_path, contents, dtype=torch.float32)
+    read = loading.read_matrices(tmp_path, contents, dtype=torch.float32)
     assert len(loads) == as_bin
     assert read.input.equal(made.get_input_embeddings().weight)
     assert read.output.equal(made.get_output_embeddings().weight)

@@ -1,6 +1,7 @@
 """A module's calls, also those of its bare ``forward``, which torch's hooks do not see."""
 
 import inspect
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,6 +11,7 @@ from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -195,3 +197,107 @@ def _plain(forward: Callable[..., Any]) -> Callable[..., Any]:
     """
     plain = getattr(forward, "_embedgeo_plain", None)
     return plain if plain is not None and forward.__wrapped__ is plain else forward  # type: ignore[attr-defined]
+
+
+class Hook:
+    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
+
+    def __init__(self, module: nn.Module | None = None, run: Callable[..., None] | None = None) -> None:
+        self._module, self._run = module, run
+
+    def __call__(self, module: nn.Module, *call: Any) -> None:
+        """Run, if the module is its own."""
+        if self._run is not None and module is self._module:
+            self._run(module, *call)
+
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
+
+
+class _EagerMode:
+    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last one ends it."""
+
+    def __init__(self) -> None:
+        self._num_open = 0
+        self._settings = ExitStack()
+
+    def __enter__(self) -> None:
+        if not self._num_open:
+            self._settings.enter_context(torch.compiler.set_stance("force_eager"))
+            self._settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+        self._num_open += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self._settings.close()
+
+
+eager_mode = _EagerMode()
+"""The one of this process."""
+
+
+def first_float(value: Any) -> Tensor | None:
+    """The first floating-point tensor in the arguments or the output of a module."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for each in value:  # no generator: torch.compile follows this
+            found = first_float(each)
+            if found is not None:
+                return found
+    return None
+
+
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first floating-point tensor that a module is called with; of those given by name ``hidden_states``."""
+    return first_float((*args, kwargs.get("hidden_states"), *kwargs.values()))
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use, GPUs) on exit."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # reading their states initialises it
+    try:
+        with torch.random.fork_rng(gpus, device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def present_modes(model: nn.Module) -> Callable[[], None]:
+    """What puts each module back into the mode, train or eval, that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def put_back() -> None:
+        for module, was_training in modes:
+            module.training = was_training
+
+    return put_back
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Puts each module back into train or eval mode on exit."""
+    put_back = present_modes(model)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Puts buffers and their values back on exit, as the running statistics that a pass in train mode updates."""
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in buffers:
+                setattr(module, name, buffer.copy_(values))

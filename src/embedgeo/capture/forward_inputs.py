@@ -1,18 +1,97 @@
 """What a model was given in a forward pass: token ids and masks, in the order of the rows of a hidden state."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
 
 from embedgeo.capture import structure
 from embedgeo.capture.calls import Call, Lookup, has_gradients
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.rows import Aligned, LayerRows, covers_cached_positions, require_exclusions, require_integers
 from embedgeo.functional.rows import sequence_numbers, sequence_positions
+
+T = TypeVar("T")
+
+
+class LayerRows(NamedTuple):
+    """The rows of a layer's hidden state; the shape is the hidden state's without its last dimension."""
+
+    layer: Layer
+    shape: torch.Size
+
+    def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
+        """Token ids or a mask in the order of the rows; None if there is not one for each row.
+
+        If the model has positions first, they may be (positions, batch), unless they are known to be batch first.
+        """
+        if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
+            return tensor.T
+        is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
+        return tensor if tensor.shape == self.shape or is_flat else None
+
+    def require_fit(self, tensor: Tensor, what: str, *, is_batch_first: bool = False) -> Tensor:
+        """As `fit`, but a ValueError, with ``what`` the tensor is, instead of None."""
+        fitted = self.fit(tensor, is_batch_first=is_batch_first)
+        if fitted is None:
+            raise ValueError(
+                f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
+                f"the {what} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
+                "its rows."
+            )
+        return fitted
+
+
+class Aligned(NamedTuple):
+    """What the rows of a hidden state are, each of the rows' shape (...), or None.
+
+    Attributes:
+        token_ids: None if there are none.
+        mask: bool, True = count this row; None if all rows count.
+        word_ids: None if none were given.
+        prepared: what has been made of these, for the other layers of the forward pass: see `prepared_once`.
+    """
+
+    token_ids: Tensor | None
+    mask: Tensor | None
+    word_ids: Tensor | None
+    prepared: dict[Any, Any]
+
+    def prepared_once(self, device: torch.device, make: Callable[[], T]) -> T:
+        """What ``make`` makes of these for hidden states on a device, or has made: again if they change in place."""
+        given = (t for t in (self.token_ids, self.mask, self.word_ids) if t is not None and not t.is_inference())
+        key = (device, *(t._version for t in given))
+        if key not in self.prepared:
+            self.prepared[key] = make()
+        found: T = self.prepared[key]
+        return found
+
+
+def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
+    """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
+    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
+
+
+def require_integers(ids: Tensor, name: str) -> Tensor:
+    """The same ids; TypeError if they are not integers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
+    return ids
+
+
+def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
+    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
+    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
+        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
+    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
+        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
+    if skip_first_positions < 0:
+        raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
+
 
 Given = Tensor | Callable[[Any], Tensor]
 """A tensor, or a function that returns it, given the batch."""
@@ -248,3 +327,34 @@ class ForwardInputs:
         given = self._position_ids
         position_ids = given if given is not None and given.shape in (mask.shape, (1, mask.shape[1])) else None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
+
+
+def gathered(hidden: Tensor, mesh: DeviceMesh, given: Sequence[Tensor]) -> Tensor:
+    """The whole of a hidden state of which this rank has a part; any other one as it is. Every rank must call this.
+
+    It is a part where it has one R-th of the positions that the model was given, and is of no other tensor's shape.
+
+    Args:
+        hidden: shape (..., d); a part is (batch, positions / R, d).
+        mesh: of one dimension, the R ranks that have the parts in order.
+        given: token ids and masks; those of the whole batch are (batch, positions), the same on all ranks.
+
+    Raises:
+        ValueError: the ranks have the same, though not the same token ids: it has fewer positions for another reason.
+    """
+    size = mesh.size()
+    whole = [t for t in given if hidden.ndim == 3 and t.shape == (hidden.shape[0], size * hidden.shape[1])]
+    if not whole or isinstance(hidden, DTensor) or any(t.shape == hidden.shape[:2] for t in given):
+        return hidden
+    found = DTensor.from_local(hidden.contiguous(), mesh, [Shard(1)], run_check=False).full_tensor()
+    if _repeats(found, size) and not all(_repeats(t, size) for t in whole):
+        raise ValueError(
+            f"a layer must have a row for each token, or a part of them on each of {size} ranks; its rows have shape "
+            f"{tuple(hidden.shape[:2])} and are the same on all ranks. Leave the layer out."
+        )
+    return found
+
+
+def _repeats(tensor: Tensor, size: int) -> bool:
+    first, *others = tensor.chunk(size, 1)
+    return all(torch.equal(first, other) for other in others)

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedgeo.capture.calls import watched_calls
-from embedgeo.capture.forward_inputs import ForwardInputs
-from embedgeo.capture.hooks import eager_mode, first_float, first_input
+from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
+from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.rows import LayerRows
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
 
 _BATCH, _POSITIONS = 2, 8

@@ -20,8 +20,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.calls import READ, has_gradients
-from embedgeo.capture.hooks import first_float, first_input
+from embedgeo.capture.calls import READ, first_float, first_input, has_gradients
 from embedgeo.capture.structure import find_stack, submodels
 
 Event = Literal["call", "return", "lookup", "input", "output"]

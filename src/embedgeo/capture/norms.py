@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.states import kept_random_states
 from embedgeo.capture.structure import contains_any, final_norm, find_stack, submodels, unwrapped
 from embedgeo.functional.rows import RowUnit
 

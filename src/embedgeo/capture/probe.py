@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import in_shape_inference, watched_calls
-from embedgeo.capture.forward_inputs import ForwardInputs, Given
-from embedgeo.capture.hooks import Hook, eager_mode, first_float, first_input
+from embedgeo.capture.calls import Hook, eager_mode, first_float, first_input, in_shape_inference, watched_calls
+from embedgeo.capture.forward_inputs import Aligned, ForwardInputs, Given, gathered
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.rows import Aligned
-from embedgeo.capture.shards import gathered
 
 if TYPE_CHECKING:
     from embedgeo.capture.listening import Event

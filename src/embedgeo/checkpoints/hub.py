@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.hf_api import RepoFile
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
-from embedgeo.results.wording import reason
+from embedgeo.formatting import reason
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WAITS = (1.0, 2.0, 4.0, 8.0)

@@ -1,14 +1,22 @@
 """Load models and tokenizers, without running code that comes with a checkpoint."""
 
-from dataclasses import dataclass
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -21,12 +29,126 @@ from transformers import (
 )
 
 from embedgeo.capture.structure import input_embedding, measured_model
-from embedgeo.checkpoints.configuration import load_config
-from embedgeo.checkpoints.devices import DeviceMap, placement
-from embedgeo.checkpoints.files import Contents, require_whole_index, weight_files
-from embedgeo.checkpoints.naming import import_named
-from embedgeo.checkpoints.reading import harmless_allowed, reading, require_readable, stored_values
-from embedgeo.results.wording import reason
+from embedgeo.checkpoints.files import (
+    Contents,
+    harmless_allowed,
+    reading,
+    require_readable,
+    require_whole_index,
+    stored_values,
+    weight_files,
+)
+from embedgeo.formatting import reason
+
+_LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
+_MOST_LAYERS = 1000
+"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
+
+
+def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False) -> PreTrainedConfig:
+    """The configuration of a model.
+
+    Args:
+        folder: with ``config.json``.
+        trust_remote_code: run code that comes with it.
+        may_be_both: whether it may be of an encoder-decoder.
+
+    Raises:
+        ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
+    """
+
+    def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key.endswith("_implementation") and "/" in str(value) and not trust_remote_code:
+                raise ValueError(
+                    f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
+                )
+            if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
+                raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
+        return dict(pairs)
+
+    with reading("config.json"):
+        text = (folder / "config.json").read_text()
+        if not isinstance(json.loads(text), dict):
+            raise TypeError("it must be an object")
+    json.loads(text, object_pairs_hook=require_harmless)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    if config.is_encoder_decoder and not may_be_both:
+        raise ValueError(
+            f"a model must be a decoder or an encoder of text; {config.model_type} is both. Measure it by hand: "
+            "embedgeo.observe."
+        )
+    return config
+
+
+DeviceMap = str | Mapping[str, Any]
+"""``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read when it is needed."""
+
+
+def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
+    """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"`` as it is.
+
+    Raises:
+        ValueError: modules that the model does not have, devices that the machine does not have, or weights without a
+            device.
+
+    >>> placement(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"": "cpu", "1": "disk"})
+    {'0': 'cpu', '1': 'disk'}
+    """
+    if isinstance(device_map, str):
+        return device_map
+    names = [name for name, _ in model.named_modules()]
+    if unknown := sorted(map(str, device_map.keys() - set(names))):
+        kind = type(model).__name__
+        raise ValueError(f"device_map must name modules of {kind}, such as {names[-1]!r}; got {', '.join(unknown)}.")
+    devices = {name: _device(value) for name, value in device_map.items()}
+    placed: dict[str, str] = {}
+
+    def place(name: str, part: nn.Module, outer: str | None) -> None:
+        prefix, device = f"{name}." if name else "", devices.get(name, outer)
+        if any(other.startswith(prefix) and other != name for other in devices):
+            for child, inner in part.named_children():
+                place(prefix + child, inner, device)
+            own = [prefix + each for each, _ in part.named_parameters(recurse=False)]
+        else:
+            own = [name] if any(True for _ in part.parameters()) else []
+        if own and device is None:
+            raise ValueError(f"device_map must give each weight a device; {own[0]} has none. Add one for '': the rest.")
+        placed.update({each: str(device) for each in own})
+
+    place("", model, None)
+    return placed
+
+
+def _device(value: Any) -> str:
+    """The name of one of the machine's devices, or ``disk``."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if accelerator else 0
+    known = ["cpu", "disk", *(f"{accelerator}:{i}" for i in range(count))]
+    try:
+        device = torch.device("cpu" if value == "disk" else value)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+    if name not in known:
+        raise ValueError(f"device_map must name devices of this machine, {', '.join(known)}; got {value!r}.")
+    return "disk" if value == "disk" else name
+
+
+def import_named(name: str) -> Any:
+    """Import ``package.module.name``; modules in the working directory are found, too.
+
+    Raises:
+        Exception, SystemExit: there is nothing of this name, or its module fails or exits when it is imported.
+
+    >>> import_named("fractions.Fraction")(3)
+    Fraction(3, 1)
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module_name, _, attribute = name.rpartition(".")
+    return getattr(import_module(module_name), attribute)
+
 
 _MOST_TENSORS = 200_000
 """Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
@@ -235,3 +357,144 @@ def lightning_step(path: Path) -> int:
 def num_token_types(model: nn.Module) -> int | None:
     """Rows of the input embedding; None if the model has no embedding table."""
     return getattr(input_embedding(model), "num_embeddings", None)
+
+
+_IN_FILES = {"lm_head.weight": "embed_out.weight"}
+"""Names that files have for tensors of a model: of GPT-NeoX, whose head transformers 5 calls as that of others."""
+
+
+class Matrices(NamedTuple):
+    """The embedding matrices of a model; their rows are the vocabulary.
+
+    Attributes:
+        input: shape (vocabulary, d): what token ids are looked up in.
+        output: shape (vocabulary, d): what hidden states are multiplied with; None if the checkpoint has none.
+        is_tied: whether both are one matrix.
+        model_class: of the model.
+    """
+
+    input: Tensor
+    output: Tensor | None
+    is_tied: bool
+    model_class: str
+
+
+class _Stored(NamedTuple):
+    """Where the matrices of a model may be in the files of its checkpoint.
+
+    Attributes:
+        input: names of the tensor.
+        output: likewise; none if the model has no such matrix.
+        shapes: of both.
+        is_tied: whether the configuration makes them one.
+        model_class: of the model.
+    """
+
+    input: list[str]
+    output: list[str]
+    shapes: list[torch.Size]
+    is_tied: bool
+    model_class: str
+
+    def found(self, names: Mapping[str, object]) -> list[str] | None:
+        """The names of the matrices among those of the files: one if they are tied; None if they are not all there."""
+        found = [next((name for name in kind if name in names), "") for kind in (self.input, self.output)]
+        if self.is_tied and any(found):
+            return list(filter(None, found))
+        wanted = found if self.output else found[:1]
+        return wanted if all(wanted) else None
+
+
+def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Matrices:
+    """The input and the output embedding of a Hugging Face checkpoint.
+
+    Of safetensors files only these tensors are read, if they have the names and shapes of the model's; otherwise the
+    model is loaded. A bias of the output is not part of its matrix.
+
+    Args:
+        folder: with the files.
+        contents: of the checkpoint; only the files of `needed_contents` have to be there.
+        dtype: of the matrices.
+        trust_remote_code: run code that comes with the checkpoint.
+
+    Raises:
+        ValueError: a file that cannot be read, or a model without an embedding table of tokens.
+    """
+    stored = _stored(folder, trust_remote_code=trust_remote_code)
+    files: dict[str, Path] = {}
+    for path in (folder / file.name for file in weight_files(contents.weights)):
+        if path.suffix == ".safetensors":
+            with reading(path.name), safe_open(path, "pt") as opened:
+                files |= dict.fromkeys(opened.keys(), path)
+    if names := stored.found(files):
+        tensors = [_tensor(files[name], name, dtype) for name in names]
+        if all(tensor.shape in stored.shapes for tensor in tensors):
+            table, head = tensors[0], tensors[1] if len(tensors) > 1 else None
+            # as transformers ties: not those of which the files have two that differ
+            is_tied = stored.is_tied and (head is None or head.equal(table))
+            return Matrices(table, table if is_tied else head, is_tied, stored.model_class)
+    loaded = load_model(folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True)
+    inputs, outputs = (None if weight is None else weight.detach() for weight in _weights(loaded.model))
+    assert inputs is not None
+    is_tied = outputs is not None and outputs.data_ptr() == inputs.data_ptr()
+    return Matrices(inputs, outputs if is_tied or loaded.has_head else None, is_tied, stored.model_class)
+
+
+def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool = False) -> Contents:
+    """The files that `read_matrices` needs of a checkpoint in several safetensors files; all where that is not known.
+
+    Args:
+        contents: of the checkpoint.
+        folder: with its ``config.json`` and the index of its weights.
+        trust_remote_code: run code that comes with the checkpoint.
+    """
+    index = next((file for file in contents.weights if file.name.endswith(".safetensors.index.json")), None)
+    if index is None:
+        return contents
+    with reading(index.name):
+        places = dict(json.loads((folder / index.name).read_text())["weight_map"])
+    names = _stored(folder, trust_remote_code=trust_remote_code).found(places)
+    if names is None:
+        return contents
+    wanted = {places[name] for name in names}
+    return replace(contents, weights=tuple(file for file in contents.weights if file.name in wanted))
+
+
+def _stored(folder: Path, *, trust_remote_code: bool) -> _Stored:
+    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
+    model = empty_model(config, trust_remote_code=trust_remote_code)
+    table, head = _weights(model)
+    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is _head(model)}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+
+    def names_of(weight: Tensor | None, *, of_head: bool) -> list[str]:
+        every = model.named_parameters(remove_duplicate=False)
+        names = [name for name, each in every if each is weight and (name in at_head) == of_head]
+        bare = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        return [*names, *bare, *(_IN_FILES[name] for name in names if name in _IN_FILES)]
+
+    return _Stored(
+        names_of(table, of_head=False),
+        [] if head is None else names_of(head, of_head=True),
+        [weight.shape for weight in (table, head) if weight is not None],
+        head is table,
+        type(model).__name__,
+    )
+
+
+def _weights(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weights of the input and the output embedding; None for one that a model has not."""
+    table = getattr(input_embedding(model), "weight", None)
+    if table is None or table.ndim != 2:
+        raise ValueError(f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none.")
+    return table, getattr(_head(model), "weight", None)
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    get_head = getattr(model, "get_output_embeddings", None)
+    return get_head() if callable(get_head) else None
+
+
+def _tensor(path: Path, name: str, dtype: torch.dtype) -> Tensor:
+    with reading(path.name), safe_open(path, "pt") as opened:
+        return opened.get_tensor(name).to(dtype)

@@ -1,16 +1,333 @@
 """Where checkpoints come from: repositories on the Hub and local folders, one or several."""
 
+import json
+import math
+import os
 import re
+import shlex
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.checkpoint import UNREADABLE, Checkpoint, file_name, joined
-from embedgeo.checkpoints.folders import absolute, list_folder
-from embedgeo.checkpoints.steps import Position, name_overlooked, parse_position
-from embedgeo.results.wording import listed
+from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, needed_files
+from embedgeo.formatting import listed
+
+_STEP = re.compile(
+    r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
+    r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[km]?)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+_TOKENS = re.compile(r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE)
+_EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
+_LIKE_STEP = re.compile(
+    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$", re.IGNORECASE
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+Steps = str | int | Sequence[int]
+"""``"all"``, ``"log"``, ``"final"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
+
+
+class Position(NamedTuple):
+    """Where in its training run a checkpoint is.
+
+    Attributes:
+        step: optimizer steps taken, or the number of the checkpoint if its publisher counts these instead.
+        tokens: tokens seen, if the name contains them.
+        series: the name without both, which checkpoints of one training run have in common.
+    """
+
+    step: int
+    tokens: int | None
+    series: str
+
+
+def parse_position(name: str) -> Position | None:
+    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is no step in it.
+
+    >>> parse_position("stage1-step1000-tokens5B")
+    Position(step=1000, tokens=5000000000, series='stage1-step')
+    >>> parse_position("TinyLlama-1.1B-intermediate-step-1431k-3T")[:2]
+    (1431000, 3000000000000)
+    >>> parse_position("main") is None
+    True
+    """
+    matches = list(_STEP.finditer(name))
+    if not matches:
+        return None
+    match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
+    before, after = name[: match.start("number")], name[match.end() :]
+    tokens = _TOKENS.search(after)
+    if tokens is not None:
+        after = after[: tokens.start()] + after[tokens.end() :]
+    series = _EPOCH.sub("", before) + after
+    return Position(_amount(match), None if tokens is None else _amount(tokens), series)
+
+
+def looks_like_step(name: str) -> bool:
+    """Whether a name may be meant to name a step, though `parse_position` reads none in it.
+
+    >>> [looks_like_step(name) for name in ("my step 5", "epoch3", "1000", "v1.0", "stepwise", "main")]
+    [True, True, True, False, False, False]
+    """
+    return parse_position(name) is None and _LIKE_STEP.search(name) is not None
+
+
+def name_overlooked(model: str, names: Iterable[str]) -> None:
+    """Warn of names that look like steps and are none, in one warning."""
+    overlooked = sorted(name for name in names if looks_like_step(name))
+    if overlooked:
+        warnings.warn(
+            f"{model}: left out {listed([repr(name) for name in overlooked])}, in which no step is read. Names with a "
+            "step are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            stacklevel=2,
+        )
+
+
+def _amount(match: re.Match[str]) -> int:
+    return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
+
+
+def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
+    """Select steps among those that exist.
+
+    Args:
+        existing: steps of the checkpoints that exist.
+        steps: ``"all"``; ``"log"`` for the first, the last, and the nearest one to each power of two; ``"final"``
+            for all, which are then the final ones; or the steps.
+
+    Raises:
+        ValueError: anything else, or a step without a checkpoint.
+
+    >>> sorted(select_steps(range(0, 5000, 1000), "log"))
+    [0, 1000, 2000, 4000]
+    """
+    available = sorted(set(existing))
+    if steps in ("all", "final"):
+        return set(available)
+    if steps == "log":
+        return _log_spaced(available)
+    wanted = _numbers(steps)
+    unknown = sorted(wanted - set(available))
+    if unknown:
+        near = sorted({_nearest(available, step) for step in unknown}) if available else []
+        raise ValueError(
+            f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
+            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
+        )
+    return wanted
+
+
+def _numbers(steps: Steps) -> set[int]:
+    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
+    try:
+        numbers = {int(part) for part in parts}
+    except (TypeError, ValueError):
+        numbers = set()
+    if not numbers:
+        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
+    return numbers
+
+
+def _log_spaced(available: Sequence[int]) -> set[int]:
+    positive = [step for step in available if step > 0]
+    if not positive:
+        return set(available)
+    powers = [2**k for k in range(positive[-1].bit_length())]
+    nearest = {_nearest(positive, power, scale=math.log) for power in powers}
+    return {available[0], *nearest, available[-1]}
+
+
+def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
+    return min(available, key=lambda candidate: abs(scale(candidate) - scale(step)))
+
+
+UNREADABLE = -1
+"""The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a training run, or a model that is none: a final one.
+
+    Attributes:
+        name: unique among the checkpoints listed together, and valid as a file name.
+        model: the repository, or the local folder as it was given.
+        revision: branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the link.
+        position: step, tokens seen and series.
+        commit: that the revision points to; empty for a local checkpoint.
+        path: the folder or file; None for a checkpoint on the Hub.
+        has_step: whether it is a checkpoint of a step; a final model is not, and is at step 0.
+    """
+
+    name: str
+    model: str
+    revision: str
+    position: Position
+    commit: str = ""
+    path: Path | None = None
+    has_step: bool = True
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.position.step
+
+    def contents(self) -> Contents:
+        """The files to load with their hashes, which the Hub lists and which are computed for local files.
+
+        Raises:
+            FileNotFoundError: weights or ``config.json`` are missing.
+            ValueError: its step cannot be read.
+        """
+        if self.step == UNREADABLE:
+            from embedgeo.checkpoints.loading import lightning_step
+
+            assert self.path is not None
+            lightning_step(self.path)
+        if self.path is None:
+            return needed_files(hub.list_files(self.model, self.commit))
+        return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
+
+    def weights_state(self) -> str:
+        """Sizes and times of local weight files, which change when these are replaced; empty on the Hub.
+
+        Raises:
+            OSError: weights or ``config.json`` are missing.
+        """
+        if self.path is None:
+            return ""
+        found = {path.name: path.stat() for path in local_files(self.path)[0]}
+        return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()})
+
+    def config_digest(self) -> str:
+        """`Contents.config_digest`, without reading the weights."""
+        if self.path is None:
+            return self.contents().config_digest
+        return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
+
+
+def local_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The weights of a local checkpoint, and the other files that are needed.
+
+    Raises:
+        OSError: weights or ``config.json`` are missing.
+    """
+    if path.is_file():
+        return [path], []
+    needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file())
+    return [path / file.name for file in needed.weights], [path / file.name for file in needed.others]
+
+
+def joined(own: str, name: str) -> str:
+    """A name with that of its model before it, where several models are listed together."""
+    return f"{own}--{name}" if own else name
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file, which is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+
+
+def list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
+    """List the checkpoints of steps in a folder, and the folder itself where it is a model of no step.
+
+    Args:
+        model: the folder, or a file of Lightning, as it was given.
+        is_only: whether no other model is listed; otherwise names and series start with the folder's name.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+    """
+    folder = absolute(model)
+    own = "" if is_only else folder.name
+    candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
+    positions = {path: position for path in paths if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions.update(_unnamed(paths, positions))
+    if not positions and (folder / "config.json").is_file():
+        itself = folder if parse_position(folder.name) else folder.resolve()
+        if position := parse_position(itself.name):
+            positions = {itself: position}
+    is_final = _is_final(folder, positions)
+    if is_final:
+        positions.pop(folder, None)
+    elif not positions:
+        raise FileNotFoundError(_neither(model, paths))
+    name_overlooked(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
+    for path, position in positions.items():
+        series = "" if path.is_file() else position.series
+        named = position._replace(series=joined(own, series))
+        yield Checkpoint(file_name(joined(own, path.name)), model, path.name, named, path=path)
+    if is_final:
+        final = Position(0, None, own)
+        yield Checkpoint(file_name(folder.name), model, folder.name, final, path=folder, has_step=False)
+
+
+def absolute(model: str) -> Path:
+    """The path of a folder or file under the name that was given: links are not followed."""
+    return Path(os.path.abspath(Path(model).expanduser()))
+
+
+def read_step(path: Path) -> int:
+    """The step inside a file of Lightning; see `embedgeo.checkpoints.loading.lightning_step`."""
+    from embedgeo.checkpoints.loading import lightning_step
+
+    return lightning_step(path)
+
+
+def _unnamed(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
+    """Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step inside them."""
+    steps = {position.step for position in named.values()}
+    found: dict[Path, Position] = {}
+    for path in paths:
+        if path.is_file() and path not in named:
+            try:
+                step = read_step(path)
+            except ValueError:
+                step = UNREADABLE
+            if step not in steps:
+                steps |= {step} - {UNREADABLE}
+                found[path] = Position(step, None, "")
+    return found
+
+
+def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
+    """Whether a folder or file is itself a model, and not of one of the steps that were found."""
+    if folder.is_file():
+        return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
+    if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
+        return False
+    try:
+        return not positions or bool(local_files(folder))
+    except (OSError, ValueError):  # beside the checkpoints, the configuration alone
+        return False
+
+
+def _holds_weights(path: Path) -> bool:
+    from embedgeo.checkpoints.files import stored_values
+
+    with suppress(ValueError, TypeError):
+        return "state_dict" in stored_values(path)
+    return False
+
+
+def _neither(model: str, paths: Collection[Path]) -> str:
+    """What to do about a folder that holds no checkpoint."""
+    inside = [str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()]
+    remedy = f" To measure the models in it, name them: --model {shlex.join(inside[:8])}" if inside else ""
+    return (
+        "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints with their steps in their "
+        f"names, such as step1000 or checkpoint-1000; {model} is none of these.{remedy}"
+    )
+
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
 _MOST_BYTES = 200

@@ -1,18 +1,24 @@
 """The command ``embedgeo doctor``."""
 
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule
 from torch import nn
 
-from embedgeo.checkpoints.naming import import_named
+from embedgeo.checkpoints import hub, is_local, require_source
+from embedgeo.checkpoints.loading import empty_model, import_named, load_config
 from embedgeo.doctor import DoctorSettings
-from embedgeo.doctor.models import configured, made, pretrained
-from embedgeo.results.wording import reason
+from embedgeo.formatting import reason
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.quiet import quiet
-from embedgeo.training.description import Description
+from embedgeo.sweep.processes import quiet
+from embedgeo.training.describe import Description
 from embedgeo.training.lightning import GeometryMonitor
 
 _SIZES = {"batch_size": 8, "seq_len": 512}
@@ -74,3 +80,143 @@ def _function(name: str) -> Any:
             "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be "
             f"imported; got {name!r} ({reason(error)})."
         ) from error
+
+
+_MOST_PARAMETERS = 100_000_000
+"""A larger model is not given memory for its weights, if it can be made without."""
+
+
+def pretrained(source: str, *, trust_remote_code: bool = False) -> nn.Module:
+    """The model of a repository or a folder, by its ``config.json`` alone, without memory for its weights.
+
+    Raises:
+        ValueError, OSError: there is none.
+    """
+    require_source("model_or_config", source)
+    if is_local(source):
+        return _empty(Path(source).expanduser(), trust_remote_code)
+    commits = hub.list_revisions(source)
+    commit = commits.get("main") or next(iter(commits.values()), None)
+    if commit is None:
+        raise FileNotFoundError(f"model_or_config must have a branch; {source} has none.")
+    names = ["config.json", *(["*.py"] if trust_remote_code else [])]
+    with tempfile.TemporaryDirectory() as cache:
+        return _empty(hub.fetch_small(source, commit, names, Path(cache)), trust_remote_code)
+
+
+def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"model_or_config must be a folder with a config.json, or a YAML file, or name a function; {folder} has "
+            "none. Of a folder of checkpoints give one of them."
+        )
+    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
+    return empty_model(config, trust_remote_code=trust_remote_code)
+
+
+def made(name: str) -> nn.Module:
+    """The model that a function or a class makes without arguments, or a model itself, by its name.
+
+    Raises:
+        ValueError: there is no such thing, it fails, or it makes no module.
+    """
+    try:
+        make = import_named(name.replace(":", "."))
+        model = make if isinstance(make, nn.Module) else _small_or_empty(make)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"it makes a {type(model).__name__}")
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            "model_or_config must name what makes a torch module without arguments, as package.module:make_model; got "
+            f"{name!r} ({reason(error)})."
+        ) from error
+    return model
+
+
+def configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
+    """The model of a LightningCLI's file, the arguments of its monitors, and the sizes of its batches.
+
+    Raises:
+        ValueError: the file does not say how to make a model.
+        OSError: it cannot be read.
+    """
+    try:
+        asked = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} must be a YAML file; it is not ({reason(error)}).") from error
+    model = asked.get("model") if isinstance(asked, dict) else None
+    is_whole = isinstance(model, dict) and "class_path" in model
+    if isinstance(model, str) or not (is_whole or model_class):
+        raise ValueError(
+            f"{path.name} must be the file of a LightningCLI, with model: class_path: and init_args:; got "
+            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by --model-class "
+            "package.module.Class if the script does, or give the model itself."
+        )
+    try:
+        module = _small_or_empty(lambda: _instance("model", model or {}, None if is_whole else model_class))
+        monitors = [_arguments(each) for each in _callbacks(asked) if _is_monitor(each)]
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
+    data = _part(asked, "data")
+    data = _part(data, "init_args") or data
+    sizes = {name: data[name] for name in ("batch_size", "seq_len") if isinstance(data.get(name), int)}
+    num_batches = _part(asked, "trainer").get("accumulate_grad_batches")
+    if "batch_size" in sizes and isinstance(num_batches, int):
+        sizes["batch_size"] *= num_batches  # of an optimizer step
+    return module, monitors, sizes
+
+
+def _instance(name: str, given: Any, class_name: str | None) -> Any:
+    """What a LightningCLI makes of a part of its file."""
+    parser = ArgumentParser(exit_on_error=False)
+    if class_name is None:
+        parser.add_subclass_arguments(LightningModule, name)
+        import_named(given["class_path"])  # puts the working directory on the path
+    else:
+        parser.add_class_arguments(import_named(class_name.replace(":", ".")), name)
+    return parser.instantiate(parser.parse_object({name: given}))[name]
+
+
+def _part(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    found = asked.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _callbacks(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The callbacks, also those of which there is only a name; that of a monitor may be short."""
+    found = _part(asked, "trainer").get("callbacks") or []
+    every = [
+        {"class_path": each} if isinstance(each, str) else each
+        for each in (found if isinstance(found, list) else [found])
+    ]
+    return [each for each in every if isinstance(each, dict) and isinstance(each.get("class_path"), str)]
+
+
+def _is_monitor(callback: dict[str, Any]) -> bool:
+    name = callback["class_path"]
+    if name == GeometryMonitor.__name__:
+        return True
+    kind = import_named(name) if "." in name else None
+    return isinstance(kind, type) and issubclass(kind, GeometryMonitor)
+
+
+def _arguments(callback: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a monitor; functions are given by their names."""
+    given = dict(callback.get("init_args") or {})
+    for name in ("metrics", "layers", "probe_forward", "token_ids", "mask", "word_ids"):
+        value = given.get(name)
+        if isinstance(value, str) and name != "layers" and value != "auto":
+            given[name] = import_named(value)
+    return given
+
+
+def _small_or_empty(make: Callable[[], Any]) -> Any:
+    """What ``make`` makes; a model of many parameters on the meta device, if it can be made there."""
+    try:
+        with torch.device("meta"):
+            model = make()
+        if sum(weight.numel() for weight in model.parameters()) > _MOST_PARAMETERS:
+            return model
+    except Exception:  # it needs values: it is made in memory, or says by itself what is wrong
+        pass
+    return make()

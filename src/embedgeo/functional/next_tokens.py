@@ -10,8 +10,7 @@ from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.split import unbiased_split, variance_split, within_variance
-from embedgeo.functional.tokens import TokenTable
+from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
 
 
 def labelled_by_next(rows: Rows) -> Rows | None:

@@ -3,6 +3,7 @@
 Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1, for the moments of a token type.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,9 +12,18 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
-from embedgeo.functional.moments import blocked, chunk_length, merge_parts, row_chunks, without_rounding
-from embedgeo.functional.order import Part, Runs, TokenOrder
+from embedgeo.functional.moments import (
+    blocked,
+    chunk_length,
+    merge_parts,
+    ratio,
+    row_chunks,
+    variance_values,
+    without_rounding,
+)
 from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.rows import Part, Runs, TokenOrder
+from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
@@ -176,3 +186,221 @@ def _means(rows: Tensor, part: Part) -> Tensor:
     """The mean of the rows of each run."""
     places = torch.arange(len(rows), device=rows.device)
     return embedding_bag(places, rows, part.first, mode="sum").div_(part.lengths[:, None])
+
+
+_FEW_SEQUENCES = 3
+"""Token types seen in two sequences up to this many stand for those seen in one only."""
+
+
+class SequenceCount(NamedTuple):
+    """Number of sequences that rows came from, scalar."""
+
+    num_sequences: Tensor
+
+    def merge(self, other: "SequenceCount") -> "SequenceCount":
+        """That of the rows of both, which share no sequence."""
+        return SequenceCount(self.num_sequences + other.num_sequences)
+
+    def all_reduce(self, group: Any = None) -> "SequenceCount":
+        """That of the rows of all ranks."""
+        return SequenceCount(all_reduce_sum(self.num_sequences, group))
+
+
+class WithinMoments(NamedTuple):
+    """The `within_variance` of each batch, weighted by rows.
+
+    Attributes:
+        n_with_ids: number of rows with token ids, scalar.
+        n_paired: number of rows of the batches that have a within-token variance, scalar.
+        within: the sum over these rows of their batch's within-token variance, scalar.
+    """
+
+    n_with_ids: Tensor
+    n_paired: Tensor
+    within: Tensor
+
+    @classmethod
+    def empty(cls) -> "WithinMoments":
+        """Those of no batches."""
+        return cls(*torch.zeros(3, dtype=torch.float64))
+
+    def merge(self, other: "WithinMoments") -> "WithinMoments":
+        """Those of the batches of both."""
+        return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def all_reduce(self, group: Any = None) -> "WithinMoments":
+        """Those of the batches of all ranks."""
+        return WithinMoments(*(all_reduce_sum(state, group) for state in self))
+
+
+def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
+    """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
+    n = types.n.sum()
+    variance = within_variance(types.without_rounding(), n.new_full((), num_sequences))
+    n_paired = torch.where(variance.isnan(), 0, n)
+    return WithinMoments(n, n_paired, n_paired * variance.nan_to_num())
+
+
+def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
+    """The within-token variance V_W, estimated from pairs of occurrences in different sequences.
+
+    That of a token type is half the mean squared distance of such pairs, so that neither few occurrences nor those
+    that are alike because they are of one sequence make it too low: (n m2 - Σ_s n_s m2_s) / (n² - Σ_s n_s²), with m2
+    the squared deviations from the mean, of all n rows and of the n_s rows in sequence s. It is unbiased for each token
+    type, however their variances differ. Token types seen in one sequence only get the pooled value (sum of numerators
+    over sum of denominators) of those seen in two or three, or, where there are none, of all that have pairs.
+
+    Args:
+        types: the token table.
+        num_sequences: number of sequences that its rows came from, scalar. In a single one rows count as independent.
+
+    Returns:
+        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice (in different
+        sequences, where there are several).
+
+    >>> from embedgeo.functional import token_table
+    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 1, 1]))
+    >>> within_variance(table, torch.tensor(2)).item()
+    2.0
+    """
+    is_single, n = num_sequences <= 1, types.n
+    sequences = torch.where(is_single, n, types.sequences)
+    pairs = n.square() - torch.where(is_single, n, types.sequence_n2)
+    squares = (n * types.m2 - torch.where(is_single, 0, types.sequence_m2)).clamp(min=0)
+    few = (sequences > 1) & (sequences <= _FEW_SEQUENCES)
+    pooled = ratio((few * squares).sum(), (few * pairs).sum())
+    pooled = torch.where(few.any(), pooled, ratio(squares.sum(), pairs.sum()))
+    variance = torch.where(sequences > 1, ratio(squares, pairs), pooled)
+    return ratio((n * variance).sum(), n.sum())
+
+
+def variance_split(types: TokenTable) -> dict[str, Tensor]:
+    """Split the variance of all rows into within and between token types.
+
+    Returns:
+        ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
+    """
+    n, _, between_m2 = types._replace(m2=torch.zeros_like(types.m2)).pooled()
+    within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
+    return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
+
+
+def unbiased_split(n: Tensor, variance: Tensor, within: Tensor) -> dict[str, Tensor]:
+    """Split the variance by an estimate of the one within token types.
+
+    Args:
+        n: number of rows, scalar.
+        variance: V of the rows, scalar.
+        within: see `within_variance`, scalar.
+
+    Returns:
+        ``V_W_unbiased``; ``V_B_unbiased``, which is V - V_W_unbiased (n - 1) / n; and ``V_W_over_V_unbiased``, the
+        first over the sum of both.
+
+    >>> split = unbiased_split(*torch.tensor([4.0, 2.0, 1.0]))
+    >>> {key: value.item() for key, value in split.items()}
+    {'V_W_unbiased': 1.0, 'V_B_unbiased': 1.25, 'V_W_over_V_unbiased': 0.4444444477558136}
+    """
+    between = variance - within * ratio(n - 1, n)
+    return {
+        "V_W_unbiased": within,
+        "V_B_unbiased": between,
+        "V_W_over_V_unbiased": ratio(within, within + between),
+    }
+
+
+REGRESSION_COUNT_RANGE = (10, 100_000)
+"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
+
+
+def type_values(types: TokenTable) -> dict[str, Tensor]:
+    """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
+    values = variance_values(types.n, types.mean, types.m2)
+    return {key: values[key] for key in ("n", "Q", "M", "V")}
+
+
+def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Values over token types: the spread of Q, and regressions of V on M, and of Q, M and V on frequency.
+
+    Args:
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
+
+    Returns:
+        ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of variation of Q, NaN for
+        none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``Q_freq_r2``
+        and the same of M and V, of log10(1 + value) on log10(n), NaN for fewer than two distinct abscissae.
+    """
+    log_n = values["n"].log10()
+    lines = {"V_on_M": (values["M"], values["V"])}
+    lines |= {f"{key}_freq": (log_n, values[key].log1p() / math.log(10)) for key in "QMV"}
+    fitted = {name: least_squares(x, y) for name, (x, y) in lines.items()}
+    return {
+        "token_types_regressed": log_n.new_tensor(log_n.numel()),
+        "Q_t_cv": coefficient_of_variation(values["Q"]),
+        **{f"{name}_slope": slope for name, (slope, _) in fitted.items()},
+        **{f"{name}_r2": r2 for name, (_, r2) in fitted.items()},
+    }
+
+
+def coefficient_of_variation(x: Tensor) -> Tensor:
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``; NaN if there are none."""
+    return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
+
+
+def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,).
+
+    The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
+
+    >>> least_squares(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 5.0]))
+    (tensor(2.), tensor(1.))
+    """
+    if x.numel() == 0:
+        return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
+    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
+    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
+    xy = dx @ dy
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)
+
+
+NUM_BINS = 10
+"""Ranges of frequencies."""
+
+
+def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:
+    """Choose token types over all frequencies, as figure 1 of Yamagiwa & Shimodaira 2025 shows them.
+
+    The types that occur 10 to 100,000 times are put into ten bins of equal width in log n, from the least to the most
+    frequent of them. T_r being those in bin r that may be shown, N_r = 2 + ⌊√(4 |T_r| / max |T_r|)⌋ of them are drawn
+    at random, or all if they are fewer. (Appendix A. The authors have since said that the figure was made with
+    2 + ⌊4 √(|T_r| / max |T_r|)⌋: at most six instead of four.)
+
+    Args:
+        n: occurrences of each token type, shape (T,).
+        may_be_shown: of each, shape (T,), bool; the paper's are those of at least three characters. Default: all.
+        seed: of the draw, which depends on it, the counts and the order of the types alone.
+
+    Returns:
+        Indices of the types, by descending n, int64; none where no type occurs so often.
+
+    >>> types_by_frequency(torch.tensor([5, 10, 10, 10, 10, 10, 10, 1000, 200_000])).shape
+    torch.Size([5])
+    """
+    least, most = REGRESSION_COUNT_RANGE
+    counts = n.to(torch.float64)
+    counted = ((counts >= least) & (counts <= most)).nonzero().flatten()
+    if not len(counted):
+        return counted
+    logs = counts[counted].log10()
+    edges = torch.linspace(float(logs.min()), float(logs.max()), NUM_BINS + 1, dtype=logs.dtype, device=logs.device)
+    bins = torch.bucketize(logs, edges[1:-1], right=True)
+    if may_be_shown is not None:
+        kept = may_be_shown[counted]
+        counted, bins = counted[kept], bins[kept]
+    sizes = bins.bincount(minlength=NUM_BINS)
+    wanted = 2 + (4 * sizes / sizes.max().clamp(min=1)).sqrt().floor().to(torch.int64)
+    drawn = row_keys(0, len(n), seed=seed, device=n.device)[counted].argsort()
+    drawn = drawn[bins[drawn].argsort(stable=True)]  # bin after bin, each in a random order
+    rank = torch.arange(len(drawn), device=n.device) - (sizes.cumsum(0) - sizes)[bins[drawn]]
+    chosen = counted[drawn[rank < wanted[bins[drawn]]]]
+    return chosen[counts[chosen].argsort(descending=True, stable=True)]

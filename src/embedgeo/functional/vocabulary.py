@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE, distinct_rows
 from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, distinct_rows
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 _SLACK, _DEVIATIONS = 0.1, 4.0

@@ -16,9 +16,9 @@ from torch.distributed import ProcessGroup
 from embedgeo.capture.layers import Layer
 from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics.base import ValuesAndErrors
-from embedgeo.metrics.checks import require_same_values
+from embedgeo.metrics.defaults import require_same_values
 from embedgeo.metrics.layer import LayerMetrics
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 
 Numbers = dict[str, Tensor]
 """Value and standard error, shape (2,), by key."""

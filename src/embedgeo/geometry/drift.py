@@ -11,8 +11,7 @@ from torch import Tensor
 from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry.computing import Reached
 from embedgeo.metrics.base import ValuesAndErrors
-from embedgeo.metrics.fixed_rows import FixedRows
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.layer import FixedRows, LayerMetrics, MetricFactory
 from embedgeo.results.layer_names import layers_below
 
 

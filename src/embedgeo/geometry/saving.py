@@ -17,13 +17,13 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
 from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension
-from embedgeo.metrics.auto import is_auto
 from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
-    from embedgeo.geometry.results import Results
+    from embedgeo.geometry.geometry import Results
     from embedgeo.results.folder import SweepFolder
 
 _WRITER = "Geometry.save"
@@ -78,7 +78,7 @@ def save(
     failure: Exception | None = None
     if current_rank() == 0:
         try:
-            from embedgeo.results.architecture import note_architecture
+            from embedgeo.results.folder import note_architecture
             from embedgeo.results.parquet import to_frame
 
             out = _open(Path(folder), asked)

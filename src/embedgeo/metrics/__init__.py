@@ -1,14 +1,14 @@
 """Metrics over rows of embeddings: `torchmetrics.Metric` subclasses whose states merge."""
 
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
-from embedgeo.metrics.auto import auto_metrics as auto_metrics
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
 from embedgeo.metrics.defaults import MAX_STATE_BYTES as MAX_STATE_BYTES
+from embedgeo.metrics.defaults import auto_metrics as auto_metrics
 from embedgeo.metrics.defaults import default_metrics as default_metrics
+from embedgeo.metrics.defaults import extra_metrics as extra_metrics
 from embedgeo.metrics.defaults import full_metrics as full_metrics
 from embedgeo.metrics.defaults import streaming_metrics as streaming_metrics
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
-from embedgeo.metrics.extra import extra_metrics as extra_metrics
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
 from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences

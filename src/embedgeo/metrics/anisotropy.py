@@ -4,11 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
-from embedgeo.functional.batches import AnisotropyBatches, batch_values
-from embedgeo.functional.eigenvalues import ALPHA_WINDOW
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sketch import ScatterSketch, row_sketch, sketch_values
-from embedgeo.functional.spectrum import Scatter, covariance_eigenvalues, row_scatter, spectrum_values
+from embedgeo.functional.spectrum import (
+    ALPHA_WINDOW,
+    AnisotropyBatches,
+    Scatter,
+    batch_values,
+    covariance_eigenvalues,
+    row_scatter,
+    spectrum_values,
+)
 from embedgeo.metrics.base import GeometryMetric
 
 

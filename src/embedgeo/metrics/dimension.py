@@ -9,17 +9,19 @@ from torch import Tensor
 
 from embedgeo.functional.dimension import (
     DISCARD_FRACTIONS,
+    SCALES,
     DimensionEstimate,
     GlobalEstimator,
+    ScaleEstimates,
     estimated_dimension,
+    gride_dimensions,
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank
-from embedgeo.functional.duplicates import DUPLICATE_TOLERANCE
 from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, sample_batches
-from embedgeo.functional.scales import SCALES, ScaleEstimates, gride_dimensions
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 

@@ -9,8 +9,7 @@ from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.split import WithinMoments, unbiased_split, within_moments
-from embedgeo.functional.tokens import token_table
+from embedgeo.functional.tokens import WithinMoments, token_table, unbiased_split, within_moments
 from embedgeo.metrics.base import GeometryMetric
 
 

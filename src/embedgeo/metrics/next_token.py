@@ -9,8 +9,7 @@ from torch import Tensor
 
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.split import SequenceCount
-from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.functional.tokens import SequenceCount, TokenTable, token_table
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 
 

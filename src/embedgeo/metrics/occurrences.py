@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank
+from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.functional.type_plane import row_plane
 from embedgeo.metrics.base import GeometryMetric
 
 

@@ -9,11 +9,19 @@ from torch import Tensor
 
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
-from embedgeo.functional.regressions import REGRESSION_COUNT_RANGE, type_regressions, type_values
+from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.split import SequenceCount, unbiased_split, variance_split, within_variance
-from embedgeo.functional.tokens import TokenTable, token_table
-from embedgeo.functional.type_plane import type_plane
+from embedgeo.functional.tokens import (
+    REGRESSION_COUNT_RANGE,
+    SequenceCount,
+    TokenTable,
+    token_table,
+    type_regressions,
+    type_values,
+    unbiased_split,
+    variance_split,
+    within_variance,
+)
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 from embedgeo.metrics.moments import EmbeddingMoments, coordinates_of, wants_token_values
 

@@ -18,14 +18,13 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import examples
+from embedgeo.report import tokens
 from embedgeo.report.drawing import style
-from embedgeo.report.page import FigureWriter, Panel, Section, write_page
-from embedgeo.report.plan import page_plan
+from embedgeo.report.page import FigureWriter, Panel, Section, page_plan, write_page
 from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
 from embedgeo.results.files import replacing_contents, require_own
-from embedgeo.results.schema import MODEL
+from embedgeo.results.records import MODEL
 
 _MARK = '<meta name="generator" content="embedgeo report">'
 _OBJECTS = 50_000
@@ -65,7 +64,7 @@ def write_report(
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
         if names is not None:
-            examples.require_examples(runs, names)
+            tokens.require_examples(runs, names)
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import linalg, special, stats
 
 from embedgeo.functional import REGRESSION_COUNT_RANGE, twonn_dimension, type_regressions
-from embedgeo.functional.eigenvalues import entropy_rank, full_spectrum_values
-from embedgeo.functional.scales import SCALES, most_likely_dimension
+from embedgeo.functional.dimension import SCALES, most_likely_dimension
+from embedgeo.functional.spectrum import entropy_rank, full_spectrum_values
 
 Array = NDArray[np.float64]
 

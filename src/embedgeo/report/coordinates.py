@@ -9,14 +9,27 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
-from embedgeo.report.axes import ACCENT, RUNS, layer_axis, short, step_axis, thinned, value_bar
-from embedgeo.report.drawing import HEIGHT, FigureData, Picture, legend, new_figure
+from embedgeo.formatting import listed, number
+from embedgeo.glossary import term
+from embedgeo.report.drawing import (
+    ACCENT,
+    BASELINE,
+    HEIGHT,
+    RUNS,
+    FigureData,
+    Picture,
+    layer_axis,
+    legend,
+    new_figure,
+    short,
+    step_axis,
+    thinned,
+    value_axis,
+    value_bar,
+)
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
-from embedgeo.report.values import BASELINE, value_axis
-from embedgeo.results.glossary import term
 from embedgeo.results.layer_names import layer_labels
-from embedgeo.results.wording import listed, number
 
 NAMED = 10
 """How many coordinates of a layer are named."""

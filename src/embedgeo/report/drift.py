@@ -10,11 +10,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from embedgeo.report.axes import layer_axis, short, thinned, value_bar
-from embedgeo.report.drawing import FigureData, new_figure
+from embedgeo.formatting import number, printable
+from embedgeo.report.drawing import FigureData, layer_axis, new_figure, short, thinned, value_bar
 from embedgeo.report.figures import dynamics, heatmap, profile
 from embedgeo.report.runs import Run
-from embedgeo.results.wording import number, printable
 
 MATRICES = (
     "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry is the same but for "
@@ -23,7 +22,7 @@ MATRICES = (
 
 
 def of_metric(run: Run, metric: str) -> Iterator[FigureData]:
-    """A metric of `embedgeo.results.extra_terms.DRIFT`: over steps or, of one step, over layers."""
+    """A metric of `embedgeo.glossary.DRIFT`: over steps or, of one step, over layers."""
     if not run.varies(metric):
         return
     is_over_time = not metric.startswith("linearity") and not metric.endswith("_to_below")

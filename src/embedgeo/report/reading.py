@@ -10,17 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from embedgeo.report.axes import Array, thinned
+from embedgeo.formatting import listed
 from embedgeo.report.baseline import SIZES, baseline_values
+from embedgeo.report.drawing import Array, thinned
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.spectra import read_spectra
-from embedgeo.results.drift import read_cka
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.groups import groups_of
+from embedgeo.results.folder import SweepFolder, read_cka
 from embedgeo.results.layer_names import is_along
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
-from embedgeo.results.wording import listed
+from embedgeo.results.records import groups_of
 
 _OF_LAST = ("projections", "occurrences", "distances")
 """Tables of token types that are read of the last checkpoint alone."""

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from embedgeo.results.drift import CKA
+from embedgeo.results.folder import CKA
 from embedgeo.results.layer_names import blocks_by_side, is_along, side
-from embedgeo.results.schema import MODEL
+from embedgeo.results.records import MODEL
 
 _LARGEST = 1e300
 _ABOUT = ["model", "revision", "weights_sha256", "duplicate_of"]

@@ -8,14 +8,24 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from embedgeo.report.axes import ACCENT, Array, StepAxis, depth_bar, short, time_bar
+from embedgeo.formatting import number, printable
 from embedgeo.report.baseline import gaussian_eigenvalues
-from embedgeo.report.drawing import FigureData, legend, new_figure
+from embedgeo.report.drawing import (
+    ACCENT,
+    BASELINE,
+    Array,
+    FigureData,
+    StepAxis,
+    depth_bar,
+    legend,
+    log_ticks,
+    new_figure,
+    short,
+    time_bar,
+)
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
-from embedgeo.report.values import BASELINE, log_ticks
 from embedgeo.results.parquet import read_table
-from embedgeo.results.wording import number, printable
 
 ABOUT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "

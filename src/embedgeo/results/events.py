@@ -7,9 +7,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from embedgeo.results.glossary import GROUPS, in_order, term
+from embedgeo.glossary import GROUPS, in_order, term
 from embedgeo.results.layer_names import blocks_by_side
-from embedgeo.results.schema import Record, StepRecord
+from embedgeo.results.records import Record, StepRecord
 
 EVENTS = "events.out.tfevents."
 """What the name of an event file starts with."""

@@ -10,13 +10,104 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
+import pyarrow as pa
 
-from embedgeo.results.drift import last_change, read_measured
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
-from embedgeo.results.parquet import SCHEMA, TABLES, read_about, read_records, read_table, to_records, write_parquet
+from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.parquet import (
+    SCHEMA,
+    TABLES,
+    read_about,
+    read_parquet,
+    read_records,
+    read_table,
+    to_records,
+    write_parquet,
+)
+from embedgeo.results.records import MODEL
 from embedgeo.results.samples import LayerSample, write_sample
-from embedgeo.results.series import series_of
+
+
+def series_of(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
+    """The series of each checkpoint; where a series has several models, with what tells them apart.
+
+    Args:
+        found: the records of checkpoints, by name.
+        classes: of their models; empty where unknown.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, records in found.items():
+        groups.setdefault(str(records["series"].iloc[0]), []).append(name)
+    series = {}
+    for one, names in groups.items():
+        is_named = len({classes[name] for name in names} - {""}) > 1
+        models = {name: f"{classes[name]} {_shape(found[name])}" if is_named else _shape(found[name]) for name in names}
+        apart = len(set(models.values())) > 1
+        series.update({name: " ".join((one, models[name])).strip() if apart else one for name in names})
+    return series
+
+
+def _shape(records: pd.DataFrame) -> str:
+    """Width and depth of the model, as its records have them."""
+    widths = (
+        records[["layer", "width"]].drop_duplicates("layer").set_index("layer")["width"].drop(MODEL, errors="ignore")
+    )
+    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
+    return f"{widths[blocks].max()} wide, {len(blocks)} deep"
+
+
+_PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
+CKA = pa.schema(
+    [
+        *((f"{column}_{which}", kind) for which in "ab" for column, kind in _PLACE),
+        ("n", pa.int64()),
+        ("cka", pa.float64()),
+    ]
+)
+"""Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at checkpoint and layer b."""
+
+
+def drift_file(folder: Path, name: str) -> Path:
+    """Where the records of a checkpoint are that need its saved sample and those of others."""
+    return folder / "drift" / f"{name}.parquet"
+
+
+def cka_file(folder: Path) -> Path:
+    """Where the similarity of steps with steps and of layers with layers is."""
+    return folder / "cka.parquet"
+
+
+def read_cka(folder: Path) -> pd.DataFrame:
+    """The table of `CKA` of a sweep; empty where there is none.
+
+    Raises:
+        ValueError: it cannot be read, or lacks columns.
+    """
+    path = cka_file(folder)
+    if not path.exists():
+        return pd.DataFrame(columns=CKA.names)
+    return read_parquet(path, CKA.names, "Removing it is safe: embedgeo drift writes it again.")
+
+
+def read_measured(path: Path) -> pd.DataFrame:
+    """The records of a checkpoint, given their file, with those of its drift.
+
+    Raises:
+        ValueError: a file is not one of records.
+    """
+    return pd.concat(map(read_records, _files(path)), ignore_index=True)
+
+
+def last_change(path: Path) -> int:
+    """When what `read_measured` reads was written, in nanoseconds."""
+    return max(file.stat().st_mtime_ns for file in _files(path))
+
+
+def _files(path: Path) -> list[Path]:
+    drift = drift_file(path.parents[1], path.stem)
+    return [path, drift] if drift.exists() else [path]
+
 
 _PARQUET = "[!.]*.parquet"
 
@@ -248,3 +339,20 @@ class SweepFolder:
 
     def _reason(self, name: str) -> Path:
         return self.failed / f"{name}.txt"
+
+
+def note_architecture(folder: SweepFolder) -> None:
+    """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into the manifest.
+
+    Where models differ in it, it is a mapping by model. This process may not hold `embedgeo.results.files.Locks` of the
+    folder meanwhile.
+    """
+    found: dict[str, str] = {}
+    for name in sorted(folder.done()):
+        if kind := folder.about(name).get("architecture"):
+            found[str(folder.read(name)["model"].iloc[0])] = kind
+    now = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
+    manifest = folder.manifest()
+    if now is not None and manifest.get("architecture") != now:
+        with replacing(folder.path / "manifest.json") as temporary:
+            temporary.write_text(json.dumps({**manifest, "architecture": now}, indent=2, sort_keys=True) + "\n")

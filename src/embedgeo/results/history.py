@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from embedgeo.results.files import replacing
 from embedgeo.results.parquet import read_parquet
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.records import StepRecord
 
 COLUMNS = ("step", *(name for name in StepRecord.__annotations__ if name != "step"))
 """Columns of the file: the keys of a `StepRecord`."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product, takewhile
 
-from embedgeo.results.wording import printable
+from embedgeo.formatting import printable
 
 _LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))")
 _LONGEST = 11

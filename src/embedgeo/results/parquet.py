@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedgeo.results.files import replacing
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 
 SCHEMA = pa.schema(
     [

@@ -98,7 +98,7 @@ def drift(folder: Path, rows: int = 1024) -> None:
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
     with uncollected():
-        from embedgeo.sweep.alignment import Comparison
+        from embedgeo.sweep.comparison import Comparison
 
     comparison = Comparison(Path(folder), rows)
     comparison.run()

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedgeo.results.wording import reason
+from embedgeo.formatting import reason
 
 if TYPE_CHECKING:
     from embedgeo.sweep.measure import Measured
     from embedgeo.sweep.plan import Planned
-    from embedgeo.sweep.probe_text import ProbeText
     from embedgeo.sweep.settings import SweepSettings
+    from embedgeo.sweep.texts import ProbeText
 
 
 class Started(NamedTuple):
@@ -47,9 +47,8 @@ class RayWorker:
 
     def start(self, settings: "SweepSettings", texts: "Mapping[str, ProbeText]") -> Started:
         """Import what is needed and choose the device."""
-        from embedgeo.sweep.downloads import Downloads
         from embedgeo.sweep.processes import make_fabric
-        from embedgeo.sweep.worker import Worker, versions
+        from embedgeo.sweep.run import Downloads, Worker, versions
 
         self._folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
         try:
@@ -62,7 +61,7 @@ class RayWorker:
 
     def measure(self, planned: "Planned", upcoming: "Planned | None") -> Answer:
         """Measure a checkpoint, and fetch another one meanwhile."""
-        from embedgeo.sweep.quiet import quiet
+        from embedgeo.sweep.processes import quiet
 
         path = planned.checkpoint.path
         if path is not None and not path.exists():

@@ -5,12 +5,23 @@ import os
 import signal
 import socket
 import threading
+import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import ray
+import ray.exceptions
+from huggingface_hub import constants
 
-from embedgeo.results.wording import reason
+from embedgeo.formatting import listed, reason
+from embedgeo.sweep.actor import Answer, RayWorker, Started
+from embedgeo.sweep.measure import Measured
+from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.run import POLL_SECONDS, Sweep, begun, versions
 from embedgeo.sweep.settings import SweepSettings
 
 
@@ -69,3 +80,206 @@ def resources_of(settings: SweepSettings) -> dict[str, float]:
 def worded(resources: Mapping[str, float]) -> str:
     """Resources in a sentence."""
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
+
+
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+"""Resources that Ray takes as options of their own."""
+_MOST_DEATHS = 3
+"""Of workers over one checkpoint; and, for each worker, of those that died before they were ready, in a row."""
+_PATIENCE_SECONDS = 60.0
+"""Until it is said that workers have found no place."""
+_CLOSING_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker of the cluster, as the driver sees it.
+
+    Attributes:
+        actor: it itself.
+        node: where it is; empty until it is ready.
+        planned: what it measures.
+        upcoming: what it fetches meanwhile, to measure it next.
+        begun_at: when it was given what it measures.
+    """
+
+    actor: Any
+    node: str = ""
+    planned: Planned | None = None
+    upcoming: Planned | None = None
+    begun_at: float = 0.0
+
+
+class RaySweep(Sweep):
+    """A sweep whose checkpoints are measured by workers of a Ray cluster.
+
+    A checkpoint whose worker dies is measured again by another one, until workers have died over it three times. A new
+    worker takes the place of each that died, as soon as the cluster has room; those that there is no room for wait.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._workers: list[_Worker] = []
+        self._answers: dict[Any, _Worker] = {}  # that are waited for
+        self._deaths: Counter[str] = Counter()
+        self._deaths_at_start = 0
+        self._started = 0.0  # when the last worker was
+        self._num_ended = 0
+
+    def _measure_all(self) -> None:
+        to_measure = [planned for planned in self.pending if not planned.duplicate_of]
+        self._num_workers = min(self.settings.workers, max(1, len(to_measure)))
+        self._common = ray.put(self.settings), ray.put(self.texts)
+        try:
+            while self._left or any(worker.planned or worker.upcoming for worker in self._workers):
+                self._start_workers()
+                for worker in self._workers:
+                    if worker.node and worker.planned is None:
+                        self._give(worker)
+                self._wait()
+        finally:
+            self._close()
+
+    def _start_workers(self) -> None:
+        resources = resources_of(self.settings)
+        options: dict[str, Any] = {
+            option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources
+        }
+        options.update(resources=resources, max_concurrency=2, scheduling_strategy="SPREAD")
+        for _ in range(self._num_workers - len(self._workers)):
+            actor: Any = ray.remote(RayWorker).options(**options).remote(_environment())
+            self._answers[actor.start.remote(*self._common)] = worker = _Worker(actor)
+            self._workers.append(worker)
+            self._started = time.monotonic()
+
+    def _give(self, worker: _Worker) -> None:
+        """Give a worker what it has fetched, or the next checkpoint that cannot be copied."""
+        while (planned := worker.upcoming or self._chosen()) is not None:
+            worker.upcoming, begun_at = None, time.monotonic()
+            try:
+                result = planned.error or self._copied(planned)
+            except Exception as error:
+                result = reason(error)
+            if result is None:
+                worker.planned, worker.begun_at = planned, begun_at
+                if len(self._left) >= self._num_workers:  # otherwise what is left is for who is ready first
+                    worker.upcoming = self._chosen(to_fetch=True)
+                self._answers[worker.actor.measure.remote(planned, worker.upcoming)] = worker
+                return
+            self._end_one(planned, result, begun_at)
+
+    def _chosen(self, *, to_fetch: bool = False) -> Planned | None:
+        """The next checkpoint, from now on this process's, but for those with the weights of one that is under way."""
+        under_way = {begun(p) for worker in self._workers for p in (worker.planned, worker.upcoming) if p is not None}
+        free = [planned for planned in self._left if begun(planned) not in under_way]
+        chosen = self._free([p for p in free if not (to_fetch and (p.duplicate_of or p.error))])
+        if chosen is not None:
+            self._left.remove(chosen)
+        return chosen
+
+    def _wait(self) -> None:
+        """Wait for a second, or until workers answer, and take their answers."""
+        names = [worker.planned.name for worker in self._workers if worker.planned is not None]
+        self._show(listed(names), self._num_ended + len(names), self._num_ended)
+        num_ready = sum(bool(worker.node) for worker in self._workers)
+        if self._left and num_ready and not names:
+            self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
+        if num_ready < self._num_workers and time.monotonic() - self._started > _PATIENCE_SECONDS:
+            self._say_once(
+                f"{num_ready} of {self._num_workers} workers have started; the others do once the cluster has "
+                f"{worded(resources_of(self.settings))} free for each"
+            )
+        if not self._answers:
+            time.sleep(POLL_SECONDS)
+            return
+        for answer in ray.wait(list(self._answers), timeout=POLL_SECONDS)[0]:
+            worker = self._answers.pop(answer)
+            try:
+                answered = ray.get(answer)
+            except ray.exceptions.RayTaskError as error:  # it cannot be imported, or its answer not be sent
+                why = reason(error.cause or error)
+                if not worker.node:
+                    raise ValueError(f"embedgeo must be installed on every node of the cluster; {why}") from error
+                self._take(worker, Answer(why, []))
+            except Exception as error:
+                self._bury(worker, error)
+            else:
+                self._take(worker, answered)
+
+    def _take(self, worker: _Worker, answered: Started | Answer) -> None:
+        if isinstance(answered, Started):
+            _require_same(answered)
+            worker.node, self._deaths_at_start = answered.node, 0
+            return
+        for message in answered.warnings:
+            warnings.warn(message, stacklevel=2)
+        assert worker.planned is not None
+        planned, worker.planned = worker.planned, None
+        self._end_one(planned, answered.result, worker.begun_at)
+
+    def _bury(self, worker: _Worker, error: Exception) -> None:
+        """Leave what a worker that died had begun to others, or give it up."""
+        self._workers.remove(worker)
+        ray.kill(worker.actor)  # it may only be out of reach
+        if worker.planned is None:
+            self._deaths_at_start += 1
+            if self._deaths_at_start >= _MOST_DEATHS * self._num_workers:
+                raise ConnectionError(
+                    f"workers must start on the cluster; {self._deaths_at_start} died: {_why_died(error)}"
+                )
+            return
+        if worker.upcoming is not None:
+            self._put_back(worker.upcoming)
+        planned = worker.planned
+        self._deaths[planned.name] += 1
+        if self._deaths[planned.name] == _MOST_DEATHS:
+            self._end_one(planned, f"its worker died, {_MOST_DEATHS} times: {_why_died(error)}", worker.begun_at)
+        else:
+            self._say(f"the worker on {worker.node} died over {planned.name}: it is measured again")
+            self._put_back(planned)
+
+    def _put_back(self, planned: Planned) -> None:
+        self._left.insert(0, planned)
+        self._locks.release(begun(planned))
+
+    def _end_one(self, planned: Planned, result: Measured | str, begun_at: float) -> None:
+        self._num_ended += 1
+        self._end(planned, self._num_ended, result, begun_at)
+
+    def _close(self) -> None:
+        """End all workers, also those that are at work; they remove what they have downloaded."""
+        with suppress(Exception):  # as where the cluster is gone
+            closing = [worker.actor.close.remote() for worker in self._workers if worker.node]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_SECONDS)
+            for worker in self._workers:
+                ray.kill(worker.actor)
+
+
+def _require_same(started: Started) -> None:
+    """Check that a worker can work, and that its numbers are those of the packages that the manifest names."""
+    if started.error:
+        raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
+    for name, ours in versions().items():
+        theirs = started.versions.get(name, "none")
+        if theirs.partition("+")[0] != ours.partition("+")[0]:  # +cpu, +cu130 are builds of one version
+            raise ValueError(
+                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {theirs}, "
+                f"this machine {ours}."
+            )
+
+
+def _why_died(error: Exception) -> str:
+    """Why a worker died: of all that Ray says the line that tells it, without what identifies the worker."""
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
+    told = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
+    return told.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
+
+
+def _environment() -> dict[str, str]:
+    """How the driver reaches the Hub, for the workers; not with which token."""
+    return {
+        "HF_ENDPOINT": constants.ENDPOINT,
+        "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
+        "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
+    }

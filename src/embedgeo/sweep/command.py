@@ -8,20 +8,15 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from embedgeo.checkpoints import shared_parts
-from embedgeo.results.architecture import note_architecture
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.groups import parse_groups
-from embedgeo.results.wording import shell_command
-from embedgeo.sweep.metrics import metric_factory
+from embedgeo.formatting import shell_command
+from embedgeo.results.folder import SweepFolder, note_architecture
+from embedgeo.results.records import parse_groups
+from embedgeo.sweep.measure import metric_factory
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
-from embedgeo.sweep.probe_text import ProbeText
-from embedgeo.sweep.processes import launched, make_fabric
-from embedgeo.sweep.quiet import quiet
-from embedgeo.sweep.run import Sweep
+from embedgeo.sweep.processes import launched, make_fabric, quiet
+from embedgeo.sweep.run import Sweep, shortfall, summarize, versions
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.summary import shortfall, summarize
-from embedgeo.sweep.texts import prepare_texts
-from embedgeo.sweep.worker import versions
+from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
 
@@ -106,8 +101,7 @@ def _place(settings: SweepSettings) -> Iterator[tuple[Fabric, type[Sweep]]]:
     if settings.on is None:
         yield make_fabric(settings.trainer or {}), Sweep
         return
-    from embedgeo.sweep.cluster import connected
-    from embedgeo.sweep.on_ray import RaySweep
+    from embedgeo.sweep.cluster import RaySweep, connected
 
     with connected(settings):
         yield make_fabric({"accelerator": "cpu"}), RaySweep

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
-from embedgeo.results.groups import groups_of
-from embedgeo.results.wording import reason
+from embedgeo.formatting import reason
+from embedgeo.results.records import groups_of
 
 _THREADS = 8
 
@@ -78,7 +78,7 @@ def make_plan(
         revisions: likewise.
         steps: see `embedgeo.checkpoints.select_steps`.
         known: the weights of checkpoints that are done, by name: local ones are read again only if they look changed.
-        groups: of models, see `embedgeo.results.groups.parse_groups`.
+        groups: of models, see `embedgeo.results.records.parse_groups`.
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     chosen = _choose(listed, steps)

@@ -1,7 +1,9 @@
 """The processes of a sweep: each runs the whole model on batches of its own."""
 
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -10,7 +12,42 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
-from embedgeo.results.wording import reason
+from embedgeo.formatting import reason
+
+_ADVICE = (  # about options that are the user's choice, about how lightning walks batches, and to the writer of a file
+    ".*does not have many workers",
+    "GPU available but not used",
+    ".*treespec, LeafSpec",
+    "Detected pickle protocol",
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars, log messages and advice of the libraries that load and run models."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    with ExitStack() as after, warnings.catch_warnings():
+        for message in _ADVICE:
+            warnings.filterwarnings("ignore", message)
+        after.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not where in the code it is from
+        for library in (hub_logging, transformers_logging):
+            after.callback(library.set_verbosity, library.get_verbosity())
+            library.set_verbosity(logging.ERROR)
+        for name in ("accelerate", "lightning.pytorch", "lightning.fabric"):
+            logger = logging.getLogger(name)
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        after.callback(enable_progress_bars)
+        disable_progress_bars()
+        if transformers_logging.is_progress_bar_enabled():
+            after.callback(transformers_logging.enable_progress_bar)
+        transformers_logging.disable_progress_bar()
+        yield
+
 
 _OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
 

@@ -1,31 +1,298 @@
 """The loop over checkpoints: choose, measure or copy, write; the next is fetched while one is measured."""
 
+import gc
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
 
 import pandas as pd
+import torch
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.geometry.widths import choices
+from embedgeo.checkpoints import hub, loading
+from embedgeo.formatting import listed, reason
+from embedgeo.geometry.geometry import choices
+from embedgeo.glossary import HEADLINES
+from embedgeo.results.files import Locks, remove_leftovers, temporary_path
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.locks import Locks
+from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import to_frame, to_records
+from embedgeo.results.records import MODEL, Record, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
-from embedgeo.results.schema import Record, model_record
-from embedgeo.results.wording import listed, reason
-from embedgeo.sweep.downloads import Downloads
-from embedgeo.sweep.measure import Measured
-from embedgeo.sweep.metrics import metric_factory
+from embedgeo.sweep.measure import Measured, measure, metric_factory
 from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.probe_text import ProbeText
+from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.summary import Lines
-from embedgeo.sweep.worker import Worker
+from embedgeo.sweep.texts import ProbeText, require_vocabulary
+
+_HEADLINES = HEADLINES[:4]  # as many as fit in a line
+_VALUES = ("loss", *_HEADLINES)
+_OVER = "means over {}"
+
+
+class Lines:
+    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left.
+
+    Args:
+        pending: the checkpoints that are to be measured.
+    """
+
+    def __init__(self, pending: Sequence[Planned]) -> None:
+        self._total = len(pending)
+        self._width = min(max([len(_OVER.format("blocks")), *(len(planned.name) for planned in pending)]), 40)
+        self._started = time.monotonic()
+        self._num_ended = 0
+        self._columns: list[str] = []
+
+    def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
+        """The loss, and means over blocks (over all layers if none is a block), as far as they are measured.
+
+        Above the first line stand the columns, and again where there are more of them.
+        """
+        at_layers = records[records["layer"] != MODEL]
+        names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
+        blocks = at_layers[at_layers["layer"].isin(names)]
+        means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
+        loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
+        values = {**means, **({"loss": loss.iloc[0]} if len(loss) else {})}
+        columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
+        cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
+        self._num_ended += 1
+        left = (time.monotonic() - self._started) / self._num_ended * (self._total - number)
+        cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
+        is_headed, self._columns = columns == self._columns, columns
+        heading = "" if is_headed else self._line("", _OVER.format("blocks" if len(blocks) else "layers"), columns)
+        return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
+
+    def failed(self, planned: Planned, number: int, why: str) -> str:
+        """Why there are no results."""
+        self._num_ended += 1
+        return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
+
+    def _line(self, number: str, name: str, cells: Sequence[str]) -> str:
+        aligned = [f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, self._columns, strict=False)]
+        return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
+
+
+def shortfall(settings: SweepSettings, text: ProbeText) -> str:
+    """Whether fewer tokens are used than were asked for, and whether texts were cut, in sentences; empty if neither."""
+    used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
+    many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+    rest = "what does not fill a sequence is left out"
+    if settings.unit != "sequence":
+        many, rest = f"{len(text.lengths):,} texts", "only whole texts are taken"
+    why = "the text has no more" if left >= settings.seq_len else rest
+    lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
+    if text.num_cut:
+        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
+    return "; ".join(lines)
+
+
+def summarize(
+    records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]
+) -> str:
+    """How many checkpoints are done, and which are duplicates, have moved, were replaced, are other models, or failed.
+
+    Args:
+        records: of the checkpoints that are done, by name, as `SweepFolder.read_runs` has them.
+        plan: all checkpoints of the sweep.
+        mine: those that this run was to have done.
+        failures: reasons, by name.
+    """
+    done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
+    left = [planned.name for planned in mine if planned not in done]
+    part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
+    lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
+    losses: dict[str, list[tuple[str, float]]] = {}
+    models: dict[str, dict[str, list[str]]] = {}
+    for planned in done:
+        name, frame = planned.name, records[planned.name]
+        if planned.duplicate_of:
+            lines.append(f"  duplicate: {name} has the weights of {planned.duplicate_of}")
+        before, now = frame["commit"].iloc[0], planned.checkpoint.commit
+        if before != now:
+            lines.append(f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} now")
+        if planned.is_stale:
+            lines.append(f"  replaced: {name} was measured before with other weights; measured again")
+        series = str(frame["series"].iloc[0])
+        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
+        for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
+            losses.setdefault(series, []).append((name, float(value)))
+    for apart in models.values():
+        if len(apart) > 1:
+            which = "; ".join(f"{series} ({listed(names)})" for series, names in apart.items())
+            lines.append(f"  different models, kept apart as runs of their own: {which}")
+    for by_step in losses.values():
+        for name in loss_outliers(by_step):
+            lines.append(f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its neighbours")
+    lines += [f"  failed: {name}: {reason}" for name, reason in failures.items()]
+    lines += [f"  not done: {name}: its results are gone again" for name in left if name not in failures]
+    if left:
+        lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
+    return "\n".join(lines)
+
+
+class Downloads:
+    """Fetches checkpoints one at a time, and removes their files once they have been measured.
+
+    With ``evict``, files are downloaded into a folder of this process alone, inside ``out``, and the user's
+    cache is only read: nothing is written to it or removed from it. If the process is killed, the next one that
+    downloads into ``out`` removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
+
+    Args:
+        out: a folder: on the driver's machine, that of the sweep.
+        evict: remove what has been downloaded.
+    """
+
+    def __init__(self, out: Path, *, evict: bool) -> None:
+        remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
+        self._folder = temporary_path(out / "downloads")
+        self._evict = evict
+        self._worker = ThreadPoolExecutor(1)
+        self._fetches: dict[str, Future[Path]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
+        self._worker.shutdown(wait=not is_stopped, cancel_futures=True)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove all that has been downloaded."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, planned: Planned) -> Future[Path]:
+        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
+        if planned.name not in self._fetches:
+            self._fetches[planned.name] = self._worker.submit(self._fetch, planned)
+        return self._fetches[planned.name]
+
+    def _fetch(self, planned: Planned) -> Path:
+        checkpoint = planned.checkpoint
+        if checkpoint.path is not None:
+            return checkpoint.path
+        assert planned.contents is not None
+        cache = self._folder / planned.name if self._evict else None
+        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
+
+    def offload_folder(self, planned: Planned) -> Path:
+        """A folder for the weights of a checkpoint that a device map keeps on disk."""
+        return self._folder / planned.name / "offloaded"
+
+    def remove(self, planned: Planned) -> None:
+        """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
+        self._fetches.pop(planned.name, None)
+        shutil.rmtree(self._folder / planned.name, ignore_errors=True)
+
+
+_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
+"""Packages that the numbers depend on."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    return {name: version(name) for name in _PACKAGES}
+
+
+@dataclass
+class Worker:
+    """One process of those that measure a checkpoint together: local rank 0 downloads for its node.
+
+    Args:
+        fabric: the processes and their devices.
+        settings: of the sweep.
+        texts: what to measure on, by `Checkpoint.model`.
+        downloads: where to.
+    """
+
+    fabric: Fabric
+    settings: SweepSettings
+    texts: Mapping[str, ProbeText]
+    downloads: Downloads
+    _loader: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1), init=False)
+    _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
+
+    def measured(self, planned: Planned, upcoming: Callable[[], Planned | None]) -> Measured:
+        """Measure a checkpoint; every rank must call this, and returns the same.
+
+        Args:
+            planned: the checkpoint.
+            upcoming: chooses the next one, to be fetched meanwhile, once this one is loaded, and loaded while the
+                metrics of this one, whose weights have gone by then, are computed and written.
+
+        Raises:
+            Exception: of any kind: it cannot be fetched, loaded or measured.
+        """
+        try:
+            path = None
+            with all_agree(self.fabric):
+                if self.fabric.local_rank == 0:
+                    path = self.downloads.start(planned).result()
+            path = from_local_zero(self.fabric, path)
+            assert path is not None
+            with all_agree(self.fabric):
+                loaded = self._loaded(planned, path)
+                require_vocabulary(loaded.model, self._text(planned).token_ids)
+            following = self.fabric.broadcast(upcoming())
+            if self.fabric.local_rank == 0 and following is not None:
+                self.downloads.start(following)
+            return measure(
+                self.fabric, loaded, self._text(planned), self.settings, partial(self._load_ahead, following)
+            )
+        finally:
+            self.downloads.remove(planned)
+
+    def load(self, planned: Planned, path: Path) -> loading.LoadedModel:
+        """The model of a checkpoint, from its folder or file."""
+        dtype = getattr(torch, self.settings.dtype)
+        if path.is_file():
+            assert self.settings.model_class is not None
+            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
+        assert planned.contents is not None
+        if self.settings.device_map is not None:
+            gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
+        return loading.load_model(
+            path,
+            planned.contents,
+            dtype=dtype,
+            trust_remote_code=self.settings.trust_remote_code,
+            device_map=self.settings.device_map,
+            offload_folder=self.downloads.offload_folder(planned),
+        )
+
+    def _loaded(self, planned: Planned, path: Path) -> loading.LoadedModel:
+        """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
+        ahead = self._loads.pop(planned.name, None)
+        wait(self._loads.values())
+        self._loads.clear()
+        return self.load(planned, path) if ahead is None else ahead.result()
+
+    def _load_ahead(self, planned: Planned | None) -> None:
+        """Begin to load a checkpoint, where that changes nothing for the metrics that are computed meanwhile.
+
+        Loading sets torch's default dtype for all threads; and code of the user's may set anything.
+        """
+        own_code = self.settings.model_class is not None or self.settings.trust_remote_code
+        in_place = self.settings.device_map is None and self.fabric.world_size == 1
+        if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
+            fetched = self.downloads.start(planned)
+            self._loads[planned.name] = self._loader.submit(lambda: self.load(planned, fetched.result()))
+
+    def _text(self, planned: Planned) -> ProbeText:
+        return self.texts[planned.checkpoint.model]
+
 
 POLL_SECONDS = 1.0
 """Between two looks at whether another sweep is through with what it has begun."""

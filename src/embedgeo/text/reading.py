@@ -7,11 +7,18 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, count, groupby
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
-from embedgeo.text.streaming import PREFIX, Address, parse_address, stream_dataset
+from huggingface_hub.errors import RepositoryNotFoundError
+from sentencex import segment  # type: ignore[import-untyped]
+
+from embedgeo.extras import require_extra
+from embedgeo.formatting import listed, reason
+from embedgeo.functional.sampling import row_keys
 
 _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -150,3 +157,149 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
     for i, paragraph in enumerate(paragraphs):
         split[i // 16 % 12 == 11].append(paragraph)
     return "\n\n".join(split[0]) + "\n", "\n\n".join(split[1]) + "\n"
+
+
+PREFIX = "hf://datasets/"
+_FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
+
+
+class Address(NamedTuple):
+    """Where the text of a dataset is.
+
+    Attributes:
+        given: the whole address.
+        name: of the dataset, ``author/name``.
+        config: its configuration; None for the default one.
+        split: of the dataset.
+        column: that holds the text.
+    """
+
+    given: str
+    name: str
+    config: str | None
+    split: str
+    column: str
+
+
+def parse_address(address: str) -> Address:
+    """Take ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]`` apart; default: the column ``text`` of the split ``train``.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> parse_address("hf://datasets/lab/web/en:test")[1:]
+    ('lab/web', 'en', 'test', 'text')
+    """
+    path, has_column, column = address.removeprefix(PREFIX).partition("#")
+    path, has_split, split = path.partition(":")
+    parts = path.split("/")
+    if not all(parts) or len(parts) not in (2, 3) or (has_column and not column) or (has_split and not split):
+        raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {address!r}.")
+    return Address(address, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
+
+
+def stream_dataset(address: Address) -> Iterator[str]:
+    """Read the documents of a dataset one by one, through the library ``datasets``, which runs no code of a dataset.
+
+    Rows without text are left out.
+
+    Raises:
+        ImportError: the library is not installed.
+        ValueError: there is no such dataset, split or column, or no text in it.
+        OSError: it cannot be read.
+    """
+    require_extra("datasets", f"text: {address.given}")
+    import datasets
+
+    rows = iter(_opened(datasets, address))
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # of the network, of the files and of the library, of many kinds
+            raise OSError(f"text: {address.given} cannot be read to its end; {reason(error)}") from error
+        if row is None:
+            return
+        document = row.get(address.column)
+        if address.column not in row:
+            raise ValueError(
+                f"text: {address.given} must have a column {address.column!r}; it has {listed(list(row))}. Name one by "
+                "#COLUMN."
+            )
+        if document is not None:
+            if not isinstance(document, str):
+                raise ValueError(
+                    f"text: column {address.column!r} of {address.given} must hold strings; it holds "
+                    f"{type(document).__name__}."
+                )
+            yield document
+
+
+def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
+    if Path(address.name).exists():  # the library would read it
+        raise ValueError(
+            f"text: {address.given} is a dataset on the Hub; {Path(address.name).absolute()} would be read in its "
+            "place. Start the sweep in another folder."
+        )
+    try:
+        return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
+    except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
+        raise ValueError(
+            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that this user may read."
+        ) from error
+    except Exception as error:  # of many kinds
+        raise ValueError(f"text: {address.given} cannot be read; {reason(error)}") from error
+
+
+Unit = Literal["sequence", "line", "sentence", "document"]
+"""What a model is run on: a sequence cut from all documents in a row, or one text by itself."""
+
+_DRAWN_AT_ONCE = 4096
+
+
+def cut_texts(
+    documents: Iterable[str],
+    unit: Unit,
+    *,
+    min_words: int = 0,
+    max_words: int = 0,
+    share: float = 1.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Cut documents into texts, as they are asked for, and leave some out.
+
+    Args:
+        documents: whole documents.
+        unit: ``line``, ``document``, or ``sentence``, of English: an empty line ends one, and `sentencex.segment` tells
+            the others apart. Without the white space around them; blank ones are left out. ``sequence``: the documents
+            as they are, blank ones too, to be joined and cut into sequences of tokens.
+        min_words: leave out texts of fewer words, which white space separates.
+        max_words: leave out texts of more words; 0: none.
+        share: of the texts to keep, whatever their words. Each is drawn by a random number that depends only on the
+            seed and on how many come before it.
+        seed: of the draw.
+
+    >>> list(cut_texts(["One. Two words.  ", " "], "sentence", min_words=2))
+    ['Two words.']
+    """
+    texts = documents if unit == "sequence" else _stripped(documents, unit)
+    for text, is_drawn in zip(texts, _draws(share, seed), strict=False):
+        if is_drawn and min_words <= len(text.split()) <= (max_words or len(text)):
+            yield text
+
+
+def _stripped(documents: Iterable[str], unit: Unit) -> Iterator[str]:
+    for document in documents:
+        pieces = document.split("\n") if unit == "line" else _sentences(document) if unit == "sentence" else [document]
+        yield from filter(None, map(str.strip, pieces))
+
+
+def _sentences(document: str) -> Iterator[str]:
+    """The sentences of each paragraph: of a long document, sentencex takes quadratic time."""
+    for is_blank, lines in groupby(document.split("\n"), lambda line: not line.strip()):
+        if not is_blank:
+            yield from segment("en", "\n".join(lines))
+
+
+def _draws(share: float, seed: int) -> Iterator[bool]:
+    for start in count(0, _DRAWN_AT_ONCE):
+        yield from (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist()

@@ -1,16 +1,103 @@
 """Text tokenized, and cut into sequences."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from embedgeo.text.special import SpecialTokens, Tokenizer, choose_special_tokens
-from embedgeo.text.words import Words, find_words
+Tokenizer = Any
+"""A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
+
+SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
+"""The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
+
+
+def choose_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
+    """Ids of the special tokens to put before and after a text.
+
+    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS. Where there is neither BOS nor ``[CLS]``, EOS stands for it:
+    in GPT-2 one token is both.
+
+    Raises:
+        ValueError: the tokenizer has none.
+    """
+    if special_tokens == "default":
+        return special_tokens_around(tokenizer)
+    wanted = () if special_tokens == "none" else special_tokens.split("+")
+    found: list[list[int]] = [[], []]
+    for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
+        if kinds[0] in wanted:
+            given = [getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds]
+            found[i] = [token_id for token_id in given if token_id is not None][:1]
+            if not found[i]:
+                raise ValueError(
+                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    "none. Take 'none' or 'default'."
+                )
+    return found[0], found[1]
+
+
+def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Ids of the special tokens that a tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:start], whole[start + len(plain) :]
+
+
+class Words(NamedTuple):
+    """The word of each token.
+
+    Attributes:
+        word_ids: shape (n,), int64: the number of the word, counted over all texts; -1 for tokens of no word, such as
+            special tokens and white space.
+        word_types: shape (n,), int64: the number of the word's type in ``spelled``, or -1.
+        spelled: each type: the tokens of the word, decoded, without white space around them.
+    """
+
+    word_ids: Tensor
+    word_types: Tensor
+    spelled: list[str]
+
+
+def find_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., Any]) -> Words:
+    """Number the words, and spell them. A word that was cut, at the end of a text, is a word of the tokens left.
+
+    Args:
+        token_ids: of all texts, shape (n,).
+        places: shape (n,), int64: the same for consecutive tokens of one word, another for those of the next; -1 for
+            tokens of no word.
+        lengths: number of tokens of each text, shape (texts,).
+        decode: the tokenizer's.
+
+    Raises:
+        ValueError: the tokenizer takes several words as one.
+    """
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+    runs = torch.where(places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places)
+    of_run, run, counts = torch.unique_consecutive(runs, return_inverse=True, return_counts=True)
+    types: dict[str, int] = {}
+    seen: dict[tuple[int, ...], int] = {}
+    found, start, ids = [], 0, token_ids.tolist()
+    for is_word, count in zip((of_run >= 0).tolist(), counts.tolist(), strict=True):
+        tokens = tuple(ids[start : start + count]) if is_word else ()
+        start += count
+        if tokens not in seen:
+            word = str(decode(list(tokens), clean_up_tokenization_spaces=False)).strip() if tokens else ""
+            if len(word.split()) > 1:
+                raise ValueError(
+                    f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
+                    "other rows."
+                )
+            seen[tokens] = types.setdefault(word, len(types)) if word else -1
+        found.append(seen[tokens])
+    word_types = torch.tensor(found, dtype=torch.int64)[run]
+    return Words(torch.where(word_types < 0, -1, run), word_types, list(types))
+
 
 END_OF_TEXT = "<|endoftext|>"
 

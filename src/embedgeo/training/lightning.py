@@ -13,11 +13,11 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter, call_inside
 from embedgeo.training.loggers.page import Page
-from embedgeo.training.logs import logger_folder
 from embedgeo.training.monitor import Monitor
+from embedgeo.training.steps import logger_folder
 
 
 class GeometryMonitor(Monitor, Callback):

@@ -1,31 +1,334 @@
 """When to measure while a model trains: the part that all trainers share."""
 
+import atexit
+import math
+import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from embedgeo.capture.rows import require_exclusions
-from embedgeo.capture.states import kept_random_states
+from embedgeo.capture.calls import kept_random_states
+from embedgeo.capture.forward_inputs import require_exclusions
+from embedgeo.capture.structure import model_width
+from embedgeo.formatting import listed, reason, shell_command, size
+from embedgeo.functional.alignment import NEIGHBORS
+from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.computing import HandedOver, can_start_threads
 from embedgeo.geometry.drift import Drift
+from embedgeo.geometry.geometry import choices
 from embedgeo.metrics import MAX_STATE_BYTES
-from embedgeo.metrics.auto import metric_factory
+from embedgeo.metrics.defaults import metric_factory, metric_name
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
-from embedgeo.results.wording import reason
-from embedgeo.training import messages
-from embedgeo.training.adapter import TrainerAdapter, run_model
-from embedgeo.training.compiling import Compiled, listen, prepare, require_compiled
-from embedgeo.training.configuration import drift_rows, probe_batches
-from embedgeo.training.describing import describe
-from embedgeo.training.description import Description
-from embedgeo.training.measuring import Measuring
+from embedgeo.results.records import Record, StepRecord, dated
+from embedgeo.training.adapter import (
+    Compiled,
+    TrainerAdapter,
+    history_lacks,
+    listen,
+    prepare,
+    require_compiled,
+    run_model,
+)
+from embedgeo.training.describe import Description, describe
 from embedgeo.training.schedule import Place, Schedule
+
+if TYPE_CHECKING:
+    from embedgeo.results.history import HistoryFile
+
+
+NUM_ROWS = 1024
+"""Rows of a layer that are compared, where their number is not given."""
+
+
+def instantiated(value: Any) -> Any:
+    """The value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
+
+    A command line made by `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse
+    would not pass arguments on to a data set inside a ``torch.utils.data.DataLoader``.
+
+    >>> instantiated({"class_path": "fractions.Fraction", "init_args": {"numerator": 3}})
+    Fraction(3, 1)
+    """
+    if isinstance(value, list):
+        return [instantiated(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: instantiated(item) for key, item in value.items()}
+    if "class_path" not in items:
+        return items
+    from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
+
+    return instantiate_class((), items)
+
+
+def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
+    """The batches of a probe; None if there is none.
+
+    Raises:
+        TypeError: they can be iterated over only once.
+        ValueError: there is a window of several steps, too.
+    """
+    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+    if isinstance(batches, Iterator):
+        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+    if window > 1 and batches is not None:
+        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+    return batches
+
+
+def drift_rows(drift: bool | int, *, has_probe: bool) -> int:
+    """The number of rows that are compared, given that or True; 0 for False.
+
+    Raises:
+        ValueError: they are fewer than a row with its neighbours, or there is no probe.
+    """
+    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
+        raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
+    if drift and not has_probe:
+        raise ValueError(
+            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
+            "Give probe=, fixed held-out batches, or leave drift out."
+        )
+    return NUM_ROWS if drift is True else int(drift)
+
+
+def opening(
+    monitor: object,
+    geometry: Geometry,
+    schedule: Schedule,
+    file: "HistoryFile | None",
+    *,
+    num_kept: int,
+    anew_at: int = 0,
+) -> str:
+    """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
+
+    Metrics are those at the width of the model; ``num_kept`` rows are compared, of which there are none from before the
+    step ``anew_at`` if it is not 0.
+    """
+    name, layers = type(monitor).__name__, [layer.name for layer in geometry.layers]
+    width = model_width(geometry.model) or 2
+    kinds = [metric_name(metric) for metric in geometry.make_metrics(width)]
+    why_not = history_lacks() or "folder= has it written"
+    where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
+    line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
+    more = [*choices(geometry.make_metrics, width)]
+    if num_kept:
+        num_bytes = 2 * len(layers) * num_kept * width * 4
+        held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
+        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        more.append(f"{held}{few if num_kept < width + 2 else ''}.")
+        if anew_at:
+            more.append(
+                f"drift has no rows from before step {anew_at:,}: the first measurement from now on is its first."
+            )
+    return "\n".join([line, *(f"{name}: {each}" for each in more)])
+
+
+def closing(monitor: object, file: "HistoryFile") -> str:
+    """Where the history is, and the command that draws it, which can be pasted."""
+    command = shell_command("embedgeo", "report", file.path.parent)
+    return f"{type(monitor).__name__}: its history is in {file.path}; to look at it: {command}"
+
+
+def off(monitor: object, cause: str) -> str:
+    """That a failure has turned the monitor off."""
+    return f"{type(monitor).__name__} is off for the rest of this run, training goes on: {cause}"
+
+
+def not_written(monitor: object, cause: str) -> str:
+    """That the history file cannot be written, though the monitor goes on."""
+    return f"{type(monitor).__name__}: its history file cannot be written, measuring and logging go on: {cause}"
+
+
+def failed(monitor: object, error: Exception) -> str:
+    """That this failure has turned the monitor off."""
+    return off(monitor, " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+
+
+def not_measured(monitor: object, step: int, cause: str) -> str:
+    """Why the last weights could not be measured on training batches, and what to do."""
+    return (
+        f"{type(monitor).__name__}: the weights of the last step, {step}, are not measured, because the model could "
+        f"not be run on a training batch outside of its training step ({cause}). Give probe_forward=, a function of "
+        "the module and a batch, or measure_last=False."
+    )
+
+
+def gap_message(
+    monitor: object,
+    step: int,
+    records: Sequence[Record],
+    why_silent: str,
+    exclusions: Mapping[str, object],
+) -> str | None:
+    """What a measurement lacks, and why: layers that no forward pass has reached, or all rows."""
+    name = type(monitor).__name__
+    if why_silent:
+        return f"{name}: {why_silent}"
+    if any(record["value"] and not math.isnan(record["value"]) for record in records):
+        return None
+    causes = [*(f"{name}={value!r}" for name, value in exclusions.items() if value), "the mask"]
+    verb = "leave" if len(causes) > 1 else "leaves"
+    return f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them."
+
+
+class Pending(NamedTuple):
+    """A measurement in the background.
+
+    Attributes:
+        step: at which it was made.
+        geometry: what has handed it over.
+        handed_over: its numbers.
+        is_first: whether it is the first one of the run.
+        process: the one with the thread that computes it; a fork of it has none.
+    """
+
+    step: int
+    geometry: Geometry
+    handed_over: HandedOver
+    is_first: bool
+    process: int
+
+
+class Measuring:
+    """Computes, keeps and logs what a `Geometry` has seen; a failure turns it off and ends no training run.
+
+    Args:
+        on_error: of `embedgeo.GeometryMonitor`.
+        background: of `embedgeo.GeometryMonitor`.
+        exclusions: its arguments that leave out rows, for a message.
+
+    Raises:
+        ValueError: ``on_error`` is neither ``"warn"`` nor ``"raise"``.
+    """
+
+    def __init__(
+        self, on_error: Literal["warn", "raise"], *, background: bool, exclusions: Mapping[str, object]
+    ) -> None:
+        if on_error not in ("warn", "raise"):
+            raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
+        self.on_error, self.background, self._exclusions = on_error, background, exclusions
+        self.history: list[StepRecord] = []
+        self._geometry: Geometry | None = None
+        self._adapter: TrainerAdapter | None = None
+        self._file: HistoryFile | None = None
+        self._pending: Pending | None = None
+
+    def _reset(self) -> None:
+        self._measured_step: int | None = None  # the last one
+        self._failed = self._cannot_write = False
+
+    def _measure(self, step: int) -> None:
+        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
+        self._complete()
+        geometry, adapter = self._geometry, self._adapter
+        assert geometry is not None
+        assert adapter is not None
+        failed = torch.tensor(int(self._failed), device=adapter.device)
+        if bool(all_reduce_max(failed) if is_distributed() else failed):
+            if not self._failed:
+                warnings.warn(off(self, f"it failed on another rank before step {step}"), stacklevel=2)
+            self._geometry = None
+            return
+        is_first, self._measured_step = self._measured_step is None, step
+        with self._guarded():
+            if self.background and not adapter.is_followed and can_start_threads():
+                self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first, process=os.getpid())
+                atexit.register(self._complete, alone=True)
+            else:
+                self._record(step, geometry.records(), geometry.why_silent(), is_first=is_first)
+                geometry.reset()
+
+    def _complete(self, *, alone: bool = False) -> None:
+        """Wait for the measurement in the background, if there is one, and log it.
+
+        Args:
+            alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
+        """
+        if self._pending is None or self._pending.process != os.getpid():
+            return
+        step, geometry, handed_over, is_first, _ = self._pending
+        wait([handed_over.computed])
+        if alone and geometry.needs_all_ranks:
+            return
+        self._forget()
+        with self._guarded():
+            records = geometry.agreed(handed_over.computed.result())
+            self._record(step, records, handed_over.why_silent, is_first=is_first)
+
+    def _complete_if_done(self) -> None:
+        """The same without waiting; ranks would differ in when they are done, and wait for the next measured step."""
+        if self._pending is not None and self._pending.handed_over.computed.done() and not has_other_ranks():
+            self._complete()
+
+    def _forget(self) -> None:
+        self._pending = None
+        atexit.unregister(self._complete)
+
+    def _stop_measuring(self) -> None:
+        """Log what is in the background, after an exception too, which nothing here takes the place of."""
+        try:
+            self._complete(alone=True)
+        except Exception as error:
+            warnings.warn(failed(self, error), stacklevel=2)
+        self._forget()
+        if self._file is not None:
+            self._write(self._file.close)
+            if self._file.path.exists() and not self._cannot_write:
+                rank_zero_info(closing(self, self._file))
+        self._adapter = self._geometry = self._file = None
+
+    def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
+        assert self._adapter is not None
+        gap = gap_message(self, step, records, why_silent, self._exclusions)
+        measured = [dated(step, record) for record in records]
+        self.history += measured
+        if self._file is not None:
+            self._write(partial(self._file.add, measured))
+        self._adapter.log(step, records)
+        if is_first and gap:
+            warnings.warn(gap, stacklevel=2)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
+        with kept_random_states():
+            try:
+                yield
+            except Exception as error:
+                self._fail(error)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            if self.on_error == "raise":
+                raise
+            if not self._cannot_write:
+                self._cannot_write = True
+                warnings.warn(not_written(self, reason(error)), stacklevel=2)
+
+    def _fail(self, error: Exception) -> None:
+        """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
+        if self.on_error == "raise":
+            raise error
+        if not self._failed:
+            self._failed = True
+            warnings.warn(failed(self, error), stacklevel=2)
+        if self._geometry is not None:
+            self._geometry.switch_off()
 
 
 class Monitor(Measuring):
@@ -92,7 +395,7 @@ class Monitor(Measuring):
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, **sizes: int) -> Description:
-        """What the monitor would do on a model: see `embedgeo.training.describing.describe` for its arguments."""
+        """What the monitor would do on a model: see `embedgeo.training.describe.describe` for its arguments."""
         return describe(self, model, batch, **sizes)
 
     def prepare(self, model: nn.Module) -> None:
@@ -133,7 +436,7 @@ class Monitor(Measuring):
         self._file = adapter.history_file(self.folder, self.prefix)
         said: dict[str, Any] = {"num_kept": self.drift}
         said["anew_at"] = step if self._drift is not None and not self._drift.has_rows else 0
-        rank_zero_info(messages.opening(self, self._geometry, self.schedule, self._file, **said))
+        rank_zero_info(opening(self, self._geometry, self.schedule, self._file, **said))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()
@@ -212,7 +515,7 @@ class Monitor(Measuring):
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
-            warnings.warn(messages.not_measured(self, step, reason(error)), stacklevel=2)
+            warnings.warn(not_measured(self, step, reason(error)), stacklevel=2)
         else:
             self._measure(step)
 

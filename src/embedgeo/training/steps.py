@@ -1,10 +1,11 @@
 """The monitor for a training loop that is written by hand."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import inf
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -12,17 +13,24 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.states import present_modes
+from embedgeo.capture.calls import present_modes
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record, StepRecord
 from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.logs import Log
-from embedgeo.training.meshes import data_parallel_group, require_same_modules, sequence_mesh
+from embedgeo.training.distributed import (
+    Stage,
+    StageGeometry,
+    data_parallel_group,
+    require_forward,
+    require_same_modules,
+    sequence_mesh,
+)
+from embedgeo.training.loggers import wandb
+from embedgeo.training.loggers.page import Page
 from embedgeo.training.monitor import Monitor
-from embedgeo.training.optimizers import OptimizerSteps
-from embedgeo.training.pipeline import Stage, StageGeometry, require_forward
+from embedgeo.training.schedule import OptimizerSteps
 
 _NOT_MEASURED = nullcontext()
 
@@ -52,7 +60,7 @@ class StepMonitor(Monitor):
             each rank on which it is given: on others leave it out. Some loggers also get charts, pictures and a text.
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of ``process_group``;
-            dimensions are told by their names: see `embedgeo.training.meshes.data_parallel_group`.
+            dimensions are told by their names: see `embedgeo.training.distributed.data_parallel_group`.
         options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the last step, is given
             to the model by keyword if it is a mapping, otherwise as one argument; ``probe_forward``, of the model
             and the batch, runs it in another way (under autocast, say). Rank 0 writes ``history.parquet``, into
@@ -245,3 +253,62 @@ class StepMonitor(Monitor):
     def _write_page(self, *, last: bool = False) -> None:
         if not self._failed:
             self._given_log.write_page(self.history, last=last)
+
+
+class Log:
+    """What `embedgeo.StepMonitor` is given as its ``log``.
+
+    Args:
+        log: a function of the step and the scalars by tag; a ``SummaryWriter``; an object with a method
+            ``log_metrics(scalars, step=step)``, such as a Lightning logger, a Comet experiment or the module
+            ``mlflow``; one with a method ``log(scalars, step=step)``, such as a run of Trackio; a run of Weights &
+            Biases; or None.
+        prefix: the monitor's.
+        on_error: the monitor's.
+
+    Attributes:
+        write_scalars: called with a step and the scalars measured at it.
+        folder: where the log writes on this machine; None if that is unknown.
+
+    Raises:
+        TypeError: ``log`` is something else.
+    """
+
+    def __init__(self, log: Any, prefix: str, on_error: Literal["warn", "raise"]) -> None:
+        self.write_scalars = wandb.scalar_writer(log, prefix) or _scalar_writer(log)
+        getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
+        self.folder = logger_folder([] if log is None else [log])
+        self._log = log
+        self._page = Page(prefix, on_error=on_error)
+
+    def write_page(self, history: Sequence[StepRecord], *, last: bool = False) -> None:
+        """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.page.Page.write`."""
+        self._page.write([self._log], history, last=last)
+
+
+def logger_folder(loggers: Iterable[Any]) -> Path | None:
+    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
+    for logger in loggers:
+        for folder in (getattr(logger, "log_dir", None), getattr(logger, "save_dir", None)):
+            if isinstance(folder, str | Path) and "://" not in str(folder):
+                return Path(folder)
+        return None
+    return None
+
+
+def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
+    if log is None:
+        return lambda step, scalars: None
+    if callable(getattr(log, "log_metrics", None)):
+        return lambda step, scalars: log.log_metrics(dict(scalars), step=step)
+    if callable(getattr(log, "add_scalar", None)):
+        return lambda step, scalars: [log.add_scalar(tag, value, step) for tag, value in scalars.items()]
+    if callable(getattr(log, "log", None)):
+        return lambda step, scalars: log.log(scalars, step=step)
+    if callable(log):
+        return log
+    raise TypeError(
+        "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an object with a method "
+        "log(values, step=step) or log_metrics(values, step=step), as a wandb run or the module mlflow; "
+        f"got {type(log).__name__}."
+    )

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.schema import Record
+from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.loggers.page import Page
 from embedgeo.training.monitor import Monitor

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.records import StepRecord
 
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""

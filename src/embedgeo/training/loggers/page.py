@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Literal
 
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from embedgeo.extras import require_extra
-from embedgeo.results.glossary import in_order, term
-from embedgeo.results.schema import StepRecord
-from embedgeo.results.wording import reason
-from embedgeo.training.loggers import Adapter, Charts, Picture, adapters
+from embedgeo.formatting import reason
+from embedgeo.glossary import in_order, term
+from embedgeo.results.records import StepRecord
+from embedgeo.training.loggers import local, services, wandb
+from embedgeo.training.loggers.base import Adapter, Charts, Picture
 
 if TYPE_CHECKING:
     from embedgeo.report.live import LivePictures
@@ -131,3 +133,27 @@ def _explanation(metrics: Iterable[str]) -> Iterator[str]:
         "blocks. The step is the number of optimizer steps that the weights have taken. Undefined values (too few "
         "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
     )
+
+
+_ADAPTERS = (
+    local.tensorboard_adapter,
+    wandb.adapter,
+    local.csv_adapter,
+    services.mlflow_adapter,
+    services.comet_adapter,
+    services.trackio_adapter,
+    services.aim_adapter,
+)
+"""Each returns the `Adapter` of an object that is its logger's, and None for any other one, which it recognizes without
+importing the logger's package."""
+
+
+def adapters(loggers: Iterable[object]) -> list[Adapter]:
+    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone.
+
+    Args:
+        loggers: Lightning's, callbacks of a Hugging Face Trainer, or what `embedgeo.StepMonitor` is given as ``log``.
+    """
+    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
+    found = (adapter(logger) for logger in here for adapter in _ADAPTERS)
+    return [adapter for adapter in found if adapter is not None]

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import WandbLogger
 
 from embedgeo.results.events import chart_title
-from embedgeo.results.schema import StepRecord
+from embedgeo.results.records import StepRecord
 from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
 
 _MOST_STEPS, _MOST_ROWS = 128, 10_000

@@ -14,13 +14,12 @@ from rich.progress import track
 from torch import Tensor
 
 from embedgeo.functional import cka_matrix, drift_values, linearity_values
-from embedgeo.results.drift import CKA, cka_file, drift_file
 from embedgeo.results.files import remove_leftovers
-from embedgeo.results.folder import SweepFolder
+from embedgeo.results.folder import CKA, SweepFolder, cka_file, drift_file
 from embedgeo.results.layer_names import is_along, layers_below, side
 from embedgeo.results.parquet import SCHEMA, read_about, to_frame, write_parquet
+from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
-from embedgeo.results.schema import Record
 
 _MOST_STEPS, _MOST_LAYERS = 24, 40
 """How many steps, and how many layers, are compared each with each."""

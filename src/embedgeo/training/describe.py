@@ -1,25 +1,257 @@
-"""Find out what a monitor would do on a model, before a run of days starts."""
+"""What a monitor would do on a model, as fields and as a text."""
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
+from embedgeo.capture.calls import kept_buffers, kept_modes, kept_random_states
 from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.states import kept_buffers, kept_modes, kept_random_states
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
+from embedgeo.formatting import listed, number, reason, size
+from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.widths import choices
-from embedgeo.metrics.auto import is_auto, metric_name
-from embedgeo.results.wording import listed, reason, size
-from embedgeo.training.costs import Rows, drift_seconds, estimated_seconds, held_bytes
-from embedgeo.training.description import DescribedLayer, DescribedMetric, Description
+from embedgeo.geometry.geometry import choices
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.defaults import is_auto, metric_name
+from embedgeo.metrics.layer import LayerMetrics
 
 if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
+
+
+_WIDTH = 100
+"""Columns of the text."""
+
+
+@dataclass(frozen=True)
+class DescribedLayer:
+    """A layer that was found.
+
+    Attributes:
+        name: as in records.
+        path: of the module in the model, as ``named_modules`` has it.
+        kind: class of the module.
+        width: of the hidden state; None where no forward pass has told.
+        state_bytes: what its metrics hold at the end of a measurement; None likewise.
+    """
+
+    name: str
+    path: str
+    kind: str
+    width: int | None
+    state_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DescribedMetric:
+    """A metric that layers would have.
+
+    Attributes:
+        name: its class.
+        num_layers: how many layers have it.
+        layer_bytes: what it holds at the widest of them, at the end of a measurement.
+        total_bytes: what it holds at all of them.
+    """
+
+    name: str
+    num_layers: int
+    layer_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a monitor would do on a model; ``str()`` of it is a text of 100 columns.
+
+    Attributes:
+        model: class of the model that is measured.
+        num_parameters: of it.
+        layers: in forward order; empty where the monitor could not start: the first warning says why.
+        token_ids: where the token ids come from: a module's path, or an argument of the monitor.
+        mask: where the mask comes from: the path of a module and its argument, or an argument of the monitor.
+        num_rows: rows of a measurement on one rank, padding included.
+        num_types: token types among them, at most: of each the token table holds a row.
+        rows: how the number of rows comes about.
+        metrics: of all layers.
+        state_bytes: what all metrics hold at the end of a measurement.
+        seconds: an estimate of what a measurement adds to its steps on this machine, beside the forward passes of a
+            probe; None where the widths are not known.
+        warnings: what to change, or to know, before training starts.
+    """
+
+    model: str
+    num_parameters: int
+    layers: tuple[DescribedLayer, ...]
+    token_ids: str
+    mask: str
+    num_rows: int
+    num_types: int
+    rows: str
+    metrics: tuple[DescribedMetric, ...]
+    state_bytes: int
+    seconds: float | None
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        about = [["model", f"{self.model}, {self.num_parameters:,} parameters"]]
+        if self.layers:
+            types = f"of at most {self.num_types:,} token types" if self.num_types else "without token types"
+            seconds = "unknown" if self.seconds is None else f"about {number(float(f'{self.seconds:.2g}'))} s"
+            about += [
+                ["token ids", self.token_ids],
+                ["mask", self.mask],
+                ["rows", f"{self.num_rows:,} a measurement ({self.rows}), {types}"],
+                ["time", f"{seconds} a measurement, an estimate for this machine"],
+                ["memory", f"{size(self.state_bytes)} held during a measurement"],
+            ]
+        layers = [["layer", "width", "bytes", "module"], *map(_row, _runs(self.layers))]
+        metrics = [["metric", "layers", "bytes a layer", "in all"]]
+        metrics += [[m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)] for m in self.metrics]
+        tables = [about, *([layers, metrics] if self.layers else [])]
+        text = "\n\n".join("\n".join(_lines(table)) for table in tables)
+        notes = [fill(f"! {each}", _WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings]
+        return "\n".join([text, "", *(notes or ["No warnings."])])
+
+
+def _runs(layers: Sequence[DescribedLayer]) -> Iterator[list[DescribedLayer]]:
+    """Layers one after the other that differ in their numbers alone."""
+
+    def alike(layer: DescribedLayer) -> tuple[object, ...]:
+        stem = layer.name.rstrip("0123456789")
+        return stem if stem.endswith("block.") else layer.name, layer.kind, layer.width, layer.state_bytes
+
+    return (list(run) for _, run in groupby(layers, alike))
+
+
+def _row(run: Sequence[DescribedLayer]) -> list[str]:
+    first, last = run[0], run[-1]
+    name, path = first.name, first.path
+    if len(run) > 1:
+        name, path = f"{name} … {last.name.rpartition('.')[2]}", f"{path} … {last.path.rpartition('.')[2]}"
+    held = "?" if first.state_bytes is None else size(first.state_bytes)
+    return [name, str(first.width or "?"), held, f"{path} ({first.kind})"]
+
+
+def _lines(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table in columns; what is too long for the last one goes on below it."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
+    start = sum(widths) + 2 * len(widths)
+    for row in table:
+        head = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        yield fill(
+            f"{head}  {row[-1]}", _WIDTH, subsequent_indent=" " * start, break_on_hyphens=False, break_long_words=False
+        )
+
+
+_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
+"""Rows and width up to which metrics are timed; what more takes is extrapolated."""
+
+
+class Rows(NamedTuple):
+    """The rows of a measurement at a layer.
+
+    Attributes:
+        num_sequences: number of sequences.
+        seq_len: rows of each.
+        num_types: token types among them, at most; 0: there are no token ids.
+        num_groups: of sequences, for standard errors; 0: there are none.
+        itemsize: bytes of a number that is kept of a row.
+    """
+
+    num_sequences: int
+    seq_len: int
+    num_types: int
+    num_groups: int
+    itemsize: int
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return self.num_sequences * self.seq_len
+
+    def drawn(self, width: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Some of them at random, shape (sequences, positions, width), with token ids and sequence ids."""
+        positions = min(self.seq_len, _TIMED_ROWS)
+        shape = max(1, min(self.num_sequences, _TIMED_ROWS // positions)), positions
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(*shape, width, generator=generator)
+        ids = torch.randint(self.num_types, shape, generator=generator).to(device) if self.num_types else None
+        return rows.to(device), ids, torch.arange(shape[0])[:, None].expand(shape).to(device)
+
+
+def held_bytes(metric: Metric, width: int, rows: Rows) -> int:
+    """What a metric of a layer holds at the end of a measurement, with its copies for standard errors.
+
+    What one of another package holds is found by updating it: in proportion to rows where it grows with them.
+    """
+    if not isinstance(metric, GeometryMetric):
+        before, (hidden, ids, sequences) = _held(metric), rows.drawn(width, torch.device("cpu"))
+        metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
+        return before + round((_held(metric) - before) * rows.total / hidden.shape[:-1].numel())
+    whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
+    if not rows.num_groups or not metric.has_copies:
+        return whole
+    of_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
+    return whole + rows.num_groups * metric.state_bytes(of_group, min(rows.num_types, of_group), rows.itemsize)
+
+
+def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, device: torch.device) -> float:
+    """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
+
+    It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
+    in proportion to what the metric holds: d, or d² for a scatter.
+    """
+    metric, at, share = make(width), width, 1.0
+    if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
+        at, narrow = _TIMED_WIDTH, metric.of_width(_TIMED_WIDTH)
+        share = metric.state_bytes(rows.total, 1) / narrow.state_bytes(rows.total, 1)
+    hidden, ids, sequences = rows.drawn(at, device)
+    for few in (slice(1), slice(None)):  # the first time threads and memory are set up
+        metrics = LayerMetrics(
+            lambda dim: [metric.of_width(dim) if isinstance(metric, GeometryMetric) else make(dim)],
+            at,
+            device=device,
+            jackknife=rows.num_groups,
+        )
+        started = _now(device)
+        metrics.update(hidden[few], None if ids is None else ids[few], None, sequences[few])
+        updated = _now(device)
+        for compute in metrics.computed():
+            compute()
+        computed = _now(device)
+        metrics.reset()
+    return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
+
+
+def drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
+    """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
+    at = min(width, _TIMED_WIDTH)
+    below, rows = torch.randn(2, num_rows, at, generator=torch.Generator().manual_seed(0)).to(device)
+    started = _now(device)
+    drift_values(below, rows)
+    compared = _now(device)
+    linearity_values(below, rows)
+    return width / at * (3 * (compared - started) + _now(device) - compared)
+
+
+def _held(metric: Metric) -> int:
+    states = metric.metric_state.values()
+    return sum(each.nbytes for state in states for each in (state if isinstance(state, list) else [state]))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def describe(

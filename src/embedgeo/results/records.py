@@ -1,0 +1,165 @@
+"""The flat form of results: a record is one number and where it was measured."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import nan
+from pathlib import Path
+from statistics import median
+from typing import Any, TypedDict, cast
+
+MODEL = "model"
+"""Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
+
+
+class Record(TypedDict):
+    """The value of a metric at a layer.
+
+    Attributes:
+        layer: name of the layer.
+        layer_index: its position in forward order, from 0.
+        width: d, the width of its hidden state.
+        metric: key of the metric.
+        value: NaN where it is undefined.
+        stderr: its standard error; NaN where it was not asked for.
+    """
+
+    layer: str
+    layer_index: int
+    width: int
+    metric: str
+    value: float
+    stderr: float
+
+
+class StepRecord(Record):
+    """A record of a training run: measured at an optimizer step."""
+
+    step: int
+
+
+class _Keys:
+    """The dicts of its instances share the table of their keys, and are half as large as others."""
+
+
+def dated(step: int, record: Record) -> StepRecord:
+    """A record as it was measured at a step; in half of a dict's memory, as a long run has millions of them.
+
+    >>> dated(8, model_record("loss", 2.5))
+    {'step': 8, 'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
+    """
+    shared = _Keys()
+    for key, value in {"step": step, **record}.items():
+        setattr(shared, key, value if value == value else nan)  # noqa: PLR0124 (one NaN for all)
+    return cast("StepRecord", vars(shared))
+
+
+def model_record(metric: str, value: float) -> Record:
+    """A record of the whole model.
+
+    >>> model_record("loss", 2.5)
+    {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
+    """
+    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=nan)
+
+
+def parse_groups(given: Any) -> dict[str, str]:
+    """The group of each model that is named in options.
+
+    Args:
+        given: a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between
+            them, or a list of these. Nothing, if there are no groups.
+
+    Raises:
+        ValueError: neither of these, a group without models, or a model in two groups.
+
+    >>> parse_groups(["encoder=a,b", "decoder=c"]) == parse_groups({"encoder": ["a", "b"], "decoder": "c"})
+    True
+    >>> parse_groups("encoder=a,b decoder=c")
+    {'a': 'encoder', 'b': 'encoder', 'c': 'decoder'}
+    """
+    if isinstance(given, Mapping):
+        named = [(group, [models] if isinstance(models, str) else models) for group, models in given.items()]
+    else:
+        listed = given if isinstance(given, list | tuple) else [given] if given else []
+        words = [word for each in listed for word in str(each).split()]
+        named = [(group, models.split(",")) for group, _, models in (word.partition("=") for word in words)]
+    groups: dict[str, str] = {}
+    for group, models in named:
+        are_names = isinstance(models, list | tuple) and models and all(isinstance(m, str) and m for m in models)
+        if not (isinstance(group, str) and group and are_names):
+            raise ValueError(
+                "model_group must be groups with their models, as encoder=a,b decoder=c, or in YAML a mapping from a "
+                f"group to a list of models; got {given!r}."
+            )
+        for model in models:
+            if groups.setdefault(model, group) != group:
+                raise ValueError(f"a model must be in one model_group; {model} is in {groups[model]} and in {group}.")
+    return groups
+
+
+def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str]:
+    """The group of each of these models that is in one.
+
+    Args:
+        groups: as `parse_groups` has them, by the name of a model, by what follows the last slash of it if only one
+            of the models has that, or by a pattern.
+        models: names of repositories or folders.
+
+    Raises:
+        ValueError: a name of none or of several of the models, or a model in two groups.
+
+    >>> groups_of({"bert": "encoder", "lab/gpt-*": "decoder"}, ["google/bert", "lab/gpt-1", "lab/gpt-2", "lab/t5"])
+    {'google/bert': 'encoder', 'lab/gpt-1': 'decoder', 'lab/gpt-2': 'decoder'}
+    """
+    known = list(dict.fromkeys(models))
+    found: dict[str, str] = {}
+    for name, group in groups.items():
+        matches = [model for model in known if model == name or fnmatchcase(model, name)]
+        if not matches:
+            matches = [model for model in known if Path(model).name == name]
+            if len(matches) != 1:
+                which = f"is that of {', '.join(matches)}" if matches else f"is none of {', '.join(known)}"
+                raise ValueError(f"model_group must name models that are there; {name} {which}.")
+        for model in matches:
+            if found.setdefault(model, group) != group:
+                raise ValueError(f"a model must be in one model_group; {model} is in {found[model]} and in {group}.")
+    return found
+
+
+_LEAST_JUMP = 0.5
+"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
+
+
+def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
+    """Checkpoints whose loss lies much farther outside the range of its two neighbours than other losses do.
+
+    Args:
+        losses: name and loss of the checkpoints of one series, by step.
+
+    Returns:
+        Their names. A loss that is not finite is an outlier. The first checkpoint, which has one neighbour, is not.
+
+    >>> loss_outliers([("step1", 9.0), ("step2", 5.0), ("step3", 12.7), ("step4", 3.0)])
+    ['step3']
+    """
+    finite = [(name, loss) for name, loss in losses if math.isfinite(loss)]
+    outliers = {name for name, loss in losses if not math.isfinite(loss)}
+    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like outliers, too
+        jumps = _jumps([loss for _, loss in finite])
+        farthest = max(range(len(finite)), key=jumps.__getitem__)
+        elsewhere = [0.0, *jumps[: max(0, farthest - 1)], *jumps[farthest + 2 :]]
+        if jumps[farthest] <= max(_LEAST_JUMP, 5 * median(elsewhere)):
+            break
+        outliers.add(finite.pop(farthest)[0])
+    return [name for name, _ in losses if name in outliers]
+
+
+def _jumps(losses: Sequence[float]) -> list[float]:
+    """How far each loss lies outside the range of its two neighbours; the first may be anything, the last may fall."""
+    jumps = [0.0]
+    for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
+        highest = before if after is None else max(before, after)
+        lowest = loss if after is None else min(before, after)
+        jumps.append(max(0.0, loss - highest, lowest - loss))
+    return jumps
