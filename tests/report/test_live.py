@@ -14,8 +14,9 @@ from embedgeo.glossary import HEADLINES, TERMS
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
 from embedgeo.report.live import _thinned
-from embedgeo.training.loggers import Adapter, adapters, page
-from embedgeo.training.loggers.page import Page
+from embedgeo.training.loggers import page
+from embedgeo.training.loggers.base import Adapter
+from embedgeo.training.loggers.page import Page, adapters
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]

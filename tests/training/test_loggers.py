@@ -10,8 +10,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
-from embedgeo.training.loggers import Adapter, Charts, adapters, local, page
+from embedgeo.training.loggers import local, page
+from embedgeo.training.loggers.base import Adapter, Charts
 from embedgeo.training.loggers.local import COLUMNS, Csv
+from embedgeo.training.loggers.page import adapters
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, moments
 
