@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
-from embedgeo.results.history import read_histories
+from embedgeo.results.parquet import read_histories
 from embedgeo.training import monitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
