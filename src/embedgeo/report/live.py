@@ -15,9 +15,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from embedgeo.formatting import short
 from embedgeo.glossary import HEADLINES, Term, term
+from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.report.drawing import ACCENT, DEPTH, Array, FigureData, layer_axis, lines, step_axis, value_axis
 from embedgeo.report.runs import Run
-from embedgeo.results.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.results.records import StepRecord
 
 WIDTH, HEIGHT = 3.5, 3.3

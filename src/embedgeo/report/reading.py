@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from embedgeo.formatting import listed
+from embedgeo.layer_names import is_along
 from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.drawing import Array, thinned
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.spectra import read_spectra
 from embedgeo.results.folder import SweepFolder, read_cka
-from embedgeo.results.layer_names import is_along
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.records import groups_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedgeo.glossary import GROUPS, in_order, term
-from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.records import Record, StepRecord
 
 EVENTS = "events.out.tfevents."

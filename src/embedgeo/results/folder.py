@@ -12,9 +12,9 @@ from urllib.parse import quote
 import pandas as pd
 import pyarrow as pa
 
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,

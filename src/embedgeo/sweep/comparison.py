@@ -14,9 +14,9 @@ from rich.progress import track
 from torch import Tensor
 
 from embedgeo.functional import cka_matrix, drift_values, linearity_values
+from embedgeo.layer_names import is_along, layers_below, side
 from embedgeo.results.files import remove_leftovers
 from embedgeo.results.folder import CKA, SweepFolder, cka_file, drift_file
-from embedgeo.results.layer_names import is_along, layers_below, side
 from embedgeo.results.parquet import SCHEMA, read_about, to_frame, write_parquet
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample, read_sample, sample_file

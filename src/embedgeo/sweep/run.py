@@ -23,9 +23,9 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry.geometry import choices
 from embedgeo.glossary import HEADLINES
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.files import Locks, remove_leftovers, temporary_path
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, Record, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
