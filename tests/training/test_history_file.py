@@ -15,8 +15,7 @@ from embedgeo import GeometryMonitor
 from embedgeo.report.reading import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile
-from tests.training.runs import TinyLM, fit, loader, moments, steps
-from tests.training.test_monitor_faults import UserError, raises_in
+from tests.training.runs import TinyLM, UserError, fit, loader, moments, raises_in, steps
 
 
 class Remote(DummyLogger):
