@@ -102,7 +102,9 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
         for table in inputs.tables:
             hooks.callback(table.register_forward_hook(found.add_token_ids, with_kwargs=True).remove)
         for layer in layers:
-            hooks.callback(_hooked(layer.calls[-1].module, partial(found.add_hidden, layer), of_input=layer.takes_input))
+            hooks.callback(
+                _hooked(layer.calls[-1].module, partial(found.add_hidden, layer), of_input=layer.takes_input)
+            )
         error = _run_small(model, inputs.enclosing_modules, batch)
     found.error = error if any(layer.name not in found.hidden for layer in layers) else None
     return found
@@ -138,7 +140,9 @@ def _outermost(names: Sequence[str]) -> list[str]:
 def _hooked(module: nn.Module, note: Callable[[Any], None], *, of_input: bool = False) -> Callable[[], None]:
     """Have a module's output, or its input, noted; returns what removes the hook."""
     if of_input:
-        hook = module.register_forward_pre_hook(lambda m, args, kwargs: note(first_input(args, kwargs)), with_kwargs=True)
+        hook = module.register_forward_pre_hook(
+            lambda m, args, kwargs: note(first_input(args, kwargs)), with_kwargs=True
+        )
         return hook.remove
     return module.register_forward_hook(lambda m, args, output: note(output)).remove
 

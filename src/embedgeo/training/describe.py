@@ -131,7 +131,9 @@ class Description:
                 [["layer", "width", "bytes", "module"], *_layer_rows(self.layers)],
                 [["metric", "layers", "bytes a layer", "in all"], *metrics],
             ]
-        notes = [fill(f"! {each}", _TEXT_WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings]
+        notes = [
+            fill(f"! {each}", _TEXT_WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings
+        ]
         return "\n\n".join([*map(_columns, tables), "\n".join(notes or ["No warnings."])])
 
 
@@ -193,7 +195,9 @@ def opening(monitor: str, outlined: Description, schedule: object, path: Path | 
     """
     layers = listed([layer.name for layer in outlined.layers], 4)
     metrics = listed([metric.name for metric in outlined.metrics])
-    where = f"written to {path}" if path else f"kept in its history alone ({history_lacks() or 'folder= has it written'})"
+    where = (
+        f"written to {path}" if path else f"kept in its history alone ({history_lacks() or 'folder= has it written'})"
+    )
     first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {where}."
     return "\n".join(f"{monitor}: {line}" for line in (first, *outlined.warnings, *notes))
 
@@ -265,8 +269,11 @@ def describe(
         for layer, width in zip(geometry.layers, widths, strict=True):
             layers.append(_described(layer, paths, width, None if width is None else held[width].total()))
         metrics = _totals(counts, held)
+        tried = "synthetic token ids" if batch is None else "this batch"
         device = weights_device(model)
-        seconds = [count * _seconds(monitor, geometry.make_metrics, width, rows, device) for width, count in counts.items()]
+        seconds = [
+            count * _seconds(monitor, geometry.make_metrics, width, rows, device) for width, count in counts.items()
+        ]
         return replace(
             _found(model),
             layers=tuple(layers),
@@ -279,7 +286,7 @@ def describe(
             state_bytes=sum(metric.total_bytes for metric in metrics),
             seconds=sum(seconds) if seconds else None,
             warnings=(
-                *_forward_warnings(monitor, geometry, inspected, "synthetic token ids" if batch is None else "this batch"),
+                *_forward_warnings(monitor, geometry, inspected, tried),
                 *_size_warnings(monitor, geometry.make_metrics, held),
                 *_setup_warnings(monitor, geometry, model),
             ),
@@ -435,9 +442,7 @@ def _totals(counts: Mapping[int, int], held: Mapping[int, Mapping[str, int]]) ->
     return list(totals.values())
 
 
-def _seconds(
-    monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows, device: torch.device
-) -> float:
+def _seconds(monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows, device: torch.device) -> float:
     """An estimate of what the metrics of a layer of this width take."""
     num_compared = min(monitor.drift, rows.total)
     total = _drift_seconds(width, num_compared, device) if num_compared else 0.0
@@ -446,9 +451,7 @@ def _seconds(
     return total
 
 
-def _metric_seconds(
-    make: Callable[[int], Metric], width: int, rows: ExpectedRows, device: torch.device
-) -> float:
+def _metric_seconds(make: Callable[[int], Metric], width: int, rows: ExpectedRows, device: torch.device) -> float:
     """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
 
     It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
