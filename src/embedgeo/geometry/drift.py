@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.alignment import drift_values, linearity_values
+from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.geometry.computing import Reached
 from embedgeo.layer_names import layers_below
 from embedgeo.metrics.base import ValuesAndErrors
