@@ -223,3 +223,14 @@ def require_readable(path: Path) -> None:
     is_by_name = isinstance(stored_values(path), dict)
     if not is_by_name:
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
+
+
+def lightning_step(path: Path) -> int:
+    """Optimizer steps taken, as stored in a Lightning checkpoint."""
+    stored = stored_values(path)
+    try:
+        return int(stored["global_step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
+        ) from error

@@ -35,7 +35,6 @@ from embedgeo.checkpoints.files import (
     reading,
     require_readable,
     require_whole_index,
-    stored_values,
     weight_files,
 )
 from embedgeo.formatting import reason
@@ -337,21 +336,6 @@ def import_class(model_class: str) -> Any:
             f"{model_class!r} ({reason(error)})."
         ) from error
     return kind
-
-
-def lightning_step(path: Path) -> int:
-    """Optimizer steps taken, as stored in a Lightning checkpoint.
-
-    Raises:
-        ValueError: they cannot be read from the file.
-    """
-    stored = stored_values(path)
-    try:
-        return int(stored["global_step"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
-        ) from error
 
 
 def num_token_types(model: nn.Module) -> int | None:
