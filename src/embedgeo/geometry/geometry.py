@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.forward_inputs import Aligned, ForwardInputs, Given
+from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def pooled(
     hidden: Tensor,
-    tokens: Aligned,
+    tokens: RowTokens,
     sequence_ids: Callable[[torch.Size], Tensor],
     unit: RowUnit,
     *,
@@ -348,9 +348,9 @@ class Geometry(Results):
         ignore_token_ids: Sequence[int] = (),
         *,
         rows: RowUnit = "tokens",
-        token_ids: Given | None = None,
-        mask: Given | None = None,
-        word_ids: Given | None = None,
+        token_ids: PerToken | None = None,
+        mask: PerToken | None = None,
+        word_ids: PerToken | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
         max_state_bytes: float = MAX_STATE_BYTES,
@@ -437,7 +437,7 @@ class Geometry(Results):
         self._is_off = True
         self.reset()
 
-    def _update(self, layer: Layer, hidden: Tensor, rows: Aligned) -> None:
+    def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
@@ -483,9 +483,9 @@ def observe(
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
     *,
-    token_ids: Given | None = None,
-    mask: Given | None = None,
-    word_ids: Given | None = None,
+    token_ids: PerToken | None = None,
+    mask: PerToken | None = None,
+    word_ids: PerToken | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
     max_state_bytes: float = MAX_STATE_BYTES,
