@@ -132,17 +132,17 @@ def read_folder(folder: Path) -> list[Run]:
 def _read_folder(folder: Path) -> Iterator[Run]:
     sweep = SweepFolder(folder)
     if sweep.done():
-        runs = sweep.read_runs()
-        about = {name: sweep.about(name) for checkpoints in runs.values() for name in checkpoints}
+        runs = sweep.runs()
+        about = {name: sweep.facts(name) for checkpoints in runs.values() for name in checkpoints}
         finals = {name for name, facts in about.items() if facts.get("has_step") == "false"}
         if not runs:  # no records at all
-            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.reasons())
+            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.failures())
         apart = {
             series: listed(list(checkpoints), 4)
             for series, checkpoints in runs.items()
             if _is_split(sweep, checkpoints)
         }
-        failures, cka = sweep.reasons(), read_cka(folder)
+        failures, cka = sweep.failures(), read_cka(folder)
         for series, checkpoints in _told_apart(runs, finals):
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]

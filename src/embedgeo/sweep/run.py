@@ -421,7 +421,7 @@ class Sweep:
     def _fail(self, planned: Planned, why: str) -> str:
         self.failures[planned.name] = why
         if self.fabric.is_global_zero:
-            self.out.fail(planned.name, why)
+            self.out.write_failure(planned.name, why)
         return why
 
     def _say(self, line: str) -> None:
@@ -446,7 +446,7 @@ class Sweep:
                     tables = self.out.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
                     layers = load_sample(self.out.path, original).layers if self.settings.save_samples else None
-                    copied = Measured(kept, tables, self.out.about(original), layers)
+                    copied = Measured(kept, tables, self.out.facts(original), layers)
         return self.fabric.broadcast(copied)
 
     def _measured(self, planned: Planned, worker: Any) -> Measured | str:
