@@ -57,7 +57,7 @@ def test_groups_for_standard_errors_are_put_in_order_once_a_forward_pass(monkeyp
 
 
 def test_words_are_found_once_a_forward_pass(monkeypatch):
-    found = counted(monkeypatch, embedgeo.geometry.geometry, "find_words")
+    found = counted(monkeypatch, embedgeo.geometry, "find_words")
     observed([token_batch(4)], rows="words", word_ids=torch.arange(12).expand(4, 12) // 3)
     assert found == {"find_words": 1}
 

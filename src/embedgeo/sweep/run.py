@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
-from embedgeo.geometry.geometry import choices
+from embedgeo.geometry import choices
 from embedgeo.glossary import HEADLINES
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.files import Locks, remove_leftovers, temporary_path

@@ -18,8 +18,7 @@ from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.alignment import drift_values, linearity_values
-from embedgeo.geometry import Geometry
-from embedgeo.geometry.geometry import choices
+from embedgeo.geometry import Geometry, choices
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name
 from embedgeo.metrics.layer import LayerMetrics
@@ -225,8 +224,7 @@ def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, dev
         started = _now(device)
         metrics.update(hidden[few], None if ids is None else ids[few], None, sequences[few])
         updated = _now(device)
-        for compute in metrics.computed():
-            compute()
+        metrics.compute()
         computed = _now(device)
         metrics.reset()
     return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
@@ -287,7 +285,7 @@ def describe(
             found = {**about, "layers": (), "token_ids": "unknown", "mask": "unknown", "num_rows": 0, "num_types": 0}
             found |= {"rows": "unknown", "metrics": (), "state_bytes": 0, "seconds": None}
             return Description(**found, warnings=(_unresolved(model, error),))
-        seen = inspect_forward(geometry.model, geometry.layers, geometry._inputs, batch)
+        seen = inspect_forward(geometry.model, geometry.layers, geometry.inputs, batch)
         shape = _shape(batch) or (batch_size, seq_len)
         return _Run(monitor, model, geometry, seen, *shape, has_batch=batch is not None).description(about)
 
@@ -317,7 +315,7 @@ class _Run:
         self._by = f"{num_batches} × {batch_size} sequences{by}"
         num_sequences = num_batches * batch_size
         has_ids = bool(seen.token_ids or monitor.token_ids) and unit not in ("mean", "max")
-        num_types = min(num_sequences * length, geometry._inputs.num_token_types) if has_ids else 0
+        num_types = min(num_sequences * length, geometry.inputs.num_token_types) if has_ids else 0
         itemsize = 8 if seen.dtype == torch.float64 else 4
         self._rows = Rows(num_sequences, length, num_types, geometry.settings["jackknife"], itemsize)
         guess = model_width(geometry.model) if seen.error is not None else None
