@@ -126,8 +126,8 @@ def test_a_metric_that_overrides_update_gets_tensors():
     x = gaussian(24, 4).view(2, 12, 4)
     metrics = LayerMetrics(lambda dim: [Own(dim)], 4, device=torch.device("cpu"))
     metrics.update(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3, None)
-    (compute,) = metrics.computed()
-    assert compute()[0]["norm_max"] == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
+    values, _ = metrics.compute()
+    assert float(values["norm_max"][0]) == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
 
 
 class Watched(TorchDispatchMode):

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -18,10 +18,17 @@ from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, weights_device
-from embedgeo.formatting import size
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import RowUnit, Words, find_words, pool_tokens, require_row_unit, require_word_ids, row_ids
+from embedgeo.functional.rows import (
+    RowUnit,
+    Words,
+    find_words,
+    pool_tokens,
+    require_row_unit,
+    require_word_ids,
+    row_ids,
+)
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
 from embedgeo.geometry.drift import Drift
@@ -29,12 +36,10 @@ from embedgeo.geometry.export import recorded_layers, recorded_metrics
 from embedgeo.metrics import MAX_STATE_BYTES, NextTokenGeometry, TokenMoments
 from embedgeo.metrics.defaults import (
     for_token_types,
-    left_out,
     metric_factory,
     require_distinct_keys,
     require_same_values,
     require_samples,
-    sketched,
 )
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.records import Record
@@ -42,38 +47,6 @@ from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def choices(make: MetricFactory, width: int) -> Iterator[str]:
-    """A line for what is left out at a width, and one for what a sketch is in place of; none where nothing is."""
-    if missing := left_out(make, width):
-        yield too_large(missing, width)
-    if held := sketched(make, width):
-        yield in_a_sketch(*held, width)
-
-
-def too_large(missing: Mapping[str, int], width: int) -> str:
-    """What ``metrics="auto"`` leaves out at a width, and what to do to have it.
-
-    >>> too_large({"IntrinsicDimension": 268_436_000}, 16384)
-    'metrics="auto" leaves out IntrinsicDimension (268 MB) at layers of width 16384. To have it raise max_state_bytes.'
-    """
-    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
-    pronoun = "it" if len(names) == 1 else "them"
-    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
-    return (
-        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
-        "max_state_bytes."
-    )
-
-
-def in_a_sketch(num_bytes: int, of_scatter: int, width: int) -> str:
-    """That the anisotropy comes from a sketch at a width, and what to do to have it from the scatter."""
-    return (
-        f"Anisotropy holds a sketch ({size(num_bytes)}) at layers of width {width}, not the scatter "
-        f"({size(of_scatter)}): anisotropy_error says how far off it may be, anisotropy_standardized is absent. To "
-        "have the scatter raise max_state_bytes."
-    )
 
 
 class Stage(Protocol):
@@ -96,7 +69,7 @@ class Geometry:
         process_group: the ranks that have different rows; others repeat theirs (tensor parallelism). Default: all.
         sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
-        stage: that stage. Default: all ranks have the same layers.
+        stage: that stage, where there are others. Default: all ranks have the same layers.
         drift: compares the rows with those of other layers, and with those that it was given before.
 
     Attributes:
@@ -107,7 +80,8 @@ class Geometry:
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
-        stage: of a pipeline; None if the model is whole.
+        part: the blocks that the model has, if it is a stage of a pipeline.
+        stage: that stage, where there are others.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -145,6 +119,7 @@ class Geometry:
             model, layers = inner, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
+        self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
@@ -178,16 +153,17 @@ class Geometry:
         """
         return self.agreed(self._computed(in_thread=False))
 
-    def hand_over(self) -> Future[list[Record]]:
+    def hand_over(self) -> tuple[Future[list[Record]], str]:
         """Give the rows seen so far away, to a thread that computes their records; every rank must call this.
 
         Returns:
-            This rank's records, for `agreed`.
+            This rank's records, for `agreed`; and `why_silent` of these rows.
         """
         records = self._computed(in_thread=True)
+        why_silent = self.why_silent()
         self._metrics = {}
         self.reset()
-        return records
+        return records, why_silent
 
     @property
     def needs_all_ranks(self) -> bool:

@@ -18,7 +18,7 @@ class MeasuredLayer(NamedTuple):
     """A layer that has rows on some rank: its name, its place in forward order, and the metrics that have seen them."""
 
     name: str
-    index: int
+    layer_index: int
     metrics: LayerMetrics
 
 
@@ -118,8 +118,15 @@ def _records(layers: Sequence[MeasuredLayer], values: Sequence[Values | Exceptio
         pairs += [pair.double() for pair in of_layer.values()]
     numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []
     return [
-        Record(layer=layer.name, layer_index=layer.index, width=layer.metrics.dim, metric=key, value=value, stderr=error)
-        for (layer, key), (value, error) in zip(keys, numbers, strict=True)
+        Record(
+            layer=layer.name,
+            layer_index=layer.layer_index,
+            width=layer.metrics.dim,
+            metric=key,
+            value=value,
+            stderr=stderr,
+        )
+        for (layer, key), (value, stderr) in zip(keys, numbers, strict=True)
     ]
 
 

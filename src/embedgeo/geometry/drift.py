@@ -88,6 +88,7 @@ class ComparedRows(GeometryMetric):
         self.comparisons: Mapping[str, tuple[KeptRows, KeptRows]] = {}
 
     def update_states(self, rows: Rows) -> None:
+        """Draw from the rows of a batch, too."""
         stream = current_rank(self.process_group)
         self.store(self.load(Sample).extend(rows.embeddings, rows.token_ids, rows.finite, seed=0, stream=stream))
 
@@ -97,6 +98,7 @@ class ComparedRows(GeometryMetric):
         return sample.all_reduce(self.process_group) if is_distributed() else sample
 
     def compute(self) -> dict[str, Tensor]:
+        """Values of the comparisons; none before there are any."""
         values: dict[str, Tensor] = {}
         for name, (others, rows) in self.comparisons.items():
             pair = others.paired(rows, self.device)

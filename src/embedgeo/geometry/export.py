@@ -74,7 +74,7 @@ def tables_of_types(
     for layer in layers:
         for metric in layer.metrics.synced(kind):
             table = {name: column.cpu().numpy() for name, column in of(metric).items()}
-            tables.append(pd.DataFrame({"layer": layer.name, "layer_index": layer.index, **table}))
+            tables.append(pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
@@ -85,7 +85,7 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
 
     found: dict[str, list[pd.DataFrame]] = {}
     for layer in layers:
-        at = {"layer": layer.name, "layer_index": layer.index}
+        at = {"layer": layer.name, "layer_index": layer.layer_index}
         for spectral in layer.metrics.synced(Anisotropy, having="spectrum"):
             index = range(1, spectral.dim + 1)
             columns = {"index": index, "eigenvalue": spectral.eigenvalues().cpu().numpy(), "n": int(spectral.num_rows)}

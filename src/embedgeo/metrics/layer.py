@@ -16,7 +16,6 @@ from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.next_token import NextTokenGeometry
 
-
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
 

@@ -351,7 +351,9 @@ def _results(
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
-    tables["distances"] = tables_of_types("token_tables", geometry.measured_layers(), TokenMoments.distances, ["distance"])
+    tables["distances"] = tables_of_types(
+        "token_tables", geometry.measured_layers(), TokenMoments.distances, ["distance"]
+    )
     if text.shown_types:
         shown = "token_tables", geometry.measured_layers(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
         tables["occurrences"] = tables_of_types(*shown).merge(types[["layer", "token_id", "n"]])

@@ -5,7 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,29 +17,26 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.forward_inputs import require_exclusions
-from embedgeo.capture.structure import model_width
-from embedgeo.formatting import listed, reason, shell_command, size
+from embedgeo.formatting import reason, shell_command
 from embedgeo.functional.alignment import NEIGHBORS
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import HandedOver, can_start_threads
+from embedgeo.geometry.computing import can_start_threads
 from embedgeo.geometry.drift import Drift
-from embedgeo.geometry.geometry import choices
 from embedgeo.metrics import MAX_STATE_BYTES
-from embedgeo.metrics.defaults import metric_factory, metric_name
-from embedgeo.metrics.layer import MetricFactory, require_num_groups
+from embedgeo.metrics.defaults import metric_factory
+from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, dated
 from embedgeo.training.adapter import (
     Compiled,
     TrainerAdapter,
-    history_lacks,
     listen,
     prepare,
     require_compiled,
     run_model,
 )
-from embedgeo.training.describe import Description, describe
+from embedgeo.training.describe import Description, describe, drift_notes, opening, outline
 from embedgeo.training.schedule import Place, Schedule
 
 if TYPE_CHECKING:
@@ -102,39 +99,6 @@ def drift_rows(drift: bool | int, *, has_probe: bool) -> int:
     return NUM_ROWS if drift is True else int(drift)
 
 
-def opening(
-    monitor: object,
-    geometry: Geometry,
-    schedule: Schedule,
-    file: "HistoryFile | None",
-    *,
-    num_kept: int,
-    anew_at: int = 0,
-) -> str:
-    """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
-
-    Metrics are those at the width of the model; ``num_kept`` rows are compared, of which there are none from before the
-    step ``anew_at`` if it is not 0.
-    """
-    name, layers = type(monitor).__name__, [layer.name for layer in geometry.layers]
-    width = model_width(geometry.model) or 2
-    kinds = [metric_name(metric) for metric in geometry.make_metrics(width)]
-    why_not = history_lacks() or "folder= has it written"
-    where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
-    line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
-    more = [*choices(geometry.make_metrics, width)]
-    if num_kept:
-        num_bytes = 2 * len(layers) * num_kept * width * 4
-        held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
-        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
-        more.append(f"{held}{few if num_kept < width + 2 else ''}.")
-        if anew_at:
-            more.append(
-                f"drift has no rows from before step {anew_at:,}: the first measurement from now on is its first."
-            )
-    return "\n".join([line, *(f"{name}: {each}" for each in more)])
-
-
 def closing(monitor: object, file: "HistoryFile") -> str:
     """Where the history is, and the command that draws it, which can be pasted."""
     command = shell_command("embedgeo", "report", file.path.parent)
@@ -189,14 +153,16 @@ class Pending(NamedTuple):
     Attributes:
         step: at which it was made.
         geometry: what has handed it over.
-        handed_over: its numbers.
+        records: those of this rank, in time.
+        why_silent: see `embedgeo.geometry.Geometry.why_silent`.
         is_first: whether it is the first one of the run.
         process: the one with the thread that computes it; a fork of it has none.
     """
 
     step: int
     geometry: Geometry
-    handed_over: HandedOver
+    records: Future[list[Record]]
+    why_silent: str
     is_first: bool
     process: int
 
@@ -244,7 +210,8 @@ class Measuring:
         is_first, self._measured_step = self._measured_step is None, step
         with self._guarded():
             if self.background and not adapter.is_followed and can_start_threads():
-                self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first, process=os.getpid())
+                records, why_silent = geometry.hand_over()
+                self._pending = Pending(step, geometry, records, why_silent, is_first, os.getpid())
                 atexit.register(self._complete, alone=True)
             else:
                 self._record(step, geometry.records(), geometry.why_silent(), is_first=is_first)
@@ -258,18 +225,18 @@ class Measuring:
         """
         if self._pending is None or self._pending.process != os.getpid():
             return
-        step, geometry, handed_over, is_first, _ = self._pending
-        wait([handed_over.computed])
+        step, geometry, computed, why_silent, is_first, _ = self._pending
+        wait([computed])
         if alone and geometry.needs_all_ranks:
             return
         self._forget()
         with self._guarded():
-            records = geometry.agreed(handed_over.computed.result())
-            self._record(step, records, handed_over.why_silent, is_first=is_first)
+            records = geometry.agreed(computed)
+            self._record(step, records, why_silent, is_first=is_first)
 
     def _complete_if_done(self) -> None:
         """The same without waiting; ranks would differ in when they are done, and wait for the next measured step."""
-        if self._pending is not None and self._pending.handed_over.computed.done() and not has_other_ranks():
+        if self._pending is not None and self._pending.records.done() and not has_other_ranks():
             self._complete()
 
     def _forget(self) -> None:
@@ -388,15 +355,16 @@ class Monitor(Measuring):
         self.drift = drift_rows(drift, has_probe=probe is not None)
         self._keeps_batches = measure_last and probe is None
         self.compiled, self._is_told = compiled, False
-        require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
         given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **exclusions}
-        self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
+        self._make_geometry: Callable[..., Geometry] = partial(
+            Geometry, layers=layers, metrics=make, jackknife=jackknife, **given
+        )
         self._reset()
 
-    def describe(self, model: nn.Module, batch: Any = None, **sizes: int) -> Description:
-        """What the monitor would do on a model: see `embedgeo.training.describe.describe` for its arguments."""
-        return describe(self, model, batch, **sizes)
+    def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
+        """Describe what the monitor would do on a model: see `embedgeo.training.describe.describe`."""
+        return describe(self, self._make_geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
@@ -434,9 +402,12 @@ class Monitor(Measuring):
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        said: dict[str, Any] = {"num_kept": self.drift}
-        said["anew_at"] = step if self._drift is not None and not self._drift.has_rows else 0
-        rank_zero_info(opening(self, self._geometry, self.schedule, self._file, **said))
+        outlined = outline(adapter.model, self._geometry)
+        notes: list[str] = []
+        if self._drift is not None:
+            notes += drift_notes(outlined, self.drift, starts_at=None if self._drift.has_rows else step)
+        path = None if self._file is None else self._file.path
+        rank_zero_info(opening(type(self).__name__, outlined, self.schedule, path, notes))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()
