@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.forward_inputs import Aligned, ForwardInputs, Given
+from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
@@ -96,9 +96,9 @@ class Geometry:
         ignore_token_ids: Sequence[int] = (),
         *,
         rows: RowUnit = "tokens",
-        token_ids: Given | None = None,
-        mask: Given | None = None,
-        word_ids: Given | None = None,
+        token_ids: PerToken | None = None,
+        mask: PerToken | None = None,
+        word_ids: PerToken | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
         max_state_bytes: float = MAX_STATE_BYTES,
@@ -328,7 +328,7 @@ class Geometry:
     def _on_any_rank(self, condition: bool) -> bool:
         return bool(all_reduce_max(torch.tensor(int(condition), device=self.device), self._stage_group))
 
-    def _update(self, layer: Layer, hidden: Tensor, rows: Aligned) -> None:
+    def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
@@ -351,7 +351,7 @@ class Geometry:
         else:
             metrics.update(*pool_tokens(hidden, rows.token_ids, rows.mask, unit))
 
-    def _words(self, rows: Aligned, shape: torch.Size, device: torch.device) -> Words:
+    def _words(self, rows: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
         assert rows.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
@@ -392,9 +392,9 @@ def observe(
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
     *,
-    token_ids: Given | None = None,
-    mask: Given | None = None,
-    word_ids: Given | None = None,
+    token_ids: PerToken | None = None,
+    mask: PerToken | None = None,
+    word_ids: PerToken | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
     max_state_bytes: float = MAX_STATE_BYTES,
