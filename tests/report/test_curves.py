@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from embedgeo.report.drawing import png, style
-from embedgeo.report.live import curves
+from embedgeo.drawing import png, style
+from embedgeo.report.figures import curves
 from embedgeo.report.runs import make_run
 
 BLOCKS = [f"block.{i:02d}" for i in range(6)]

@@ -9,8 +9,8 @@ import pytest
 
 from embedgeo.glossary import DRIFT
 from embedgeo.report import drift, write_report
-from embedgeo.report.drawing import png, style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import png, style
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import CKA, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import layer_names, make_sweep
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def drawn(folder):
     (run,) = read_runs([folder])
     with style():
-        return {data.name: data for data in drift.matrices(run)}
+        return {data.name: data for data in figures.cka_figures(run)}
 
 
 def test_steps_are_compared_at_layers_and_layers_at_steps(folder: Path) -> None:

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from embedgeo import TokenMoments, load_results, observe, plot
 from embedgeo.report import figures, tokens
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import style
+from embedgeo.report.runs import read_runs
 from tests.models import gpt_neox
 from tests.report.synthetic import make_models, make_sweep
 

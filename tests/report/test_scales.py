@@ -5,8 +5,8 @@ import torch
 
 from embedgeo.functional import gride_dimensions
 from embedgeo.report import figures, write_report
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import style
+from embedgeo.report.runs import read_runs
 from tests.data import gaussian
 from tests.report.synthetic import AT_SCALES, METRICS, make_sweep
 

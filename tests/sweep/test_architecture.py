@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from embedgeo.report import figures
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import style
+from embedgeo.report.runs import read_runs
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, model, write_files

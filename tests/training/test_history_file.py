@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from embedgeo import GeometryMonitor
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results import history
 from embedgeo.results.history import COLUMNS, HistoryFile
 from tests.training.runs import TinyLM, fit, loader, moments, steps
