@@ -11,7 +11,7 @@ from embedgeo import drawing
 from embedgeo.glossary import HEADLINES
 from embedgeo.report import figures
 from embedgeo.report.runs import make_run
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 
 Image = tuple[bytes, int, int]
 """A PNG, its width and height."""
@@ -47,7 +47,7 @@ class LivePictures:
         self._measurements_drawn = 0
         self._paused_until = 0.0
 
-    def draw(self, history: Sequence[StepRecord], *, is_due: bool) -> Iterator[tuple[str, Image]]:
+    def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Image]]:
         """Draw the history, unless drawing is paused.
 
         Args:
@@ -71,7 +71,7 @@ class LivePictures:
         self._paused_until = finished + _PAUSE * (finished - started)
 
 
-def draw_pictures(history: Sequence[StepRecord], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Image]]:
+def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Image]]:
     """The tags and pictures of some kinds, of what there are values for."""
     steps = _thinned({record["step"] for record in history})
     records = pd.DataFrame([r for r in history if r["metric"] in _METRICS and r["step"] in steps])
