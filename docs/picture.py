@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from embedgeo.drawing import png, style
-from embedgeo.report.live import curves
+from embedgeo.report.figures import curves
 from embedgeo.report.runs import runs_of_records
 
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension")

@@ -1,4 +1,4 @@
-"""The look of all pictures: figures, legends, axes of steps, layers and values, lines, colours, and how they are saved."""
+"""The look of all pictures: figures, legends, axes of steps, layers and values, lines, colours, and files."""
 
 import io
 import math
@@ -180,8 +180,8 @@ def new_figure(
     left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
     top = 0.5 if names else 0.88 if panels > 1 else 0.72
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
-    for ax in axes:  # where it would be found to be, below one line of names, each time that it is drawn
-        ax.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
+    for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
+        panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
     return figure, list(axes)
 
 
@@ -667,13 +667,13 @@ def draw_courses(courses: Mapping[str, Sequence[float]], ax: Axes | None) -> tup
     nrows = math.ceil(len(courses) / ncols)
     size = (2.7 * ncols, 0.4 + 1.7 * nrows)
     figure, axes = plt.subplots(nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained")
-    for ax, (key, values) in zip(axes.flat, courses.items(), strict=False):
-        ax.plot(values, marker="o", ms=3.5, color=RUNS[0])
-        ax.set_title(key, fontsize="small", parse_math=False)
-        ax.tick_params(labelsize="small")
-        ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-    for ax in axes.flat[len(courses) :]:
-        ax.set_axis_off()
-    for ax in axes[-1]:
-        ax.set_xlabel("Step", fontsize="small")
+    for panel, (key, values) in zip(axes.flat, courses.items(), strict=False):
+        panel.plot(values, marker="o", ms=3.5, color=RUNS[0])
+        panel.set_title(key, fontsize="small", parse_math=False)
+        panel.tick_params(labelsize="small")
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    for panel in axes.flat[len(courses) :]:
+        panel.set_axis_off()
+    for panel in axes[-1]:
+        panel.set_xlabel("Step", fontsize="small")
     return figure, axes

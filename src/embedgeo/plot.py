@@ -15,12 +15,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from embedgeo.drawing import FigureData, style
 from embedgeo.formatting import listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures, spectra
 from embedgeo.report import tokens as token_figures
-from embedgeo.drawing import FigureData, style
 from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any

@@ -11,12 +11,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.glossary import TERMS
-from embedgeo.report import figures, spectra, tokens
 from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style
+from embedgeo.glossary import TERMS
+from embedgeo.report import comparison, figures, spectra, tokens
 from embedgeo.report.figures import curves
-from embedgeo.report.runs import read_runs
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, read_runs
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
 LONGEST = sorted((key for key, term in TERMS.items() if term.is_drawn), key=lambda metric: len(TERMS[metric].name))[-2:]
@@ -58,8 +57,8 @@ def drawn(run: Run) -> list[FigureData]:
         *(figures.dynamics(run, metric) for metric in metrics),
         *(figures.profile(run, metric) for metric in metrics),
         *(figures.heatmap(run, metric) for metric in metrics),
-        figures.composition(run),
-        figures.composition(run),
+        figures.composition(run, "layer"),
+        figures.composition(run, "step"),
         figures.after_processing(run),
         figures.loss(run, [512]),
         comparison.compare_dynamics([run, run], "V"),
@@ -190,7 +189,7 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
 
 def test_shares_add_up_to_the_whole(large: Run) -> None:
     with style():
-        found, means = figures.composition(large).numbers, figures.composition(large).numbers
+        found, means = figures.composition(large, "layer").numbers, figures.composition(large, "step").numbers
     np.testing.assert_allclose(found.sum(axis=1), 1)
     at = large.values.loc[4000, "block.20"]
     assert found.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
@@ -202,7 +201,7 @@ def test_without_token_ids_the_shares_are_those_of_offset_and_variance(tmp_path:
     nowhere = {(8, "block.00", "M"): np.nan, (8, "block.01", "M"): 0.0, (8, "block.01", "V"): 0.0}
     (run,) = read_runs([make_sweep(tmp_path, (0, 8), 2, metrics=("n", "M", "V"), changes=nowhere)])
     with style():
-        found = figures.composition(run)
+        found = figures.composition(run, "layer")
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in found.figure.axes[0].containers}
     assert heights.keys() == {"M: offset", "V: variance"}
     np.testing.assert_allclose(np.sum([*heights.values()], axis=0), [1, 0, 0, 1])
@@ -448,9 +447,9 @@ def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(wit
 
 def test_bands_that_are_wider_than_the_curves_do_not_squeeze_them(with_errors: Run) -> None:
     with style():
-        ax = comparison.compare_profiles([replace(with_errors, errors=with_errors.values * 100)], "M_over_Q").figure.axes[
-            0
-        ]
+        ax = comparison.compare_profiles(
+            [replace(with_errors, errors=with_errors.values * 100)], "M_over_Q"
+        ).figure.axes[0]
     values = ax.lines[0].get_ydata()
     low, high = ax.get_ylim()
     assert 0.15 < np.ptp(values) / (high - low) < 0.3
@@ -458,7 +457,7 @@ def test_bands_that_are_wider_than_the_curves_do_not_squeeze_them(with_errors: R
 
 def test_shares_say_how_they_are_estimated(large: Run) -> None:
     with style():
-        texts = [text.get_text() for text in figures.composition(large).figure.texts]
+        texts = [text.get_text() for text in figures.composition(large, "layer").figure.texts]
         statistics = [text.get_text() for text in tokens.statistics(large).figure.texts]
     assert "shares of the mean squared norm, from pairs in different sequences" in texts
     assert "over the token types with 10 ≤ n ≤ 100,000 occurrences" in statistics

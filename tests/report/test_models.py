@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from embedgeo.cli import main
-from embedgeo.report import figures, write_report
 from embedgeo.drawing import style
+from embedgeo.report import comparison, figures, write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep

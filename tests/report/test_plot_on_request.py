@@ -10,8 +10,8 @@ import torch
 from matplotlib.axes import Axes
 
 from embedgeo import Anisotropy, load_results, observe, plot
-from embedgeo.report import drift, figures, spectra
 from embedgeo.drawing import style
+from embedgeo.report import figures, spectra
 from embedgeo.report.runs import read_runs
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import AT_SCALES, METRICS, make_sweep

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from embedgeo.report import figures
 from embedgeo.drawing import style
+from embedgeo.report import figures
 from embedgeo.report.runs import read_runs
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep

@@ -18,8 +18,8 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.report import tokens
 from embedgeo.drawing import style
+from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, Panel, Section, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own

@@ -41,7 +41,8 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         for name in run.blocks:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             curves[label] = Curve(means[name], mean_errors[name], run.group)
-    values, errors = (pd.DataFrame({label: curve[i] for label, curve in curves.items()}) for i in (0, 1))
+    values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
+    errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
     is_spread = bands[0].is_spread
     named = term(metric)
     figure, (ax,), text = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
@@ -112,8 +113,9 @@ def _profiles(runs: Sequence[Run], metric: str) -> tuple[Curves, bool]:
 
 def _columns(curves: Curves, metric: str) -> list[pd.DataFrame]:
     """The values of curves over relative depth in one column, and their errors in another."""
-    parts = ({label: curve[i] for label, curve in curves.items()} for i in (0, 1))
-    return [pd.concat(part, names=["run", "depth"]).to_frame(metric) for part in parts]
+    values = {label: curve.values for label, curve in curves.items()}
+    errors = {label: curve.errors for label, curve in curves.items()}
+    return [pd.concat(each, names=["run", "depth"]).to_frame(metric) for each in (values, errors)]
 
 
 def _last_step(runs: Sequence[Run]) -> str:
@@ -165,8 +167,8 @@ def _looks(curves: Curves) -> dict[str, dict[str, Any]]:
 
 def _draw(ax: Axes, metric: str, curves: Curves) -> None:
     """Draw a line and a band for each curve, and the axis of values."""
-    values, errors = (np.concatenate([curve[i].to_numpy() for curve in curves.values()]) for i in (0, 1))
-    value_axis(ax, term(metric), values, errors=errors)
+    values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
+    value_axis(ax, term(metric), values, errors=np.concatenate([curve.errors.to_numpy() for curve in curves.values()]))
     most, share = (13, 0.12) if _dashes_by_group(curves) else (40, 0.06)  # dashes are seen between the markers
     alpha = max(0.06, min(0.2, 0.5 / len(curves)))
     for label, look in _looks(curves).items():

@@ -9,9 +9,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
-from embedgeo.formatting import listed, number
-from embedgeo.glossary import term
-from embedgeo.layer_names import layer_labels
 from embedgeo.drawing import (
     ACCENT,
     BASELINE,
@@ -22,12 +19,15 @@ from embedgeo.drawing import (
     layer_axis,
     legend,
     new_figure,
-    tick_label,
     step_axis,
     thinned,
+    tick_label,
     value_axis,
     value_bar,
 )
+from embedgeo.formatting import listed, number
+from embedgeo.glossary import term
+from embedgeo.layer_names import layer_labels
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 

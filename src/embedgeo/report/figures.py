@@ -159,7 +159,7 @@ def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
 
 
 def _expected(run: Run, metric: str) -> pd.DataFrame:
-    """The value of a metric where a layer is a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
+    """The value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
     is_known = metric == "Q" and "norm_Q_expected" in run.values
     return run.table("norm_Q_expected") if is_known else run.table(metric) * np.nan
 
@@ -203,7 +203,7 @@ def _cell_edges(ax: Axes, steps: Sequence[int]) -> Array:
 
 
 def curves(run: Run, metric: str) -> FigureData:
-    """A metric against the step in a small picture: a line for each layer, from dark at the first to bright at the last.
+    """A metric against the step, in a small picture: a line a layer, from dark at the first to bright at the last.
 
     `embed` is drawn in a strip below, on a scale of its own; and so is the final norm where it would squeeze the lines
     of the blocks. Means of the last blocks are dashed.
@@ -213,8 +213,8 @@ def curves(run: Run, metric: str) -> FigureData:
     apart = apart if len(apart) < len(run.depth) else []
     along = [layer for layer in run.depth if layer not in apart]
     means = [layer for layer in run.layers if layer not in run.depth]
-    drawn, errors = table[along + means].to_numpy(), errors[along + means].to_numpy()
-    unit = f"{named.unit} (log scale)" if named.is_logarithmic(drawn) else named.unit
+    values = table[along + means].to_numpy()
+    unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
     figure = new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
     ax, *strips = _add_axes(figure, len(apart))
     colours = depth_bar(ax, along, most=9)
@@ -222,17 +222,17 @@ def curves(run: Run, metric: str) -> FigureData:
         bar.set_ylabel("")
         bar.tick_params(length=0, labelsize=9.5)
     steps = table.index.to_numpy()
-    lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[:, : len(along)].T)
+    lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[along].to_numpy().T)
     for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
-    value_axis(ax, named, drawn, errors=errors)
+    value_axis(ax, named, values, errors=errors[along + means].to_numpy())
     for strip, layer in zip(strips, apart, strict=True):
-        values = table[layer].to_numpy()
-        lines(strip, steps, values[None], np.array([to_rgba(ACCENT)]))
-        value_axis(strip, named, values)
-        finite = values[np.isfinite(values)]
+        line = table[layer].to_numpy()
+        lines(strip, steps, line[None], np.array([to_rgba(ACCENT)]))
+        value_axis(strip, named, line)
+        finite = line[np.isfinite(line)]
         strip.yaxis.set_major_locator(FixedLocator(sorted({finite.min(), finite.max()}) if finite.size else []))
         strip.yaxis.set_minor_locator(NullLocator())
         strip.yaxis.set_major_formatter(lambda value, _: formatting.short(value, 2))
@@ -439,6 +439,19 @@ def _ends(values: pd.Series) -> str:
     if known.empty:
         return "undefined"
     return f"{number(known.iloc[0])} at scale {known.index[0]}, {number(known.iloc[-1])} at scale {known.index[-1]}"
+
+
+def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
+    """A metric of the same rows at two places: over steps or, of one step, over layers."""
+    if not run.varies(metric):
+        return
+    is_over_time = not metric.startswith("linearity") and not metric.endswith("_to_below")
+    if len(run.steps) < 2:
+        yield profile(run, metric)
+    elif is_over_time or len(run.depth) < 2:
+        yield dynamics(run, metric)
+    else:
+        yield heatmap(run, metric)
 
 
 def cka_figures(run: Run) -> Iterator[FigureData]:

@@ -13,13 +13,13 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
+from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed
 from embedgeo.glossary import DRIFT, HEADLINES, in_order, is_processed, term
 from embedgeo.report import comparison, coordinates, figures, spectra, tokens
-from embedgeo.drawing import FigureData, save
 from embedgeo.report.runs import Run
-from embedgeo.report.tokens import TableData
 from embedgeo.report.summary import Flag, about, flags, outlier_steps, overview
+from embedgeo.report.tokens import TableData
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
@@ -210,7 +210,9 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         return [(title, partial(of_metric, metric)) for metric in metrics]
 
     def of_drift(metric: str) -> Panel:
-        return Panel(term(metric).name, metric, term(metric).meaning, by_run(lambda run: _of_drift(run, metric)))
+        return Panel(
+            term(metric).name, metric, term(metric).meaning, by_run(lambda run: figures.drift_figures(run, metric))
+        )
 
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
@@ -302,19 +304,6 @@ def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     if len(training) > 1 and any(len(run.steps) > 1 for run in training):
         yield comparison.compare_dynamics(training, metric)
     yield comparison.compare_profiles(runs, metric)
-
-
-def _of_drift(run: Run, metric: str) -> Iterator[FigureData]:
-    """A metric of `embedgeo.glossary.DRIFT`: over steps or, of one step, over layers."""
-    if not run.varies(metric):
-        return
-    is_over_time = not metric.startswith("linearity") and not metric.endswith("_to_below")
-    if len(run.steps) < 2:
-        yield figures.profile(run, metric)
-    elif is_over_time or len(run.depth) < 2:
-        yield figures.dynamics(run, metric)
-    else:
-        yield figures.heatmap(run, metric)
 
 
 def _of_tokens(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:

@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from embedgeo.formatting import number, printable
-from embedgeo.report.baseline import gaussian_eigenvalues
 from embedgeo.drawing import (
     ACCENT,
     BASELINE,
@@ -21,6 +19,8 @@ from embedgeo.drawing import (
     tick_label,
     time_bar,
 )
+from embedgeo.formatting import number, printable
+from embedgeo.report.baseline import gaussian_eigenvalues
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 

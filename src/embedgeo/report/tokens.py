@@ -11,9 +11,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from embedgeo.formatting import number
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
-from embedgeo.report.baseline import type_statistics
 from embedgeo.drawing import (
     ACCENT,
     BASELINE,
@@ -25,10 +22,13 @@ from embedgeo.drawing import (
     legend,
     log_ticks,
     new_figure,
-    tick_label,
     thinned,
+    tick_label,
     value_bar,
 )
+from embedgeo.formatting import number
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
+from embedgeo.report.baseline import type_statistics
 from embedgeo.report.runs import Run
 
 _REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
