@@ -192,7 +192,7 @@ def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeyp
         sweep._workers.append(worker)
         sweep._bury(worker, ray.exceptions.RayError("out of memory"))
     assert sweep.failures == {"step1": "its worker died, 3 times: out of memory"}
-    assert folder.reasons() == sweep.failures
+    assert folder.failures() == sweep.failures
     assert sweep._left == plan[1:]
     said = capsys.readouterr().out
     assert said.count("the worker on node died over step1: it is measured again") == 2

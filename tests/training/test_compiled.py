@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import TinyLM, fit, moments, steps, value
-from tests.training.test_transformers import hf_trainer
 
 
 @pytest.fixture(autouse=True)

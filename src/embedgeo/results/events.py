@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from embedgeo.glossary import GROUPS, in_order, term
-from embedgeo.results.layer_names import blocks_by_side
-from embedgeo.results.records import Record, StepRecord
+from embedgeo.layer_names import blocks_by_side
+from embedgeo.results.records import Record
 
 EVENTS = "events.out.tfevents."
 """What the name of an event file starts with."""
@@ -116,7 +116,7 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
         writer.flush()
 
 
-def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
+def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
     """Read the records in the event files of one TensorBoard run; of a step that was repeated, the last value.
 
     Yields:
@@ -127,7 +127,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    records: dict[str, list[StepRecord]] = {}
+    records: dict[str, list[Record]] = {}
     layers: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
@@ -136,7 +136,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", layer)
             index = layers.setdefault(prefix, {}).setdefault(layer, len(layers[prefix]))
             records.setdefault(prefix, []).extend(
-                StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
+                Record(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
                 for step, value in {event.step: event.value for event in events.Scalars(tag)}.items()
             )
     yield from sorted(records.items())

@@ -64,7 +64,7 @@ def monitored_runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
     """
     import pandas as pd
 
-    from embedgeo.results.history import read_histories
+    from embedgeo.results.parquet import read_histories
 
     histories = list(read_histories(folder))
     for path, prefix, records in histories:
@@ -82,7 +82,7 @@ def _runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
     sweep = SweepFolder(folder)
     if not sweep.done():
         yield from monitored_runs(folder)
-    for run, checkpoints in sweep.read_runs().items():
+    for run, checkpoints in sweep.runs().items():
         yield run, pd.concat(checkpoints.values(), ignore_index=True)
 
 

@@ -1,9 +1,12 @@
-"""Parquet files of results: the columns of records and of the tables beside them, read and written."""
+"""Parquet files of results: records of checkpoints, tables beside them, histories of monitors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import atexit
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pandas as pd
 import pyarrow as pa
@@ -30,6 +33,11 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of the records of a sweep."""
+
+RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
+"""Columns of `SCHEMA` that differ from record to record of a checkpoint."""
+HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
+"""Columns of the records of a training run."""
 
 _AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_AT_LAYER, ("token_id", pa.int64())]
@@ -109,7 +117,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return table if "num_tokens" in table else table.assign(num_tokens=1.0)
 
 
-def read_about(path: Path) -> dict[str, str]:
+def read_metadata(path: Path) -> dict[str, str]:
     """What is written in a Parquet file beside its columns."""
     return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
@@ -141,10 +149,96 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
 
 def to_records(frame: pd.DataFrame) -> list[Record]:
     """The records in a table of a checkpoint."""
-    records: Any = frame[[*Record.__annotations__]].to_dict("records")
+    records: Any = frame[[*RECORD_COLUMNS]].to_dict("records")
     return records
 
 
 def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
     """Records as a table, with the columns that all records of a checkpoint share."""
-    return pd.DataFrame(list(records), columns=[*Record.__annotations__]).assign(**checkpoint)[SCHEMA.names]
+    return pd.DataFrame(list(records), columns=[*RECORD_COLUMNS]).assign(**checkpoint)[SCHEMA.names]
+
+
+_PAUSE = 50
+"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
+
+
+class HistoryFile:
+    """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
+
+    What the file holds already, of earlier steps than the first one that is added, stays in it: a resumed run goes on
+    with the file of the run before, and a run that starts anew replaces it. Each time it is written whole, and takes
+    the place of the one before at once; so that this takes at most 2 % of the time, `add` leaves it out where the last
+    time is too near, and `close` must be called at the end; if it is not, the interpreter writes when it exits.
+
+    Args:
+        folder: it is made when something is written.
+        prefix: the monitor's.
+    """
+
+    def __init__(self, folder: Path, prefix: str = "geometry") -> None:
+        self.path = folder / (
+            "history.parquet" if prefix == "geometry" else f"history.{quote(prefix, safe='')}.parquet"
+        )
+        self._tables: list[pa.Table] = []
+        self._num_written = 0
+        self._paused_until = 0.0
+        atexit.register(self.write)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add the records of one measurement, if there are any.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: there is a file that cannot be read.
+        """
+        if not records:
+            return
+        if not self._tables:
+            self._tables += self._earlier(records[0]["step"])
+        self._tables.append(pa.Table.from_pylist(records, HISTORY))
+        if monotonic() >= self._paused_until:
+            self.write()
+
+    def write(self) -> None:
+        """Write what has been added since the last time, if anything has.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._num_written == len(self._tables):
+            return
+        started = monotonic()
+        with replacing(self.path) as temporary:
+            pq.write_table(pa.concat_tables(self._tables), temporary)
+        self._num_written = len(self._tables)
+        finished = monotonic()
+        self._paused_until = finished + _PAUSE * (finished - started)
+
+    def close(self) -> None:
+        """Write what has not been written; nothing is added any more.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        atexit.unregister(self.write)
+        self.write()
+
+    def _earlier(self, first_step: int) -> Iterator[pa.Table]:
+        if self.path.exists():
+            records = read_parquet(self.path, HISTORY.names)
+            yield pa.Table.from_pandas(records[records["step"] < first_step], HISTORY, preserve_index=False)
+
+
+def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
+    """The records of monitors, from the files in a folder or, where it has none, in the folders inside it.
+
+    Yields:
+        The folder of a file, the prefix of its monitor, and the records.
+
+    Raises:
+        ValueError: a file cannot be read, or lacks columns.
+    """
+    name = "history.*parquet"
+    for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
+        prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
+        yield path.parent, prefix, read_parquet(path, HISTORY.names)

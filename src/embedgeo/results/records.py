@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from math import nan
 from pathlib import Path
 from statistics import median
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
@@ -16,6 +16,7 @@ class Record(TypedDict):
     """The value of a metric at a layer.
 
     Attributes:
+        step: optimizer step; of the records of training runs alone.
         layer: name of the layer.
         layer_index: its position in forward order, from 0.
         width: d, the width of its hidden state.
@@ -24,6 +25,7 @@ class Record(TypedDict):
         stderr: its standard error; NaN where it was not asked for.
     """
 
+    step: NotRequired[int]
     layer: str
     layer_index: int
     width: int
@@ -32,26 +34,20 @@ class Record(TypedDict):
     stderr: float
 
 
-class StepRecord(Record):
-    """A record of a training run: measured at an optimizer step."""
-
-    step: int
+class _SharedKeys:
+    """Objects whose dicts share one table of keys, and are half as large as others."""
 
 
-class _Keys:
-    """The dicts of its instances share the table of their keys, and are half as large as others."""
-
-
-def dated(step: int, record: Record) -> StepRecord:
-    """A record as it was measured at a step; in half of a dict's memory, as a long run has millions of them.
+def dated(step: int, record: Record) -> Record:
+    """A record with its step, in half of a dict's memory: a long run has millions.
 
     >>> dated(8, model_record("loss", 2.5))
     {'step': 8, 'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
     """
-    shared = _Keys()
+    shared = _SharedKeys()
     for key, value in {"step": step, **record}.items():
         setattr(shared, key, value if value == value else nan)  # noqa: PLR0124 (one NaN for all)
-    return cast("StepRecord", vars(shared))
+    return cast("Record", vars(shared))
 
 
 def model_record(metric: str, value: float) -> Record:

@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.formatting import shell_command
-from embedgeo.results.folder import SweepFolder, note_architecture
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import parse_groups
 from embedgeo.sweep.measure import metric_factory
 from embedgeo.sweep.plan import Planned, Recorded, describe, make_plan, parse_shard, shard_of
@@ -27,7 +27,7 @@ def run_sweep(settings: SweepSettings) -> int:
     documents = Documents(settings.texts)
     asked = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)
-    folder.require_same(asked)
+    folder.require_settings(asked)
     with quiet(), ExitStack() as entered:
         if settings.dry_run:
             print(describe(shard_of(plan_for(settings, folder), part), folder.done()))
@@ -43,7 +43,7 @@ def run_sweep(settings: SweepSettings) -> int:
             plan = plan_for(settings, folder)
             done = folder.done()
             if settings.model_group:
-                folder.regroup({each.name: each.group for each in plan if not each.is_stale})
+                folder.write_groups({each.name: each.group for each in plan if not each.is_stale})
             pending = [each for each in shard_of(plan, part) if each.name not in done or each.is_stale]
             texts: dict[str, ProbeText] = {}
             if pending or not folder.manifest():
@@ -67,8 +67,8 @@ def run_sweep(settings: SweepSettings) -> int:
 
 def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
     """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
-    note_architecture(folder)
-    records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
+    folder.write_architecture()
+    records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     print(summarize(records, plan, mine, failures))
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
     return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3
@@ -110,7 +110,7 @@ def _place(settings: SweepSettings) -> Iterator[tuple[Fabric, type[Sweep]]]:
 def plan_for(settings: SweepSettings, folder: SweepFolder) -> list[Planned]:
     """The plan of a sweep into a folder, whose checkpoints that are done are not read again."""
     known = {
-        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
+        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
     }
     plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))

@@ -23,9 +23,9 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry.geometry import choices
 from embedgeo.glossary import HEADLINES
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.files import Locks, remove_leftovers, temporary_path
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, Record, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
@@ -421,7 +421,7 @@ class Sweep:
     def _fail(self, planned: Planned, why: str) -> str:
         self.failures[planned.name] = why
         if self.fabric.is_global_zero:
-            self.out.fail(planned.name, why)
+            self.out.write_failure(planned.name, why)
         return why
 
     def _say(self, line: str) -> None:
@@ -446,7 +446,7 @@ class Sweep:
                     tables = self.out.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
                     layers = load_sample(self.out.path, original).layers if self.settings.save_samples else None
-                    copied = Measured(kept, tables, self.out.about(original), layers)
+                    copied = Measured(kept, tables, self.out.facts(original), layers)
         return self.fabric.broadcast(copied)
 
     def _measured(self, planned: Planned, worker: Any) -> Measured | str:

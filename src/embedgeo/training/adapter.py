@@ -23,7 +23,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
 
 if TYPE_CHECKING:
-    from embedgeo.results.history import HistoryFile
+    from embedgeo.results.parquet import HistoryFile
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainerAdapter:
         folder = folder or self.folder
         if not self.writes or folder is None or history_lacks():
             return None
-        from embedgeo.results.history import HistoryFile
+        from embedgeo.results.parquet import HistoryFile
 
         return HistoryFile(Path(folder), prefix)
 

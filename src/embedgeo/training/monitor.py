@@ -29,7 +29,7 @@ from embedgeo.geometry.geometry import choices
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory, metric_name
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
-from embedgeo.results.records import Record, StepRecord, dated
+from embedgeo.results.records import Record, dated
 from embedgeo.training.adapter import (
     Compiled,
     TrainerAdapter,
@@ -43,7 +43,7 @@ from embedgeo.training.describe import Description, describe
 from embedgeo.training.schedule import Place, Schedule
 
 if TYPE_CHECKING:
-    from embedgeo.results.history import HistoryFile
+    from embedgeo.results.parquet import HistoryFile
 
 
 NUM_ROWS = 1024
@@ -219,7 +219,7 @@ class Measuring:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
         self.on_error, self.background, self._exclusions = on_error, background, exclusions
-        self.history: list[StepRecord] = []
+        self.history: list[Record] = []
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None

@@ -273,7 +273,7 @@ def run_vocabulary(settings: VocabularySettings) -> int:
     metric_factory(given)  # before anything is downloaded
     asked = settings.as_manifest()
     folder = SweepFolder(settings.folder)
-    folder.require_same(asked)
+    folder.require_settings(asked)
     with quiet():
         plan, done = plan_for(given, folder), folder.done()
         mine = shard_of(plan, part)
