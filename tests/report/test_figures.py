@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.glossary import TERMS
+from embedgeo.glossary import known_terms
 from embedgeo.report import figures, spectra, tokens
 from embedgeo.report.drawing import WIDTH, FigureData, StepAxis, new_figure, style
 from embedgeo.report.live import curves
@@ -19,7 +19,7 @@ from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
-LONGEST = sorted((key for key, term in TERMS.items() if term.is_drawn), key=lambda metric: len(TERMS[metric].name))[-2:]
+LONGEST = sorted((key for key, term in known_terms().items() if term.is_drawn), key=lambda metric: len(known_terms()[metric].name))[-2:]
 
 
 @pytest.fixture(scope="module")
@@ -467,7 +467,7 @@ def test_shares_say_how_they_are_estimated(large: Run) -> None:
 def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure():
     with style():
         figure, _ = new_figure("title", "unit")
-        for metric, named in TERMS.items():
+        for metric, named in known_terms().items():
             for text, shown in zip(figure.texts, (f"{named.name} through the layers", named.unit), strict=True):
                 text.set_text(shown)
                 if named.is_drawn:

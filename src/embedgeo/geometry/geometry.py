@@ -28,7 +28,7 @@ from embedgeo.functional.rows import RowUnit, find_words, pool_tokens, require_r
 from embedgeo.geometry import saving
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.drift import Drift
-from embedgeo.glossary import HEADLINES, in_order, term
+from embedgeo.glossary import headlines, in_order, term
 from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, NextTokenGeometry, OutlierCoordinates, TokenMoments
 from embedgeo.metrics.defaults import (
     for_token_types,
@@ -241,7 +241,7 @@ def _table(geometry: "Results") -> str:
     if not records:
         return f"<p>{start}: nothing was measured yet.</p>"
     found = in_order(record["metric"] for record in records)
-    shown = [metric for metric in HEADLINES if metric in found] or found[:_MOST]
+    shown = [metric for metric in headlines() if metric in found] or found[:_MOST]
     cells: dict[str, dict[str, str]] = {}
     for record in records:
         is_defined = record["value"] == record["value"]

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from embedgeo.formatting import number, printable
-from embedgeo.glossary import is_processed, term
+from embedgeo.glossary import term
+from embedgeo.metrics.processing import is_processed
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.drawing import (
     ACCENT,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from embedgeo.formatting import short
-from embedgeo.glossary import HEADLINES, Term, term
+from embedgeo.glossary import Term, headlines, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.report.drawing import ACCENT, DEPTH, Array, FigureData, layer_axis, lines, step_axis, value_axis
 from embedgeo.report.runs import Run
@@ -123,7 +123,7 @@ def _depth_key(figure: Figure, ax: Axes, layers: Sequence[str], colours: Array) 
     key.tick_params(length=0, pad=2)
 
 
-_DRAWN = {*HEADLINES, "M", "V", "V_W_unbiased", "V_B_unbiased"}
+_OF_SHARES = {"M", "V", "V_W_unbiased", "V_B_unbiased"}
 _OFTEN = ("curves", "heatmap")
 _GROWTH = 1.05
 _MOST_STEPS = 512
@@ -190,10 +190,11 @@ def _pictures(
     from embedgeo.report.runs import make_run
 
     steps = _thinned({record["step"] for record in history})
-    records = pd.DataFrame([r for r in history if r["metric"] in _DRAWN and r["step"] in steps])
+    drawn = {*headlines(), *_OF_SHARES}
+    records = pd.DataFrame([r for r in history if r["metric"] in drawn and r["step"] in steps])
     if records.empty or not (run := make_run("", records.replace([np.inf, -np.inf], np.nan))).depth:
         return
-    metrics = [metric for metric in HEADLINES if metric in run.values and run.values[metric].notna().any()]
+    metrics = [metric for metric in headlines() if metric in run.values and run.values[metric].notna().any()]
     with style():
         for kind, draw in (("curves", curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):
             for metric in metrics if kind in kinds else ():

@@ -15,7 +15,8 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.formatting import listed, measured, number
-from embedgeo.glossary import DRIFT, HEADLINES, in_order, is_processed, term
+from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report import coordinates, drift, figures, spectra, tokens
 from embedgeo.report.drawing import FigureData, TableData, save
 from embedgeo.report.runs import Run
@@ -253,7 +254,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         )
         for metric in in_order({metric for _, means in parts.values() for metric in means} - {"anisotropy_null"})
     ]
-    first = [row for row in rows if row[0] in HEADLINES] or rows
+    first = [row for row in rows if row[0] in headlines()] or rows
     more = [row for row in rows if row not in first]
     return Overview(list(zip(parts, columns, strict=True)), first, more)
 
@@ -458,7 +459,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        in_full = metric in HEADLINES or len(metrics) <= _IN_FULL
+        in_full = metric in headlines() or len(metrics) <= _IN_FULL
         groups += by_run(lambda run: _of_metric(run, metric) if in_full else islice(_in_short(run, metric), 1))
         return Panel(term(metric).name, metric, term(metric).meaning, groups)
 

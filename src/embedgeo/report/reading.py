@@ -12,7 +12,7 @@ import pandas as pd
 
 from embedgeo.formatting import listed
 from embedgeo.layer_names import is_along
-from embedgeo.report.baseline import SIZES, baseline_values
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.report.drawing import Array, thinned
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.spectra import read_spectra
@@ -103,10 +103,14 @@ def _is_final(records: pd.DataFrame) -> bool:
 def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
-    if metric is not None:
-        values = values[[name for name in values if name in (metric, *SIZES)]]
-    baseline = baseline_values(values, run.widths, _counts(run))
-    return replace(run, baseline=baseline.reindex(columns=run.values.columns))
+    rows = GaussianRows(
+        keys=frozenset(values if metric is None else [metric]),
+        measured={name: column.to_numpy(dtype=float) for name, column in values.items()},
+        widths=run.widths.to_numpy(dtype=float),
+        counts=_counts(run),
+    )
+    baseline = pd.DataFrame(baseline_values(rows), index=values.index)
+    return replace(run, baseline=baseline.reindex(columns=values.columns))
 
 
 def read_folder(folder: Path) -> list[Run]:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from embedgeo.formatting import number, printable
-from embedgeo.report.baseline import gaussian_eigenvalues
+from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,

@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from embedgeo.formatting import number
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
-from embedgeo.report.baseline import type_statistics
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,
@@ -179,9 +178,10 @@ def histograms(run: Run) -> FigureData:
 
 
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
-    regressed = float(table["n"].between(*REGRESSION_COUNT_RANGE).sum())
-    values = type_statistics(table)
-    return {**{key: values[key] for key in _STATISTICS}, "token_types_regressed": regressed}
+    regressed = table[table["n"].between(*REGRESSION_COUNT_RANGE)]
+    types = {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
+    values = type_regressions(types)
+    return {**{key: float(values[key]) for key in _STATISTICS}, "token_types_regressed": float(len(regressed))}
 
 
 def draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry.geometry import choices
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.files import Locks, remove_leftovers, temporary_path
 from embedgeo.results.folder import SweepFolder
@@ -35,7 +35,7 @@ from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
-_HEADLINES = HEADLINES[:4]  # as many as fit in a line
+_HEADLINES = headlines()[:4]  # as many as fit in a line
 _VALUES = ("loss", *_HEADLINES)
 _OVER = "means over {}"
 
