@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from embedgeo.glossary import known_terms, VOCABULARY
+from embedgeo.glossary import VOCABULARY, known_terms
 from embedgeo.results.folder import CKA, SweepFolder, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep

@@ -10,7 +10,6 @@ from scipy import special, stats
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
-from embedgeo.metrics.processing import is_processed
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -21,6 +20,7 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
+from embedgeo.metrics.processing import is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 

@@ -19,7 +19,8 @@ from embedgeo.report.reading import read_runs
 from embedgeo.report.runs import Run
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
-LONGEST = sorted((key for key, term in known_terms().items() if term.is_drawn), key=lambda metric: len(known_terms()[metric].name))[-2:]
+DRAWN = {key: term for key, term in known_terms().items() if term.is_drawn}
+LONGEST = sorted(DRAWN, key=lambda metric: len(DRAWN[metric].name))[-2:]
 
 
 @pytest.fixture(scope="module")

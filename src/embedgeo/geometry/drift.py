@@ -33,7 +33,7 @@ class KeptRows(NamedTuple):
     @classmethod
     def of(cls, metrics: LayerMetrics) -> "KeptRows":
         """Those of a layer, drawn from the rows of all ranks; every rank must call this."""
-        (fixed,) = metrics.synced(FixedRows)
+        (fixed,) = metrics.synced(lambda metric: isinstance(metric, FixedRows))
         sample = fixed.taken()
         numbers = metrics.row_numbers(sample.positions)
         order = numbers.argsort()

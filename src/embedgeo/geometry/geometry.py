@@ -29,7 +29,8 @@ from embedgeo.geometry import saving
 from embedgeo.geometry.computing import Computed, HandedOver, Reached, computed, computing
 from embedgeo.geometry.drift import Drift
 from embedgeo.glossary import headlines, in_order, term
-from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, NextTokenGeometry, OutlierCoordinates, TokenMoments
+from embedgeo.metrics import MAX_STATE_BYTES
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
     for_token_types,
     left_out,
@@ -128,7 +129,7 @@ class Unembedding:
 
     def __init__(self, model: nn.Module, make_metrics: MetricFactory) -> None:
         self._weights: Tensor | None = None
-        if any(isinstance(metric, NextTokenGeometry) for metric in make_metrics(2)):
+        if any(isinstance(metric, GeometryMetric) and metric.needs_unembedding for metric in make_metrics(2)):
             head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
             weights = getattr(head, "weight", None)
             if isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta:
@@ -160,29 +161,24 @@ def of_records(records: Sequence[Record]) -> "pd.DataFrame":
     return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
 
 
-def of_token_types(
-    method: str,
-    reached: Iterable[Reached],
-    of: Callable[[Any], dict[str, Tensor]],
-    columns: Sequence[str],
-    kind: type = TokenMoments,
-) -> "pd.DataFrame":
-    """See `embedgeo.Geometry.token_tables` and ``token_planes``.
+_COLUMNS = {
+    "tokens": ("Q", "M", "V"),
+    "projections": ("pc1", "pc2"),
+    "distances": ("distance",),
+    "occurrences": ("pc1", "pc2"),
+}
+"""Of the tables of token types, by kind."""
 
-    Args:
-        method: of `embedgeo.Geometry`, as it was called.
-        reached: the layers that have rows.
-        of: a method that gives the columns of a layer.
-        columns: its columns, for an empty table.
-        kind: of metric that it is a method of.
-    """
+
+def of_token_types(method: str, kind: str, reached: Iterable[Reached]) -> "pd.DataFrame":
+    """Tables of token types of one kind, of all layers that have rows, for a method of `embedgeo.Geometry`."""
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
-    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_COLUMNS[kind]])]
     for each in reached:
-        for metric in each.metrics.synced(kind):
-            table = {name: column.cpu().numpy() for name, column in of(metric).items()}
+        for metric in each.metrics.synced(lambda metric: kind in metric.token_tables()):
+            table = {name: column.cpu().numpy() for name, column in metric.token_tables()[kind]().items()}
             tables.append(pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **table}))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
@@ -194,14 +190,11 @@ def of_layers(reached: Iterable[Reached]) -> "dict[str, pd.DataFrame]":
 
     found: dict[str, list[pd.DataFrame]] = {}
     for each in reached:
-        at = {"layer": each.layer.name, "layer_index": each.layer_index}
-        for spectral in each.metrics.synced(Anisotropy, having="spectrum"):
-            index = range(1, spectral.dim + 1)
-            columns = {"index": index, "eigenvalue": spectral.eigenvalues().cpu().numpy(), "n": int(spectral.num_rows)}
-            found.setdefault("spectra", []).append(pd.DataFrame({**at, **columns}))
-        for metric in each.metrics.synced(OutlierCoordinates):
-            columns = {name: column.cpu().numpy() for name, column in metric.largest_coordinates().items()}
-            found.setdefault("coordinates", []).append(pd.DataFrame({**at, **columns}))
+        for metric in each.metrics.synced(lambda metric: metric.layer_tables()):
+            for kind, table in metric.layer_tables().items():
+                columns = {name: column.cpu().numpy() for name, column in table().items()}
+                frame = pd.DataFrame({"layer": each.layer.name, "layer_index": each.layer_index, **columns})
+                found.setdefault(kind, []).append(frame)
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
 
 
@@ -293,13 +286,18 @@ class Results(ABC):
 
     _repr_html_ = html_table
 
-    def token_tables(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
-        return of_token_types("token_tables", self._reached(), TokenMoments.table, ("Q", "M", "V"))
+    def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
+        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
+
+        Args:
+            kind: another kind of table of token types: ``"distances"`` or ``"projections"`` of `embedgeo.TokenMoments`,
+                ``"occurrences"`` of `embedgeo.TokenOccurrences`.
+        """
+        return of_token_types("token_tables", kind, self._reached())
 
     def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return of_token_types("token_planes", self._reached(), TokenMoments.plane, ("pc1", "pc2"))
+        return of_token_types("token_planes", "projections", self._reached())
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""

@@ -16,7 +16,7 @@ import torch
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
-from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension
+from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -99,14 +99,12 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     None where none of its metrics has any of that.
     """
     held: dict[str, Any] = {}
-    for metric in metrics.synced(IntrinsicDimension):
-        sample = metric.sample()
-        rows = sample.rows.to(metrics.dtype or sample.rows.dtype)  # they came from it
-        numbers = metrics.row_numbers(sample.positions)
-        held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
-    for metric in metrics.synced(Anisotropy):
-        held |= {"n": int(metric.num_rows), "mean": metric.mean.where(metric.num_rows > 0, torch.nan).cpu()}
-        held |= {"eigenvalues": metric.eigenvalues().cpu()} if metric.sketch is None else {}
+    for metric in metrics.synced(lambda metric: metric.has_samples):
+        sample = metric.samples()
+        if "rows" in sample:
+            sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)  # they came from it
+            sample["row_numbers"] = metrics.row_numbers(sample.pop("positions"))
+        held |= {"n": int(metric.num_rows), **{name: tensor.cpu() for name, tensor in sample.items()}}
     return LayerSample(**held) if held else None
 
 

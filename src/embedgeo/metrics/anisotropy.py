@@ -146,6 +146,8 @@ class Anisotropy(GeometryMetric):
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
 
+    mean: Tensor
+
     def __init__(
         self,
         dim: int,
@@ -202,23 +204,21 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        mean = {"mean": self.mean.where(self.num_rows > 0, torch.nan)}
-        return mean if self.sketch is not None else {**mean, "eigenvalues": self.eigenvalues()}
+        held = {"mean": self.mean.where(self.num_rows > 0, torch.nan)}
+        return held if self.sketch is not None else {**held, "eigenvalues": self.eigenvalues()}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         gaussian = rows.value("anisotropy_null")
         dim = rows.dim
         free = rows.n - 1
-        values = {
+        return {
+            **rows.simulated(_SPECTRUM, _gaussian_spectrum, rows.n),
             "anisotropy": gaussian,
             "top1_share": gaussian,
             "anisotropy_standardized": gaussian,
             "participation_ratio": (dim * free + 2) / (free + dim + 1),
         }
-        for key in (_SPECTRUM.keys() - values.keys()) & rows.keys:
-            values[key] = rows.simulated(lambda n, d, key=key: _gaussian_spectrum(n, d)[key], rows.n)
-        return values
 
     def compute(self) -> dict[str, Tensor]:
         if self.sketch is not None:

@@ -87,7 +87,7 @@ class GeometryMetric(Metric):
     """Whether `samples` has anything to save."""
 
     needs_unembedding: ClassVar[bool] = False
-    """Whether it has a ``set_unembedding`` that takes the weights of the model's output embedding."""
+    """Whether `set_unembedding` is to be called with the weights of the model's output embedding."""
 
     settings: Tensor
     num_rows: Tensor
@@ -159,6 +159,9 @@ class GeometryMetric(Metric):
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
         """Update the states with the rows of a batch that count, all of them finite."""
+
+    def set_unembedding(self, weights: Tensor | None) -> None:
+        """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
 
     def token_tables(self) -> Mapping[str, Callable[[], Table]]:
         """Tables of token types by kind, made when called: ``token_id``, one row a type or occurrence, and more."""

@@ -87,7 +87,9 @@ class OutlierCoordinates(GeometryMetric):
     [0.333, 1.0, 2.0]
     """
 
-    terms = in_group("more", 720, **{key + suffix: _of_rows(key, suffix) for key in _OF_ALL_ROWS for suffix in _OF_ROWS})
+    terms = in_group(
+        "more", 720, **{key + suffix: _of_rows(key, suffix) for key in _OF_ALL_ROWS for suffix in _OF_ROWS}
+    )
     plotted = ("massive_fraction", "massive_fraction_first", "massive_fraction_rest")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:

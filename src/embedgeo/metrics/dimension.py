@@ -81,11 +81,7 @@ _TERMS = {
             gaussian=0.0,
         ),
         n_points=Term(
-            "distinct rows",
-            "rows used by TwoNN",
-            "What the intrinsic dimension rests on.",
-            ranges=True,
-            is_drawn=False,
+            "distinct rows", "rows used by TwoNN", "What the intrinsic dimension rests on.", ranges=True, is_drawn=False
         ),
     ),
     **in_group("more", 710, **{key: _at_scale(scale) for key, scale in _AT_SCALES.items()}),
@@ -212,14 +208,10 @@ class IntrinsicDimension(GeometryMetric):
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         num_points = rows.measured.get("n_points", rows.n)
-        values = {}
-        if "intrinsic_dimension" in rows.keys:
-            values["intrinsic_dimension"] = rows.simulated(lambda n, d: _gaussian_twonn(_power(n), d), num_points)
-        for key in _AT_SCALES.keys() & rows.keys:
-            values[key] = rows.simulated(
-                lambda n, d, key=key: _gaussian_gride(_power(n), d)[_AT_SCALES[key]], num_points
-            )
-        return values
+        return {
+            **rows.simulated(["intrinsic_dimension"], lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
+            **rows.simulated(_AT_SCALES, lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
+        }
 
     def compute(self) -> dict[str, Tensor]:
         sample = self.load(Sample)
@@ -296,14 +288,14 @@ def _power(n: int) -> int:
 
 
 @cache
-def _gaussian_twonn(power: int, dim: int) -> float:
+def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
     """TwoNN of 2**power Gaussian rows."""
     rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
-    return float(f"{float(twonn_dimension(rows).dimension):.4g}")
+    return {"intrinsic_dimension": float(f"{float(twonn_dimension(rows).dimension):.4g}")}
 
 
 @cache
-def _gaussian_gride(power: int, dim: int) -> dict[int, float]:
+def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
     """GRIDE of 2**power Gaussian rows at each scale, as some of them see it.
 
     Given a row, the squared distances of the others to it are independent, of a noncentral χ² law.
@@ -320,4 +312,4 @@ def _gaussian_gride(power: int, dim: int) -> dict[int, float]:
     log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
     of_ratios = {scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks}
     found = {scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()}
-    return {scale: float(f"{found.get(scale, math.nan):.4g}") for scale in SCALES}
+    return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _AT_SCALES.items()}

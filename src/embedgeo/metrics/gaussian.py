@@ -1,6 +1,6 @@
 """Gaussian embeddings beside those measured: the sizes that baselines of metrics are computed from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,11 +53,14 @@ class GaussianRows:
         """The width d, of two rows or more."""
         return np.where(self.n >= 2, self.widths, np.nan)
 
-    def simulated(self, simulate: Callable[[int, int], float], n: Array) -> Array:
-        """A value for each number of rows ``n`` and width, made once for each pair; NaN for those out of reach."""
-        pairs = list(zip(n, self.dim, strict=True))
+    def simulated(
+        self, keys: Iterable[str], simulate: Callable[[int, int], Mapping[str, float]], n: Array
+    ) -> dict[str, Array]:
+        """Values of the keys that are asked for, made once for each ``n`` and width; NaN where out of reach."""
+        wanted = self.keys.intersection(keys)
+        pairs = list(zip(n, self.dim, strict=True)) if wanted else []
         known = {(a, b): simulate(int(a), int(b)) for a, b in set(pairs) if 3 <= a <= _MOST and 2 <= b <= _WIDEST}
-        return np.array([known.get(pair, np.nan) for pair in pairs])
+        return {key: np.array([known[pair][key] if pair in known else np.nan for pair in pairs]) for key in wanted}
 
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything

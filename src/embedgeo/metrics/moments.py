@@ -87,15 +87,14 @@ _TERMS = {
             "How much of the variance a single rogue coordinate holds.",
         ),
     ),
-    **in_group("rows counted", 620, n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False)),
+    **in_group(
+        "rows counted", 620, n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False)
+    ),
     **in_group(
         "rows counted",
         640,
         n_nonfinite=Term(
-            "non-finite rows",
-            "rows left out",
-            "Rows with a NaN or an infinity: a fault in the run.",
-            is_drawn=False,
+            "non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False
         ),
     ),
 }

@@ -343,8 +343,8 @@ def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Arra
         at_sizes = []
         for size in np.exp(grid):
             scaled = ({"n": n, **{key: x * size for key, x in types.items()}} for types in draws)
-            values = [{key: float(value) for key, value in type_regressions(types).items()} for types in scaled]
-            at_sizes.append(pd.DataFrame(values).mean())
+            drawn = [{key: float(value) for key, value in type_regressions(types).items()} for types in scaled]
+            at_sizes.append(pd.DataFrame(drawn).mean())
         for key, values in pd.DataFrame(at_sizes).items():
             column = expected.setdefault(str(key), np.full(len(Q), np.nan))
             column[rows] = np.interp(scale[rows], grid, values)

@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import term
-from embedgeo.metrics.processing import is_processed
 from embedgeo.layer_names import relative_depths
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,

@@ -104,8 +104,8 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
     rows = GaussianRows(
-        keys=frozenset(values if metric is None else [metric]),
-        measured={name: column.to_numpy(dtype=float) for name, column in values.items()},
+        keys=frozenset(map(str, values) if metric is None else [metric]),
+        measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
         widths=run.widths.to_numpy(dtype=float),
         counts=_counts(run),
     )

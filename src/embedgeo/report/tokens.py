@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from embedgeo.formatting import number
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,

@@ -24,9 +24,8 @@ from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel, import_named, num_token_types
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.geometry import of_token_types
-from embedgeo.metrics import TokenMoments, TokenOccurrences, auto_metrics
-from embedgeo.metrics.defaults import require_distinct_keys, require_extra_names, require_samples
+from embedgeo.metrics import TokenOccurrences, auto_metrics
+from embedgeo.metrics.defaults import has_token_tables, require_distinct_keys, require_extra_names, require_samples
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
@@ -77,7 +76,7 @@ def metric_factory(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
-    if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
+    if settings.token_tables and not has_token_tables(make):
         raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
     if settings.save_samples:
         require_samples(make)
@@ -351,10 +350,9 @@ def _results(
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
-    tables["distances"] = of_token_types("token_tables", geometry._reached(), TokenMoments.distances, ["distance"])
+    tables["distances"] = geometry.token_tables("distances")
     if text.shown_types:
-        shown = "token_tables", geometry._reached(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
-        tables["occurrences"] = of_token_types(*shown).merge(types[["layer", "token_id", "n"]])
+        tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
     spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
     return Measured(records, spelled | of_layers, about, sample)
 
