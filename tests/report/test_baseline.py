@@ -16,7 +16,7 @@ N, DIM, SCALE = 3000, 24, 3.0
 def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: np.ndarray | None = None) -> pd.DataFrame:
     measured = {str(key): column.to_numpy(dtype=float) for key, column in values.items()}
     rows = GaussianRows(frozenset(measured), measured, widths.to_numpy(dtype=float), counts)
-    return pd.DataFrame(values_of_rows(rows), values.index, values.columns)
+    return pd.DataFrame(values_of_rows(rows), values.index).reindex(columns=values.columns).astype(float)
 
 
 @pytest.fixture(scope="module")

@@ -98,18 +98,19 @@ def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, co
 def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     for is_earlier in (False, True):
-        make_empty(out / "mark", "new", "thing", is_earlier=is_earlier, remove=["old", "file"])
+        make_empty(out / "mark", "new", "thing", remove=["old", "file"])
         assert (out / "mark").read_text() == "new"
         assert files(out) == {"mark", *(["mine"] if is_earlier else [])}
         for name in ("old/x/y", "file", "mine"):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).touch()
+    (out / "mark").unlink()
     before = files(out)
     with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
-        make_empty(out / "mark", "new", "thing", is_earlier=False, remove=["old"])
+        make_empty(out / "mark", "new", "thing", remove=["old"])
     assert files(out) == before
     with pytest.raises(OSError, match="must be a folder that can be written"):
-        make_empty(out / "mine" / "mark", "new", "thing", is_earlier=False, remove=["old"])
+        make_empty(out / "mine" / "mark", "new", "thing", remove=["old"])
 
 
 EARLIER = "another version of embedgeo"

@@ -69,7 +69,7 @@ def test_prepare_does_nothing_unless_compiled_is_stable():
 
 
 def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
-    monkeypatch.setitem(sys.modules, "embedgeo.capture.listening", None)
+    monkeypatch.setitem(sys.modules, "embedgeo.capture.graph_hooks", None)
     with pytest.raises(ValueError, match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'):
         StepMonitor(gpt_neox(), compiled="stable")
 

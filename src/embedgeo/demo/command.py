@@ -127,7 +127,7 @@ def run_demo(settings: DemoSettings) -> None:
     marker = out / SETTINGS_FILE
     written = "".join(f"{k}: {v}\n" for k, v in asdict(settings).items() if k != "out")
     earlier = ("history.parquet", "checkpoints", "tensorboard", "sweep")
-    make_empty(marker, written, "demo", is_earlier=marker.exists(), remove=earlier)
+    make_empty(marker, written, "demo", remove=earlier)
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
     tokenizer = train_tokenizer(text, settings.vocab_size)

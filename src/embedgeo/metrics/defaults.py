@@ -1,6 +1,6 @@
 """Sets of metrics for a layer, given its width: the default, the streaming, the full and the automatic one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.formatting import size
 from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
@@ -201,16 +202,16 @@ def auto_metrics(
     moments = EmbeddingMoments(dim)
     wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
     table, whole, *others = wanted
-    size = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
-    left = max_state_bytes - size(moments)
+    num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
+    left = max_state_bytes - num_bytes(moments)
     kept: set[int] = set()  # by identity: two may be of one class
-    for metric in sorted(wanted, key=size):
-        more = size(metric) - (size(moments) if metric is table else 0)
+    for metric in sorted(wanted, key=num_bytes):
+        more = num_bytes(metric) - (num_bytes(moments) if metric is table else 0)
         if more <= left:
             kept.add(id(metric))
             left -= more
     smaller = whole if id(whole) in kept else _in_a_sketch(whole)
-    if smaller is not whole and size(smaller) <= left:
+    if smaller is not whole and num_bytes(smaller) <= left:
         kept.add(id(smaller))
     return [
         table if id(table) in kept else moments,
@@ -267,6 +268,34 @@ def sketched(make: MetricFactory, dim: int) -> tuple[int, int] | None:
         return None
     columns = [metric.sketch for metric in make(dim) if isinstance(metric, Anisotropy) and metric.sketch is not None]
     return (8 * dim * columns[0], 8 * dim * dim) if columns else None
+
+
+def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
+    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
+    if missing := left_out(make, width):
+        yield left_out_note(missing, width)
+    if held := sketched(make, width):
+        num_bytes, of_scatter = held
+        yield (
+            f"Anisotropy holds a sketch ({size(num_bytes)}) at layers of width {width}, not the scatter "
+            f"({size(of_scatter)}): anisotropy_error says how far off it may be, anisotropy_standardized is absent. To "
+            "have the scatter raise max_state_bytes."
+        )
+
+
+def left_out_note(missing: Mapping[str, int], width: int) -> str:
+    """A sentence on what ``metrics="auto"`` leaves out at a width, and what to do to have it.
+
+    >>> left_out_note({"IntrinsicDimension": 268_436_000}, 16384)
+    'metrics="auto" leaves out IntrinsicDimension (268 MB) at layers of width 16384. To have it raise max_state_bytes.'
+    """
+    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
+    pronoun = "it" if len(names) == 1 else "them"
+    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
+    return (
+        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
+        "max_state_bytes."
+    )
 
 
 def metric_name(metric: Metric) -> str:

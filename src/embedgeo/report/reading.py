@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed
@@ -109,8 +110,9 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
         widths=run.widths.to_numpy(dtype=float),
         counts=_counts(run),
     )
-    baseline = pd.DataFrame(baseline_values(rows), index=values.index)
-    return replace(run, baseline=baseline.reindex(columns=values.columns))
+    known = baseline_values(rows)
+    columns = {name: known.get(str(name), np.full(len(values), nan)) for name in values}
+    return replace(run, baseline=pd.DataFrame(columns, index=values.index, columns=values.columns))
 
 
 def read_folder(folder: Path) -> list[Run]:

@@ -21,9 +21,9 @@ from rich.progress import Progress
 
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
-from embedgeo.geometry.geometry import choices
 from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
+from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks, remove_leftovers, temporary_path
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
@@ -365,8 +365,8 @@ class Sweep:
             self._locks.release(begun(planned))
         if frame is not None:
             for width in sorted(set(frame["width"]) - {0}):
-                for choice in choices(metric_factory(self.settings), int(width)):
-                    self._say_once(choice)
+                for note in width_notes(metric_factory(self.settings), int(width)):
+                    self._say_once(note)
             line = self._lines.measured(planned, number, frame, time.monotonic() - started)
         else:
             line = self._lines.failed(planned, number, self._fail(planned, str(result)))

@@ -178,7 +178,7 @@ def require_compiled(compiled: str) -> None:
         raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
     if compiled == "stable":
         try:
-            importlib.import_module("embedgeo.capture.listening")  # which takes names that torch may change
+            importlib.import_module("embedgeo.capture.graph_hooks")  # which takes names that torch may change
         except Exception as error:
             torch = version("torch")
             cause = f'compiled="stable" does not work with torch {torch} ({reason(error)}). Use compiled="eager".'
