@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test integrations soak lint docs package bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow integrations soak lint docs package bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -44,11 +44,16 @@ demo: $(INSTALLED) ## train a small model on real text and watch its geometry
 	$(BIN)/embedgeo demo
 
 # One torch thread a worker: two workers fill two cores.
-test: $(INSTALLED) ## run the tests and the doctests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/integrations
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: loggers, trainers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/integrations
+test: $(INSTALLED) ## run the tests and the doctests, but for slow ones
+	$(PYTEST) -m "not slow" --ignore tests/integrations
+
+test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, browsers, the demo, simulations
+	$(PYTEST) -m slow --ignore tests/integrations tests
+
+integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: Ray, loggers, trainers
+	$(PYTEST) tests/integrations
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments
 	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed

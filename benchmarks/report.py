@@ -53,7 +53,7 @@ def make_folder(folder: Path) -> Path:
         tables = store.read_tables(name) | {"coordinates": coordinates(layers, random)}
         if "tokens" in tables:
             tables |= of_types(tables["tokens"], random)
-        store.write(name, store.read(name), tables, store.about(name))
+        store.write(name, store.read(name), tables, store.facts(name))
     write_parquet(cka_file(folder), pd.DataFrame(similarities(layers), columns=CKA.names), CKA)
     return folder
 

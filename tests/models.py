@@ -164,3 +164,7 @@ def token_batch(rows=4, length=12, *, seed=0, padding=None):
             missing = slice(0, short) if padding == "left" else slice(length - short, length)
             ids[row, missing], mask[row, missing] = PAD, 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())

@@ -7,7 +7,7 @@ from torch import nn
 
 import embedgeo
 from embedgeo import EmbeddingMoments, TokenMoments, observe
-from tests.models import PAD, gpt_neox, llama, token_batch
+from tests.models import PAD, gpt_neox, hooks, llama, token_batch
 from tests.observed import hidden_states, observed, rows_seen
 from tests.ranks import on_two_ranks
 
@@ -80,10 +80,6 @@ def test_no_hook_is_left_behind_also_after_an_error():
     with pytest.raises(RuntimeError, match="broken metric"), observe(model, metrics=lambda dim: [Raising(dim)]):
         model(**batch)
     assert hooks(model) == 0
-
-
-def hooks(model):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
 def test_hidden_states_in_bfloat16_and_under_autocast_are_counted_in_float64():

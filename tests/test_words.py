@@ -8,8 +8,8 @@ from embedgeo.functional.rows import pool_words
 from tests.models import TorchEncoder, gpt_neox, token_batch
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import fit, moments, value
-from tests.training.test_transformers import hf_trainer
 
 
 @pytest.fixture(scope="module")

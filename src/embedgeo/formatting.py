@@ -50,10 +50,10 @@ def measured(value: float, error: float) -> str:
         return number(value)
     last = int(f"{error:.1e}".partition("e")[2]) - 1  # the exponent of the error's second digit
     first = max(last + 1, int(f"{value or error:.0e}".partition("e")[2]))
-    power = first if not -4 <= first < 9 else 0
+    power = 0 if -4 <= first < 9 else first
     digits = max(0, power - last)
-    shown = (f"{round(each, -last) / 10.0**power:,.{digits}f}" for each in (value, error))
-    return " ± ".join(shown) if not power else f"({' ± '.join(shown)})e{power}"
+    both = " ± ".join(f"{round(each, -last) / 10.0**power:,.{digits}f}" for each in (value, error))
+    return f"({both})e{power}" if power else both
 
 
 def printable(name: str) -> str:
@@ -66,7 +66,7 @@ def printable(name: str) -> str:
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:
-    """Names with commas between them; of more than ``most`` the first ones, and how many more there are.
+    """Names with commas between them; of more than ``most`` the first ones, and the number of the others.
 
     >>> listed(["a", "b"]), listed(range(5), most=3)
     ('a, b', '0, 1, 2 and 2 more')

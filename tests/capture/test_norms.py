@@ -15,7 +15,7 @@ from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.norms import Norms, as_norm
 from tests.data import generator
 from tests.models import FAMILIES, NanoGPT, TorchEncoder, token_batch
-from tests.training.test_lightning import random_state
+from tests.training.runs import random_state
 
 POST = {"bert", "roberta", "distilbert", "albert", "albert in groups", "deberta_v2"}
 BOTH = {"t5", "bert to gpt2"}

@@ -7,7 +7,7 @@ import torch
 
 from embedgeo import EmbeddingMoments, IntrinsicDimension, full_metrics, observe
 from tests.models import gpt_neox, token_batch
-from tests.training.test_monitor_faults import BreaksLate
+from tests.training.runs import BreaksLate
 
 LAYERS = 5
 

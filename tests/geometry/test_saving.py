@@ -51,7 +51,7 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert records["duplicate_of"].isna().all()
     num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
     facts = {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters, "architecture": "pre-ln"}
-    assert folder.about("lab--tiny--step8") == facts
+    assert folder.facts("lab--tiny--step8") == facts
     assert json.loads((tmp_path / "manifest.json").read_text())["architecture"] == "pre-ln"
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
     texts = table.pop("token")
@@ -108,7 +108,7 @@ def test_a_model_without_a_step_is_main(tmp_path):
     folder = SweepFolder(tmp_path)
     (name,) = folder.done()
     assert name == "%2E.tiny"
-    assert folder.about(name)["has_step"] == "false"
+    assert folder.facts(name)["has_step"] == "false"
     assert folder.read(name)[["revision", "step"]].drop_duplicates().values.tolist() == [["main", 0]]
 
 

@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import CometLogger
 from embedgeo import GeometryMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.integrations.drawn import assert_all_pictures, few, loop, values
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import fit
-from tests.training.test_transformers import hf_trainer
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 from embedgeo import GeometryMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.integrations.drawn import assert_all_pictures, few, loop, same_pixels, values
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import fit, steps
-from tests.training.test_transformers import hf_trainer
 
 # of SQLAlchemy, for how MLflow's own tables are declared
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")

@@ -238,7 +238,7 @@ def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeyp
     workers = StandIn(start=lambda *given: actor.Started("node", versions()), measure=measure, close=list)
     sweep = sweep_on(workers, monkeypatch, folder, [planned("step1"), planned("step2")])
     assert begun == [("step1", "step2")] * 3 + [("step2", None)]
-    assert sweep.failures == folder.reasons() == {"step1": "its worker died, 3 times: out of memory"}
+    assert sweep.failures == folder.failures() == {"step1": "its worker died, 3 times: out of memory"}
     assert folder.done() == {"step2"}
     said = capsys.readouterr().out
     assert said.count("the worker on node died over step1: it is measured again") == 2

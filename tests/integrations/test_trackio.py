@@ -9,7 +9,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from embedgeo.training.transformers import GeometryCallback
 from tests.integrations.drawn import assert_all_pictures, few, loop, values
-from tests.training.test_transformers import hf_trainer
+from tests.training.hf_runs import hf_trainer
 
 
 def assert_complete(project, monitor, step_of, tag="geometry.anisotropy/block.01"):

@@ -15,8 +15,8 @@ from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from embedgeo.report import live
 from tests.integrations.wandb_runs import axes, charts, finished, media, rows
 from tests.models import gpt_neox, token_batch
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import fit, moments
-from tests.training.test_transformers import hf_trainer
 
 
 def png(size):

@@ -196,7 +196,7 @@ def test_a_copy_of_another_final_model_is_flagged_without_a_step(tmp_path: Path)
     sweep = SweepFolder(folder)
     name, weights = "lab--b--main", sweep.read("lab--a--main")["weights_sha256"].iloc[0]
     copy = sweep.read(name).assign(duplicate_of="lab--a--main", weights_sha256=weights)
-    sweep.write(name, copy, {}, sweep.about(name))
+    sweep.write(name, copy, {}, sweep.facts(name))
     said = words(write_report([folder]).read_text())
     assert "The model has the weights of another one." in said
     assert "step" not in said

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pc1=random.normal(60 * pd.factorize(shown["token_id"])[0], 5), pc2=random.normal(0, 5, len(shown))
     )
     tables = {"tokens": tokens, "distances": distances, "occurrences": shown}
-    about = {"text_lengths": '{"3": 5, "10": 2}', **sweep.about("step1")}
+    about = {"text_lengths": '{"3": 5, "10": 2}', **sweep.facts("step1")}
     sweep.write("step1", sweep.read("step1"), tables, about)
     return path
 

@@ -23,7 +23,7 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     folder.rebuild()
     assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
-    assert [*folder.read_runs()] == ["tiny"]
+    assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
 
 
@@ -39,7 +39,7 @@ def test_a_series_of_several_models_is_called_after_the_series(tmp_path: Path, m
 def test_a_run_stays_inside_the_folder(tmp_path: Path, model: str, run: str) -> None:
     folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
     folder.write("step0", folder.read("step0").assign(model=model))
-    assert [*folder.read_runs()] == [run]
+    assert [*folder.runs()] == [run]
 
 
 def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
         *(f"b/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)),
         "a%2F%C3%A4/events.out.tfevents.000000000008.step8",
     }
-    assert {run: [*checkpoints] for run, checkpoints in folder.read_runs().items()} == {
+    assert {run: [*checkpoints] for run, checkpoints in folder.runs().items()} == {
         "a%2F%C3%A4": ["step8"],
         "b": ["step0", "step1"],
     }
@@ -80,10 +80,10 @@ def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:
 def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     for name in ("step1", "step16"):
-        folder.fail(name, "OSError: no")
-    assert folder.reasons() == {"step1": "OSError: no", "step16": "OSError: no"}
+        folder.write_failure(name, "OSError: no")
+    assert folder.failures() == {"step1": "OSError: no", "step16": "OSError: no"}
     folder.write("step1", folder.read("step1"))
-    assert folder.reasons() == {"step16": "OSError: no"}
+    assert folder.failures() == {"step16": "OSError: no"}
 
 
 @pytest.mark.parametrize("column", ["width", "series", "value"])
@@ -98,18 +98,19 @@ def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, co
 def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     for is_earlier in (False, True):
-        make_empty(out / "mark", "new", "thing", is_earlier=is_earlier, remove=["old", "file"])
+        make_empty(out / "mark", "new", "thing", remove=["old", "file"])
         assert (out / "mark").read_text() == "new"
         assert files(out) == {"mark", *(["mine"] if is_earlier else [])}
         for name in ("old/x/y", "file", "mine"):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).touch()
+    (out / "mark").unlink()
     before = files(out)
     with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
-        make_empty(out / "mark", "new", "thing", is_earlier=False, remove=["old"])
+        make_empty(out / "mark", "new", "thing", remove=["old"])
     assert files(out) == before
     with pytest.raises(OSError, match="must be a folder that can be written"):
-        make_empty(out / "mine" / "mark", "new", "thing", is_earlier=False, remove=["old"])
+        make_empty(out / "mine" / "mark", "new", "thing", remove=["old"])
 
 
 EARLIER = "another version of embedgeo"

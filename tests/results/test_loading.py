@@ -9,9 +9,8 @@ import pytest
 from embedgeo import load_results
 from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.history import HistoryFile
-from embedgeo.results.parquet import to_records
-from embedgeo.results.records import StepRecord
+from embedgeo.results.parquet import HistoryFile, to_records
+from embedgeo.results.records import Record
 from tests.report.synthetic import make_sweep
 
 COLUMNS = {
@@ -24,10 +23,10 @@ COLUMNS = {
 }
 
 
-def step_records(sweep: Path) -> list[StepRecord]:
+def step_records(sweep: Path) -> list[Record]:
     folder = SweepFolder(sweep)
     return [
-        StepRecord(step=int(frame["step"].iloc[0]), **record)
+        Record(step=int(frame["step"].iloc[0]), **record)
         for name in sorted(folder.done())
         for frame in [folder.read(name)]
         for record in to_records(frame)

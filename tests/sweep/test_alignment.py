@@ -43,7 +43,7 @@ def write(folder, step, *, layers=LAYERS, numbers=None, name=None, has_step=True
     about = {"model": "lab/tiny", "revision": name or f"step{step}", "step": step, "series": "step"}
     about |= {"commit": "", "weights_sha256": str(step), "duplicate_of": None} | more
     facts = {} if has_step else {"has_step": "false"}
-    SweepFolder(folder).write(name or f"step{step}", to_frame(records, **about), sample=sample, about=facts)
+    SweepFolder(folder).write(name or f"step{step}", to_frame(records, **about), sample=sample, facts=facts)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_final_models_sides_and_means_are_not_mixed(folder):
     sides = ("encoder.embed", "encoder.block.00", "decoder.embed", "decoder.block.00", "mean(last4)")
     write(folder, 0, layers=sides, name="final", has_step=False, model="lab/other", series="final")
     assert drift(folder) == 0
-    final = SweepFolder(folder).read_runs()
+    final = SweepFolder(folder).runs()
     (found,) = (checkpoints["final"] for checkpoints in final.values() if "final" in checkpoints)
     assert set(found.loc[found["metric"] == "cka_to_below", "layer"]) == {"encoder.block.00", "decoder.block.00"}
     assert not found["metric"].str.contains("previous|first").any()

@@ -34,10 +34,10 @@ def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, 
     assert sweep(str(tmp_path / "my-bert"), **options) == 0
     folder = SweepFolder(options["out"])
     assert folder.done() == {"my-bert"}
-    assert folder.about("my-bert")["has_step"] == "false"
+    assert folder.facts("my-bert")["has_step"] == "false"
     num_parameters = sum(parameter.numel() for parameter in model(0, "bert").parameters())  # tied ones count once
-    assert folder.about("my-bert")["num_parameters"] == str(num_parameters)
-    assert "group" not in folder.about("my-bert")
+    assert folder.facts("my-bert")["num_parameters"] == str(num_parameters)
+    assert "group" not in folder.facts("my-bert")
     records = folder.read("my-bert")
     assert set(records["step"]) == {0}
     assert set(records["revision"]) == {"my-bert"}
@@ -150,7 +150,7 @@ def test_several_models_are_series_of_their_own(several, options, capsys):
         "lab--run--step2": ("lab--run--step", "", "b"),
     }
     for name, facts in series.items():
-        about = folder.about(name)
+        about = folder.facts(name)
         assert (*folder.read(name)["series"].unique(), about.get("has_step", ""), about.get("group", "")) == facts
     runs = {path.name for path in (out / "tensorboard").iterdir()}
     assert runs == {of for of, _, _ in series.values()}
@@ -207,10 +207,10 @@ def test_a_later_run_may_name_other_groups(several, options):
     for given in ((), ["a=mine,here"]):
         assert sweep(models, **options, model_group=given) == 0
         assert {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()} == written
-    about = folder.about("mine")
+    about = folder.facts("mine")
     assert sweep(models, **options, model_group={"b": ["mine"]}) == 0
-    assert folder.about("mine") == {**about, "group": "b"}
-    assert "group" not in folder.about("here--step8")
+    assert folder.facts("mine") == {**about, "group": "b"}
+    assert "group" not in folder.facts("here--step8")
     for name, records in before.items():
         pd.testing.assert_frame_equal(folder.read(name), records)
 
@@ -243,5 +243,5 @@ def test_groups_in_a_configuration_are_a_mapping(several, options, tmp_path, cap
     given = [f"--{name}={value}" for name, value in options.items()]
     assert main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *given]) == 0
     folder = SweepFolder(tmp_path / "grouped")
-    groups = {name: folder.about(name).get("group", "") for name in folder.done()}
+    groups = {name: folder.facts(name).get("group", "") for name in folder.done()}
     assert groups == {"lab--tiny--main": "decoder", "mine": "decoder", "here--step8": "other"}

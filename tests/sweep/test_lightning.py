@@ -103,7 +103,7 @@ def test_a_file_that_holds_no_step_is_a_final_model(tmp_path, asked, capsys):
     assert sweep(str(tmp_path / "run" / "best.ckpt"), **asked, model_class=class_of(model)) == 0
     folder = SweepFolder(asked["out"])
     assert folder.done() == {"best.ckpt"}
-    assert folder.about("best.ckpt")["has_step"] == "false"
+    assert folder.facts("best.ckpt")["has_step"] == "false"
     assert set(folder.read("best.ckpt")["step"]) == {0}
 
 

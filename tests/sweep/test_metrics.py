@@ -113,7 +113,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     assert numbers(options["out"], "step1") == pytest.approx(observed(tmp_path / "run" / "step1", make), rel=1e-9)
     folder = SweepFolder(options["out"])
     assert folder.manifest()["asked"]["metrics"] == "mine.moments"
-    assert folder.about("step1")["num_parameters"] == str(sum(p.numel() for p in model(1).parameters()))
+    assert folder.facts("step1")["num_parameters"] == str(sum(p.numel() for p in model(1).parameters()))
 
 
 @pytest.mark.parametrize(

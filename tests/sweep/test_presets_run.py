@@ -65,14 +65,14 @@ def test_the_six_models_of_yamagiwa(ran):
     asked, folder = ran
     assert folder.done() == {f"{model.replace('/', '--')}--main" for model in asked["model"]}
     groups = {
-        model.replace("/", "--"): folder.about(f"{model.replace('/', '--')}--main")["group"] for model in asked["model"]
+        model.replace("/", "--"): folder.facts(f"{model.replace('/', '--')}--main")["group"] for model in asked["model"]
     }
     assert {name for name, group in groups.items() if group == "decoder"} == {
         "openai-community--gpt2",
         "openai-community--gpt2-medium",
     }
     for name in folder.done():
-        assert folder.about(name)["has_step"] == "false"
+        assert folder.facts(name)["has_step"] == "false"
         records = folder.read(name).set_index(["layer", "metric"])["value"]
         table = pd.read_parquet(folder.path / "tokens" / f"{name}.parquet")
         first = table[(table["layer"] == "hidden.00") & table["n"].between(10, 100_000)]
@@ -93,8 +93,8 @@ def test_the_batches_of_razzhigaev(ran):
 @pytest.mark.parametrize("ran", ["li2025"], indirect=True)
 def test_the_last_rows_of_li(ran):
     asked, folder = ran
-    assert {len(run) for run in folder.read_runs().values()} == {2}
-    assert len(folder.read_runs()) == len(asked["model"])
+    assert {len(run) for run in folder.runs().values()} == {2}
+    assert len(folder.runs()) == len(asked["model"])
     for name in folder.done():
         records = folder.read(name)
         assert set(records["layer"]) == {"final_norm", "model"}

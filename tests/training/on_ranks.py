@@ -239,7 +239,7 @@ def positions_model():
 
 def hugging_face_on_rank(rank, folder):
     """Two callbacks in a transformers.Trainer under DDP."""
-    from tests.training.test_transformers import hf_trainer
+    from tests.training.hf_runs import hf_trainer
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # asked for, not used: the process group is there

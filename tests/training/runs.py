@@ -1,7 +1,13 @@
 """A tiny training run: a GPT-NeoX with dropout in a LightningModule."""
 
+import pickle
+import random
+
 import lightning as L
+import numpy as np
+import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from embedgeo import EmbeddingMoments
@@ -74,3 +80,93 @@ def value(monitor, step, layer, metric):
         r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer and r["metric"] == metric
     )
     return found
+
+
+class Breaks(EmbeddingMoments):
+    def update(self, embeddings, token_ids=None, mask=None):
+        if len(embeddings):
+            raise RuntimeError("broken metric")
+        super().update(embeddings, token_ids, mask)
+
+
+class BreaksLate(EmbeddingMoments):
+    def compute(self):
+        if self.n > 0:
+            raise RuntimeError("broken metric")
+        return super().compute()
+
+
+class UserError(Exception):
+    """Raised by the user's code."""
+
+
+def raises_in(place, error):
+    class Stops(TinyLM):
+        def training_step(self, batch, batch_idx):
+            if (place, batch_idx) == ("training_step", 2):
+                raise error("in the middle of an epoch")
+            return super().training_step(batch, batch_idx)
+
+        def on_before_optimizer_step(self, optimizer):
+            if (place, self.global_step) == ("on_before_optimizer_step", 2):
+                raise error("in the middle of an epoch")
+
+        def on_after_backward(self):
+            if (place, self.global_step) == ("on_after_backward", 2):
+                raise error("in the middle of an epoch")
+
+    return Stops()
+
+
+def random_state():
+    return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
+
+
+def assert_same_training(plain, monitored):
+    assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
+    weights = zip(plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+
+
+class Manual(TinyLM):
+    """Manual optimisation, one or two optimizers; the gradients of `accumulate` batches are accumulated."""
+
+    def __init__(self, optimizers=1, accumulate=1):
+        super().__init__()
+        self.automatic_optimization = False
+        self.num_optimizers, self.accumulate = optimizers, accumulate
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if (batch_idx + 1) % self.accumulate == 0:
+            optimizers = self.optimizers()
+            for optimizer in optimizers if self.num_optimizers > 1 else [optimizers]:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=1e-3) for _ in range(self.num_optimizers)]
+
+
+def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **options):
+    """Train to a checkpoint at step `at` and on from it, with other monitors."""
+    options = {"data": loader(), "enable_checkpointing": True, **options}
+    saving = ModelCheckpoint(folder / "saved", every_n_train_steps=at, save_top_k=-1)
+    fit(folder, *before, saving, module=make(), max_steps=at, **options)
+    (saved,) = (folder / "saved").glob(f"*step={at}.ckpt")
+    again = ModelCheckpoint(folder / "saved", every_n_train_steps=at, save_top_k=-1)
+    fit(folder, *after, again, module=make(), max_steps=end, ckpt_path=saved, **options)
+
+
+def by_step(history):
+    """{step: {layer: {metric: value}}}."""
+    table = {}
+    for record in history:
+        table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return table
+
+
+def assert_same_values(table, expected, rel=1e-9):
+    assert table.keys() == expected.keys()
+    for layer, values in expected.items():
+        assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer

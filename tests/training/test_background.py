@@ -14,15 +14,23 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
-from embedgeo.results.history import read_histories
+from embedgeo.results.parquet import read_histories
 from embedgeo.training import monitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import fit, loader, moments, steps, value
-from tests.training.test_lightning import random_state
-from tests.training.test_monitor_faults import BreaksLate, UserError
-from tests.training.test_steps import assert_same, loop
-from tests.training.test_transformers import hf_trainer
+from tests.training.hf_runs import hf_trainer
+from tests.training.loops import assert_same_history, loop
+from tests.training.runs import (
+    BreaksLate,
+    UserError,
+    assert_same_training,
+    fit,
+    loader,
+    moments,
+    random_state,
+    steps,
+    value,
+)
 
 
 class Waits(EmbeddingMoments):
@@ -60,12 +68,6 @@ def breaking(dim):
     return [BreaksLate(dim)]
 
 
-def assert_same_training(plain, monitored):
-    assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
-    weights = zip(plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in weights)
-
-
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_a_loops_numbers_and_training_are_the_same_bit_for_bit(with_probe):
     plain, _ = loop(5)
@@ -74,7 +76,7 @@ def test_a_loops_numbers_and_training_are_the_same_bit_for_bit(with_probe):
     _, now = loop(5, **options, log=logged[0].__setitem__)
     monitored, later = loop(5, **options, log=logged[1].__setitem__, background=True)
     assert steps(later) == [0, 3, 5]
-    assert_same(later, now)
+    assert_same_history(later, now)
     assert repr(logged[1]) == repr(logged[0])
     assert_same_training(plain, monitored)
     assert monitored.hooks == [0] * 6
@@ -94,7 +96,7 @@ def test_lightning_logs_and_writes_the_same(tmp_path):
         scalars = metrics[[name for name in metrics if name == "step" or name.startswith("geometry.")]]
         runs[background] = monitor, module, file, scalars.dropna(thresh=2).reset_index(drop=True), run.callback_metrics
     now, later = runs[False], runs[True]
-    assert_same(later[0], now[0])
+    assert_same_history(later[0], now[0])
     pd.testing.assert_frame_equal(later[2], now[2], check_exact=True)
     pd.testing.assert_frame_equal(later[3], now[3], check_exact=True)
     assert repr(later[4]) == repr(now[4])

@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
+from tests.training.hf_runs import hf_trainer
 from tests.training.runs import TinyLM, fit, moments, steps, value
-from tests.training.test_transformers import hf_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_prepare_does_nothing_unless_compiled_is_stable():
 
 
 def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
-    monkeypatch.setitem(sys.modules, "embedgeo.capture.listening", None)
+    monkeypatch.setitem(sys.modules, "embedgeo.capture.graph_hooks", None)
     with pytest.raises(ValueError, match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'):
         StepMonitor(gpt_neox(), compiled="stable")
 

@@ -20,6 +20,7 @@ from tests.training.on_ranks import (
     positions_model,
     probe_batches,
 )
+from tests.training.runs import assert_same_values, by_step
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +31,11 @@ def ranks(tmp_path_factory):
     return on_two_ranks(everything, folder, folder, seconds=300)  # some 25 on a free machine
 
 
-def by_step(history):
-    """{step: {layer: {metric: value}}}."""
-    table = {}
-    for record in history:
-        table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = record["value"]
-    return table
-
-
 def in_one_process(model, batches):
     with observe(model) as geometry, torch.no_grad():
         for batch in batches:
             model(**batch)
     return geometry.compute()
-
-
-def assert_same(table, expected, rel=1e-9):
-    assert table.keys() == expected.keys()
-    for layer, values in expected.items():
-        assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if "in parts" not in name])
@@ -62,10 +49,10 @@ def test_the_numbers_are_those_of_one_process_over_the_rows_of_all_ranks(ranks, 
         assert list(held) == [0, 3, STEPS]
         for step, table in train.items():
             window = range(min(step, STEPS - WINDOW), min(step, STEPS - WINDOW) + WINDOW)
-            assert_same(table, in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]))
-        assert_same(held[0], in_one_process(model, probe_batches()))
-        assert_same(held[3], held[0])
-        assert_same(held[STEPS], held[0])
+            assert_same_values(table, in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]))
+        assert_same_values(held[0], in_one_process(model, probe_batches()))
+        assert_same_values(held[3], held[0])
+        assert_same_values(held[STEPS], held[0])
     assert math.isfinite(train[2]["block.00"]["V"])
 
 
@@ -76,11 +63,11 @@ def test_a_hugging_face_trainer_on_two_ranks(ranks):
     for source in ("train", "held"):
         one, other = by_step(first[source]), by_step(second[source])
         assert list(one) == list(other) == [0, 2, 3]
-        assert_same(one[3], other[3])
+        assert_same_values(one[3], other[3])
     assert by_step(first["train"])[2]["block.00"]["n"] == WORLD_SIZE * 2 * 12
     assert first["files"] == ["history.held.parquet", "history.parquet"]
     assert second["files"] == []
-    assert_same(by_step(first["held"])[0], in_one_process(model, probe_batches()))
+    assert_same_values(by_step(first["held"])[0], in_one_process(model, probe_batches()))
 
 
 def test_hidden_states_in_parts_are_refused(ranks):
@@ -101,7 +88,7 @@ def test_sequence_parallel_hidden_states_are_gathered_and_counted_once(ranks):
     assert expected["01"]["n"] == 48
     assert "norm_Q_expected" in expected["01"]
     for rank in ranks:
-        assert_same(rank["sequence parallel"], expected)
+        assert_same_values(rank["sequence parallel"], expected)
 
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all_with_a_warning_each(ranks):

@@ -13,22 +13,31 @@ from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry import drift
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, t5, token_batch
-from tests.training.runs import TinyLM, fit, loader, moments, steps
-from tests.training.test_background import assert_same_training
-from tests.training.test_lightning import random_state
-from tests.training.test_lightning_resume import (
+from tests.training.hf_runs import hf_trainer, logged
+from tests.training.loops import assert_same_history, loop
+from tests.training.runs import (
+    BreaksLate,
+    TinyLM,
+    assert_same_training,
+    fit,
     interrupted,
-    pytestmark,  # noqa: F401 (what Lightning says of resuming)
+    loader,
+    moments,
+    random_state,
+    steps,
 )
-from tests.training.test_monitor_faults import BreaksLate
-from tests.training.test_steps import assert_same, loop
-from tests.training.test_transformers import hf_trainer, logged
 
 OF_PAIRS = ("cka", "procrustes", "neighbor_overlap")
 TO_BELOW = {*(f"{key}_to_below" for key in OF_PAIRS), "linearity", "linearity_without_residual"}
 OVER_TIME = {f"{key}_to_{which}" for key in OF_PAIRS for which in ("previous", "first")}
 BATCHES = [token_batch(3, seed=100 + i, padding="left" if i == 1 else None) for i in range(2)]
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "probe": BATCHES, "drift": True, "on_error": "raise"}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+]
 
 
 def of_drift(history):
@@ -155,7 +164,7 @@ def test_training_numbers_and_other_metrics_are_the_same_bit_for_bit():
     assert state[1:] == after[1:]
     assert_equal(of_drift(later.history), of_drift(now.history))
     later.history = [each for each in later.history if each["metric"] not in TO_BELOW | OVER_TIME]
-    assert_same(later, without)
+    assert_same_history(later, without)
 
 
 def test_a_checkpoint_of_a_loop_holds_the_rows_of_the_first_and_the_last_measurement(tmp_path):

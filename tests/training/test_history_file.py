@@ -3,6 +3,7 @@
 import errno
 import logging
 import shlex
+from itertools import count
 
 import pandas as pd
 import pytest
@@ -12,10 +13,9 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from embedgeo import GeometryMonitor
 from embedgeo.report.reading import read_runs
-from embedgeo.results import history
-from embedgeo.results.history import COLUMNS, HistoryFile
-from tests.training.runs import TinyLM, fit, loader, moments, steps
-from tests.training.test_monitor_faults import UserError, raises_in
+from embedgeo.results import parquet
+from embedgeo.results.parquet import HISTORY, HistoryFile
+from tests.training.runs import TinyLM, UserError, fit, loader, moments, raises_in, steps
 
 
 class Remote(DummyLogger):
@@ -53,8 +53,8 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise", **told)
     fit(tmp_path, monitor, max_steps=5, logger=loggers)
     written = read(folder)
-    assert tuple(written) == COLUMNS == ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-    pd.testing.assert_frame_equal(written, pd.DataFrame(monitor.history, columns=COLUMNS), check_exact=True)
+    assert list(written) == HISTORY.names == ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    pd.testing.assert_frame_equal(written, pd.DataFrame(monitor.history, columns=HISTORY.names), check_exact=True)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     (run,) = read_runs([folder])
     assert run.steps == [0, 2, 4, 5]
@@ -72,7 +72,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, logger):
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
 def test_a_run_that_breaks_off_has_its_history(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(history, "_PAUSE", 1e9)  # so that nothing is written after the first time but at the end
+    monkeypatch.setattr(parquet, "monotonic", count().__next__)  # writing takes 1 s of a few: too long to repeat it
     monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path)
     with pytest.raises((UserError, SystemExit)):
         fit(tmp_path, monitor, module=raises_in("training_step", error), max_steps=6)
@@ -135,7 +135,7 @@ def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(t
 
     logger = CSVLogger(tmp_path, name="log", version="")
     with monkeypatch.context() as patched:
-        patched.setattr(history.pq, "write_table", full)
+        patched.setattr(parquet.pq, "write_table", full)
         monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
         with pytest.warns(UserWarning, match="file cannot be written.* OSError: .*No space left on device") as caught:
             _, run = fit(tmp_path, monitor, module=TinyLM(), max_steps=5, logger=logger)
@@ -159,14 +159,14 @@ def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_
 
 
 def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monkeypatch):
-    write_table, failures = history.pq.write_table, [OSError(errno.ENOSPC, "No space left on device")]
+    write_table, failures = parquet.pq.write_table, [OSError(errno.ENOSPC, "No space left on device")]
 
     def full_at_first(*args):
         if failures:
             raise failures.pop()
         write_table(*args)
 
-    monkeypatch.setattr(history.pq, "write_table", full_at_first)
+    monkeypatch.setattr(parquet.pq, "write_table", full_at_first)
     with pytest.warns(UserWarning, match="measuring and logging go on"):
         fit(tmp_path, GeometryMonitor(2, metrics=moments, folder=tmp_path), max_steps=5)
     assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4, 5]
@@ -181,14 +181,14 @@ def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_
         now = 0.0
 
     written = []
-    monkeypatch.setattr(history, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(parquet, "monotonic", lambda: Clock.now)
 
     def write_table(table, path):
         written.append(table.num_rows)
         Clock.now += 0.1  # what writing takes
         path.touch()
 
-    monkeypatch.setattr(history.pq, "write_table", write_table)
+    monkeypatch.setattr(parquet.pq, "write_table", write_table)
     file = HistoryFile(tmp_path)
     for step in range(10_000):
         file.add(records(step))

@@ -1,10 +1,6 @@
 """GeometryMonitor in a real Lightning Trainer."""
 
-import pickle
-import random
-
 import lightning as L
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,14 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from embedgeo import GeometryMonitor, observe
-from tests.test_geometry import hooks
-from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, steps, value
+from tests.models import hooks
+from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, random_state, steps, value
 
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
-
-
-def random_state():
-    return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
 
 
 @pytest.mark.parametrize("with_probe", [False, True])

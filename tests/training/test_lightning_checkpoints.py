@@ -5,8 +5,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from embedgeo import GeometryMonitor, observe
-from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, steps, value
-from tests.training.test_lightning_loops import Manual
+from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, steps, value
 
 TAG = "geometry.V/block.01"
 

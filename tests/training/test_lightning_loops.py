@@ -10,29 +10,8 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
-from tests.models import gpt_neox, token_batch
-from tests.test_geometry import hooks
-from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, steps, trainer, value
-
-
-class Manual(TinyLM):
-    """Manual optimisation, one or two optimizers; the gradients of `accumulate` batches are accumulated."""
-
-    def __init__(self, optimizers=1, accumulate=1):
-        super().__init__()
-        self.automatic_optimization = False
-        self.num_optimizers, self.accumulate = optimizers, accumulate
-
-    def training_step(self, batch, batch_idx):
-        self.manual_backward(super().training_step(batch, batch_idx))
-        if (batch_idx + 1) % self.accumulate == 0:
-            optimizers = self.optimizers()
-            for optimizer in optimizers if self.num_optimizers > 1 else [optimizers]:
-                optimizer.step()
-                optimizer.zero_grad()
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=1e-3) for _ in range(self.num_optimizers)]
+from tests.models import gpt_neox, hooks, token_batch
+from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, steps, trainer, value
 
 
 class Stream(IterableDataset):

@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedgeo import GeometryMonitor
-from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+from tests.training.runs import TinyLM, fit, interrupted, loader, moments, steps, value
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
@@ -30,16 +30,6 @@ class TwoOptimizers(TinyLM):
 def monitor_of(window=1, **options):
     defaults = {"every_n_steps": 3, "metrics": moments, "on_error": "raise", "measure_last": False}
     return GeometryMonitor(**{**defaults, "window": window, **options})
-
-
-def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **options):
-    """Train to a checkpoint at step `at` and on from it, with other monitors."""
-    options = {"data": loader(), "enable_checkpointing": True, **options}
-    saving = ModelCheckpoint(folder / "saved", every_n_train_steps=at, save_top_k=-1)
-    fit(folder, *before, saving, module=make(), max_steps=at, **options)
-    (saved,) = (folder / "saved").glob(f"*step={at}.ckpt")
-    again = ModelCheckpoint(folder / "saved", every_n_train_steps=at, save_top_k=-1)
-    fit(folder, *after, again, module=make(), max_steps=end, ckpt_path=saved, **options)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -10,23 +10,20 @@ from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, TokenMoments
 from embedgeo.capture.calls import kept_random_states
-from tests.test_geometry import hooks
-from tests.training.runs import TinyLM, fit, loader, moments, steps, value
-from tests.training.test_lightning import random_state
-
-
-class Breaks(EmbeddingMoments):
-    def update(self, embeddings, token_ids=None, mask=None):
-        if len(embeddings):
-            raise RuntimeError("broken metric")
-        super().update(embeddings, token_ids, mask)
-
-
-class BreaksLate(EmbeddingMoments):
-    def compute(self):
-        if self.n > 0:
-            raise RuntimeError("broken metric")
-        return super().compute()
+from tests.models import hooks
+from tests.training.runs import (
+    Breaks,
+    BreaksLate,
+    TinyLM,
+    UserError,
+    fit,
+    loader,
+    moments,
+    raises_in,
+    random_state,
+    steps,
+    value,
+)
 
 
 class OutOfMemory(TokenMoments):
@@ -123,28 +120,6 @@ def test_keeping_random_states_does_not_initialise_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)
     with kept_random_states():
         torch.rand(1)
-
-
-class UserError(Exception):
-    """Raised by the user's code."""
-
-
-def raises_in(place, error):
-    class Stops(TinyLM):
-        def training_step(self, batch, batch_idx):
-            if (place, batch_idx) == ("training_step", 2):
-                raise error("in the middle of an epoch")
-            return super().training_step(batch, batch_idx)
-
-        def on_before_optimizer_step(self, optimizer):
-            if (place, self.global_step) == ("on_before_optimizer_step", 2):
-                raise error("in the middle of an epoch")
-
-        def on_after_backward(self):
-            if (place, self.global_step) == ("on_after_backward", 2):
-                raise error("in the middle of an epoch")
-
-    return Stops()
 
 
 @pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_optimizer_step"])

@@ -16,7 +16,7 @@ from tests.training.pipeline_on_ranks import (
     on_two,
     probe_batches,
 )
-from tests.training.test_distributed import assert_same, by_step
+from tests.training.runs import assert_same_values, by_step
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
             assert repr(later) == repr(history)  # in the background; with NaN
         for start, table in by_step(history).items():
             batches = [batch_at(source, step) for step in (start, start + 1) for source in sources]
-            assert_same(table, in_one_process(batches, layers))
+            assert_same_values(table, in_one_process(batches, layers))
         for table in by_step(*held).values() if held else ():
-            assert_same(table, in_one_process(probe_batches(), layers))
+            assert_same_values(table, in_one_process(probe_batches(), layers))
         assert list(by_step(history)) == [0, 2]
         assert [list(by_step(each)) for each in held] == [[0, 2, STEPS]] * len(held)
 
@@ -69,7 +69,7 @@ def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_h
         tables = by_step(rank["drift"]["histories"][0])
         assert list(tables) == list(expected)
         for step, table in tables.items():
-            assert_same(table, expected[step])
+            assert_same_values(table, expected[step])
 
 
 def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_microbatches(two):
@@ -85,7 +85,7 @@ def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
             tables = by_step(history)
             assert list(tables) == [0, 2, STEPS]
             for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
-                assert_same(tables[step], in_one_process([batch_at(0, trained), batch_at(1, trained)], layers))
+                assert_same_values(tables[step], in_one_process([batch_at(0, trained), batch_at(1, trained)], layers))
 
 
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
@@ -99,7 +99,9 @@ def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
         documented = rank["documented"]
         table = by_step(documented["history"])[0]
         expected = in_one_process([{"input_ids": batch_at(0, 0)["input_ids"]}])
-        assert_same({layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected)
+        assert_same_values(
+            {layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected
+        )
         assert documented["logged"] == ([0] if number == 0 else [])
         assert documented["grads"] == 0
 

@@ -16,51 +16,9 @@ from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor, log_spaced_
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.text import builtin_corpus, train_tokenizer
-from tests.models import gpt_neox, token_batch
-from tests.test_geometry import hooks
-from tests.training.runs import fit, loader, moments, steps, trainer, value
-from tests.training.test_lightning import random_state
-from tests.training.test_monitor_faults import Breaks, BreaksLate, UserError
-
-
-class Outcome:
-    """What a plain loop leaves: the model, its losses, and the hooks on it before each step and after."""
-
-    def __init__(self):
-        L.seed_everything(0, verbose=False)
-        self.model = gpt_neox(hidden_dropout=0.1, attention_dropout=0.1)
-        self.losses, self.hooks = [], []
-
-
-def loop(num_steps=6, accumulate=1, optimizer_inside=False, close=True, fails_at=None, model=None, **options):
-    """Train with AdamW; gives the outcome and the monitor, which is None where no options are given."""
-    made = Outcome()
-    model = made.model if model is None else model(made.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    monitor = StepMonitor(model, **options) if options else None
-    for step in range(num_steps):
-        made.hooks.append(hooks(made.model))
-        for micro in range(accumulate):
-            batch = token_batch(seed=step * accumulate + micro)
-            with monitor.step(step, batch) if monitor else torch.enable_grad():
-                loss = model(**batch, labels=batch["input_ids"]).loss
-                if step == fails_at:
-                    raise UserError("in the loop's body")
-                loss.backward()
-                if optimizer_inside and micro == accumulate - 1:
-                    optimizer.step()
-            made.losses.append(loss.detach().clone())
-        if not optimizer_inside:
-            optimizer.step()
-        optimizer.zero_grad()
-    if monitor and close:
-        monitor.close()
-    made.hooks.append(hooks(made.model))
-    return made, monitor
-
-
-def assert_same(monitor, other):
-    pd.testing.assert_frame_equal(pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True)
+from tests.models import gpt_neox, hooks, token_batch
+from tests.training.loops import assert_same_history, loop
+from tests.training.runs import Breaks, BreaksLate, UserError, fit, loader, moments, random_state, steps, trainer, value
 
 
 @pytest.mark.parametrize("with_probe", [False, True])
@@ -123,7 +81,7 @@ def test_the_batches_of_one_optimizer_step_are_one_measurement():
     _, outside = loop(7, 3, every_n_steps=4, window=2, metrics=moments, on_error="raise")
     assert steps(inside) == [0, 4, 7]
     assert {step: value(inside, step, "embed", "n") for step in (0, 4, 7)} == dict.fromkeys((0, 4, 7), 2 * 3 * 48)
-    assert_same(inside, outside)
+    assert_same_history(inside, outside)
 
 
 def test_hooks_are_on_the_model_inside_of_measured_steps_alone():
@@ -299,10 +257,8 @@ def test_an_exception_of_the_loop_passes_through_and_nothing_stays_attached(tmp_
             super().__init__(*arguments, **options)
             monitors.append(self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "StepMonitor", Keeping)
-        with pytest.raises(UserError, match="in the loop's body") as caught:
-            loop(fails_at=fails_at, model=keep, every_n_steps=2, window=1, metrics=moments, folder=tmp_path)
+    with pytest.raises(UserError, match="in the loop's body") as caught:
+        loop(fails_at=fails_at, model=keep, kind=Keeping, every_n_steps=2, window=1, metrics=moments, folder=tmp_path)
     assert caught.value.__context__ is None
     assert hooks(made[0]) == 0
     (monitor,) = monitors
@@ -364,7 +320,7 @@ def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation()
     made, monitor = loop(3, close=False, every_n_steps=2, metrics=moments, on_error="raise")
     made.model.eval()
     monitor.close()
-    assert_same(monitor, expected)
+    assert_same_history(monitor, expected)
     assert not any(module.training for module in made.model.modules())
 
 

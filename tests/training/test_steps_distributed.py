@@ -6,6 +6,7 @@ import torch
 from embedgeo import StepMonitor, observe
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.on_ranks import probe_batches
+from tests.training.runs import assert_same_values, by_step
 from tests.training.steps_on_ranks import (
     FORMS,
     FORMS_ON_FOUR,
@@ -18,7 +19,6 @@ from tests.training.steps_on_ranks import (
     on_four,
     plain,
 )
-from tests.training.test_distributed import assert_same, by_step
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,13 @@ def assert_as_in_one_process(ranks, form, sources):
         train = by_step(outcome["train"])
         assert list(train) == [0, 2, 4, STEPS]
         for start, table in expected.items():
-            assert_same(train[start], table)
+            assert_same_values(train[start], table)
         assert list(by_step(outcome["held"])) == list(held)
         for step, table in by_step(outcome["held"]).items():
-            assert_same(table, held[step])
-            assert_same({at: {key: table[at][key] for key in of_layer} for at, of_layer in of_probe.items()}, of_probe)
+            assert_same_values(table, held[step])
+            assert_same_values(
+                {at: {key: table[at][key] for key in of_layer} for at, of_layer in of_probe.items()}, of_probe
+            )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,13 +1,11 @@
-"""A module's calls, also those of its bare ``forward``, which torch's hooks do not see."""
+"""Calls of modules, also of their bare ``forward``, which torch's hooks do not see, and the state kept around them."""
 
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import wraps
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -15,121 +13,38 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 """Makes the context in which a call runs, given the module and the call's arguments."""
-
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
-
-READ = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
-"""The arguments that `Call` reads."""
-
-
-class Call(NamedTuple):
-    """A module's call, and what its arguments say about the rows of hidden states.
-
-    Attributes:
-        module: the module that is called.
-        batch: its only argument, if that is given without a name, otherwise the arguments by name.
-        mask: shape (batch, positions), True = count; None if there is none of this shape.
-        position_ids: shape (batch or 1, positions), likewise; else an argument ``positions`` of integers.
-        embeddings: what the module is to take for embeddings of tokens, shape (batch, positions, d), likewise.
-        has_gradients: whether gradients were on when it began; see `has_gradients`.
-    """
-
-    module: nn.Module
-    batch: Any
-    mask: Tensor | None
-    position_ids: Tensor | None
-    embeddings: Tensor | None
-    has_gradients: bool
-
-    @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
-        """The call of a module with these arguments; a TypeError if they do not fit its ``forward``."""
-        given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
-        padding = next((given[name] for name in _PADDING_MASKS if given.get(name) is not None), None)
-        mask = _tensor(given.get("attention_mask") if padding is None else padding.logical_not(), 2)
-        positions = _tensor(given.get("positions"), 2)  # torchtitan's name; elsewhere it may be of coordinates
-        if positions is not None and positions.is_floating_point():
-            positions = None
-        return cls(
-            module=module,
-            batch=args[0] if len(args) == 1 and not kwargs else given,
-            mask=None if mask is None else mask != 0,
-            position_ids=_tensor(given.get("position_ids", positions), 2),
-            embeddings=_tensor(given.get("inputs_embeds"), 3),
-            has_gradients=has_gradients(),
-        )
-
-
-class Lookup(NamedTuple):
-    """A call of an embedding table while no enclosing module was called."""
-
-    table: nn.Module
-    token_ids: Tensor
-    embeddings: Tensor
 
 
 @contextmanager
-def watched_calls(module: nn.Module, on_call: OnCall) -> Iterator[None]:
-    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside ``on_call``'s.
+def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None]:
+    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside another context.
 
     The module is an instance of a subclass of its class meanwhile, as `torch.nn.utils.parametrize` makes one; copies
     and replicas of the module are not watched.
     """
     if not _is_watched(module):
-        module.__class__ = _watched_class(module)
-    watched: Any = module.__class__
-    watchers: list[OnCall] = watched._embedgeo_watchers
-    watchers.append(on_call)
+        own: Any = type(module)
+        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names |= {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
+        module.__class__ = type(own)(own.__name__, (_Watched, own), names)
+    watched: Any = type(module)
+    contexts: list[CallContext] = watched._embedgeo_contexts
+    contexts.append(make_context)
     try:
         yield
     finally:
-        watchers.remove(on_call)
-        if not watchers and module.__class__ is watched and watched.__bases__[0] is _Watched:
+        contexts.remove(make_context)
+        if not contexts and type(module) is watched and watched.__bases__[0] is _Watched:
             module.__class__ = watched.__bases__[1]
-
-
-def has_gradients() -> bool:
-    """Whether gradients are on where this runs, or were where an autograd function began whose forward runs.
-
-    Such a function is reentrant activation checkpointing, which runs modules without gradients that it makes up for.
-    """
-    in_function = not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
-    return torch.is_grad_enabled() or in_function
-
-
-def in_shape_inference() -> bool:
-    """Whether a stage of `torch.distributed.pipelining` runs to learn its shapes: on no microbatch, on any values."""
-    frame = _stage_frame()
-    return frame is not None and frame.f_code.co_name != "forward_maybe_with_nosync"
-
-
-def num_pipeline_stages() -> int | None:
-    """How many stages the pipeline of `torch.distributed.pipelining` has in which this runs; None if in none."""
-    frame = _stage_frame()
-    return None if frame is None else getattr(frame.f_locals.get("self"), "num_stages", None)
-
-
-def _stage_frame() -> FrameType | None:
-    """The innermost method of a stage of `torch.distributed.pipelining` that is running."""
-    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    frame = sys._getframe() if pipelining is not None else None
-    while frame is not None and frame.f_code.co_filename != pipelining.__file__:  # type: ignore[union-attr]
-        frame = frame.f_back
-    return frame
-
-
-def _tensor(value: Any, ndim: int) -> Tensor | None:
-    return value if isinstance(value, Tensor) and value.ndim == ndim else None
 
 
 class _Watched:
     """Mixed into the class of a watched module: a property comes before a ``forward`` of the instance itself."""
 
     _embedgeo_module: ClassVar[ReferenceType[nn.Module]]
-    _embedgeo_watchers: ClassVar[list[OnCall]]
+    _embedgeo_contexts: ClassVar[list[CallContext]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the class unknown to the ``__init_subclass__`` of the module's own, which may register it."""
@@ -137,31 +52,31 @@ class _Watched:
     @property
     def forward(self) -> Callable[..., Any]:
         module: Any = self
-        forward = _plain(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
+        forward = _unwatched(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
         if not _is_watched(self):
             return forward
-        watchers = self._embedgeo_watchers  # none are left where others keep this for later
+        contexts = self._embedgeo_contexts  # none are left where others keep this for later
 
         @wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with ExitStack() as stack:
-                for on_call in watchers:
-                    stack.enter_context(on_call(module, args, kwargs))
+                for make_context in contexts:
+                    stack.enter_context(make_context(module, args, kwargs))
                 return forward(*args, **kwargs)
 
-        watched._embedgeo_plain = forward  # type: ignore[attr-defined]
+        watched._embedgeo_forward = forward  # type: ignore[attr-defined]
         return watched
 
     @forward.setter
     def forward(self, forward: Callable[..., Any]) -> None:
-        self.__dict__["forward"] = _plain(forward)
+        self.__dict__["forward"] = _unwatched(forward)
 
     @forward.deleter
     def forward(self) -> None:
         del self.__dict__["forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A deep copy is of the module's own class, which may say how it is made."""
+        """Make a deep copy of the module's own class, which may say how it is made."""
         watched = type(self)
         self.__class__ = watched.__bases__[1]
         try:
@@ -170,7 +85,7 @@ class _Watched:
             self.__class__ = watched
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy, or a pickle, is of the module's own class."""
+        """Make copies and pickles of the module's own class."""
         own = type(self).__bases__[1]
         reduced: Any = super().__reduce_ex__(protocol)
         make, args, *state = reduced
@@ -183,35 +98,65 @@ def _is_watched(module: Any) -> bool:
     return isinstance(module, _Watched) and module._embedgeo_module() is module
 
 
-def _watched_class(module: nn.Module) -> Any:
-    own: Any = type(module)
-    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    watched = {"_embedgeo_module": ref(module), "_embedgeo_watchers": []}
-    return type(own)(own.__name__, (_Watched, own), {**names, **watched})
-
-
-def _plain(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A ``forward`` without what watches it: others may take one from a watched module, and put it back later.
 
     What others wrap around one stays, though `functools.update_wrapper` gives it the attributes of what is inside.
     """
-    plain = getattr(forward, "_embedgeo_plain", None)
-    return plain if plain is not None and forward.__wrapped__ is plain else forward  # type: ignore[attr-defined]
+    inside = getattr(forward, "_embedgeo_forward", None)
+    return inside if inside is not None and forward.__wrapped__ is inside else forward  # type: ignore[attr-defined]
 
 
-class Hook:
-    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
+def has_gradients() -> bool:
+    """Tell whether gradients are on, here or where an autograd function began whose forward runs.
 
-    def __init__(self, module: nn.Module | None = None, run: Callable[..., None] | None = None) -> None:
-        self._module, self._run = module, run
+    Such a function is reentrant activation checkpointing, which runs modules without gradients that it makes up for.
+    """
+    in_function = not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
+    return torch.is_grad_enabled() or in_function
 
-    def __call__(self, module: nn.Module, *call: Any) -> None:
-        """Run, if the module is its own."""
-        if self._run is not None and module is self._module:
-            self._run(module, *call)
 
-    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        return Hook, ()
+class StageRun(NamedTuple):
+    """A run of a stage of `torch.distributed.pipelining`.
+
+    Attributes:
+        num_stages: of the pipeline; None if it does not tell.
+        infers_shapes: it is to learn the stage's shapes: on no microbatch, on any values.
+    """
+
+    num_stages: int | None
+    infers_shapes: bool
+
+
+def running_stage() -> StageRun | None:
+    """The innermost run of a pipeline's stage in which this is called; None if in none."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    frame = sys._getframe() if pipelining is not None else None
+    while frame is not None and frame.f_code.co_filename != pipelining.__file__:  # type: ignore[union-attr]
+        frame = frame.f_back
+    if frame is None:
+        return None
+    num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
+    return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")
+
+
+def first_float(value: Any) -> Tensor | None:
+    """The first floating-point tensor in the arguments or the output of a module."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for each in value:  # no generator: torch.compile follows this
+            found = first_float(each)
+            if found is not None:
+                return found
+    return None
+
+
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first floating-point tensor that a module is called with; of those given by name ``hidden_states``."""
+    return first_float((*args, kwargs.get("hidden_states"), *kwargs.values()))
 
 
 class _EagerMode:
@@ -238,25 +183,6 @@ eager_mode = _EagerMode()
 """The one of this process."""
 
 
-def first_float(value: Any) -> Tensor | None:
-    """The first floating-point tensor in the arguments or the output of a module."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for each in value:  # no generator: torch.compile follows this
-            found = first_float(each)
-            if found is not None:
-                return found
-    return None
-
-
-def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first floating-point tensor that a module is called with; of those given by name ``hidden_states``."""
-    return first_float((*args, kwargs.get("hidden_states"), *kwargs.values()))
-
-
 @contextmanager
 def kept_random_states() -> Iterator[None]:
     """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use, GPUs) on exit."""
@@ -271,7 +197,7 @@ def kept_random_states() -> Iterator[None]:
 
 
 def present_modes(model: nn.Module) -> Callable[[], None]:
-    """What puts each module back into the mode, train or eval, that it has now."""
+    """A function that puts each module back into the mode, train or eval, that it has now."""
     modes = [(module, module.training) for module in model.modules()]
 
     def put_back() -> None:

@@ -1,5 +1,6 @@
-"""What a model was given in a forward pass: token ids and masks, in the order of the rows of a hidden state."""
+"""Inputs of a model's forward passes: token ids and masks, in the order of the rows of a hidden state."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,11 +12,55 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
 
 from embedgeo.capture import structure
-from embedgeo.capture.calls import Call, Lookup, has_gradients
+from embedgeo.capture.calls import has_gradients
 from embedgeo.capture.layers import Layer
 from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 T = TypeVar("T")
+
+PerToken = Tensor | Callable[[Any], Tensor]
+"""A value for each token: a tensor, or a function that returns it, given the batch."""
+
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
+"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
+
+READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
+"""The arguments of calls that are read."""
+
+
+def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
+    """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
+    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
+        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
+    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
+        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
+    if skip_first_positions < 0:
+        raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
+
+
+class RowTokens(NamedTuple):
+    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None.
+
+    Attributes:
+        token_ids: None if there are none.
+        mask: bool, True = count this row; None if all rows count.
+        word_ids: None if none were given.
+        prepared: see `prepared_once`.
+    """
+
+    token_ids: Tensor | None
+    mask: Tensor | None
+    word_ids: Tensor | None
+    prepared: dict[Any, Any]
+
+    def prepared_once(self, device: torch.device, make: Callable[[], T]) -> T:
+        """The value of ``make`` for all layers of the forward pass on a device; anew if these change in place."""
+        tensors = (t for t in (self.token_ids, self.mask, self.word_ids) if t is not None and not t.is_inference())
+        key = (device, *(t._version for t in tensors))
+        if key not in self.prepared:
+            self.prepared[key] = make()
+        found: T = self.prepared[key]
+        return found
 
 
 class LayerRows(NamedTuple):
@@ -34,67 +79,57 @@ class LayerRows(NamedTuple):
         is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
         return tensor if tensor.shape == self.shape or is_flat else None
 
-    def require_fit(self, tensor: Tensor, what: str, *, is_batch_first: bool = False) -> Tensor:
-        """As `fit`, but a ValueError, with ``what`` the tensor is, instead of None."""
+    def require_fit(self, tensor: Tensor, name: str, *, is_batch_first: bool = False) -> Tensor:
+        """As `fit`, but a ValueError that names the tensor instead of None."""
         fitted = self.fit(tensor, is_batch_first=is_batch_first)
         if fitted is None:
             raise ValueError(
                 f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
-                f"the {what} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
+                f"the {name} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
                 "its rows."
             )
         return fitted
 
 
-class Aligned(NamedTuple):
-    """What the rows of a hidden state are, each of the rows' shape (...), or None.
+class _RunningCall(NamedTuple):
+    """A call of a module that has not returned, and what its arguments say about the rows of hidden states."""
 
-    Attributes:
-        token_ids: None if there are none.
-        mask: bool, True = count this row; None if all rows count.
-        word_ids: None if none were given.
-        prepared: what has been made of these, for the other layers of the forward pass: see `prepared_once`.
-    """
+    module: nn.Module
+    batch: Any  # its only argument, if that is given without a name, otherwise the arguments by name
+    mask: Tensor | None  # (batch, positions), True = count
+    position_ids: Tensor | None  # (batch or 1, positions)
+    embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
+    has_gradients: bool  # when it began
 
-    token_ids: Tensor | None
-    mask: Tensor | None
-    word_ids: Tensor | None
-    prepared: dict[Any, Any]
-
-    def prepared_once(self, device: torch.device, make: Callable[[], T]) -> T:
-        """What ``make`` makes of these for hidden states on a device, or has made: again if they change in place."""
-        given = (t for t in (self.token_ids, self.mask, self.word_ids) if t is not None and not t.is_inference())
-        key = (device, *(t._version for t in given))
-        if key not in self.prepared:
-            self.prepared[key] = make()
-        found: T = self.prepared[key]
-        return found
-
-
-def covers_cached_positions(mask: Tensor, token_ids: Tensor) -> bool:
-    """Whether a mask has more positions than there are token ids: those before are in the cache of keys and values."""
-    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
-
-
-def require_integers(ids: Tensor, name: str) -> Tensor:
-    """The same ids; TypeError if they are not integers."""
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
-    return ids
+    @classmethod
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
+        """The call of a module with these arguments; a TypeError if they do not fit its ``forward``."""
+        by_name = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
+        padding = next((by_name[name] for name in _PADDING_MASKS if by_name.get(name) is not None), None)
+        mask = _tensor(by_name.get("attention_mask") if padding is None else padding.logical_not(), 2)
+        positions = _tensor(by_name.get("positions"), 2)  # torchtitan's name; elsewhere it may be of coordinates
+        if positions is not None and positions.is_floating_point():
+            positions = None
+        return cls(
+            module=module,
+            batch=args[0] if len(args) == 1 and not kwargs else by_name,
+            mask=None if mask is None else mask != 0,
+            position_ids=_tensor(by_name.get("position_ids", positions), 2),
+            embeddings=_tensor(by_name.get("inputs_embeds"), 3),
+            has_gradients=has_gradients(),
+        )
 
 
-def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
-    """Check what to leave out: TypeError if something is not an integer, ValueError if the number is negative."""
-    if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
-        raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
-    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
-        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
-    if skip_first_positions < 0:
-        raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
+def _tensor(value: Any, ndim: int) -> Tensor | None:
+    return value if isinstance(value, Tensor) and value.ndim == ndim else None
 
 
-Given = Tensor | Callable[[Any], Tensor]
-"""A tensor, or a function that returns it, given the batch."""
+class _EarlyLookup(NamedTuple):
+    """A call of an embedding table while no enclosing module was called."""
+
+    table: nn.Module
+    token_ids: Tensor
+    embeddings: Tensor
 
 
 class ForwardInputs:
@@ -123,7 +158,8 @@ class ForwardInputs:
         require_exclusions(skip_first_positions, ignore_token_ids)
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
-        measured, parts = structure.measured_model(model), structure.submodels(model).values()
+        measured = structure.measured_model(model)
+        parts = structure.submodels(model).values()
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
         self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_tables(part)))
@@ -135,25 +171,23 @@ class ForwardInputs:
 
     def reset(self) -> None:
         """Forget the current forward pass."""
-        self._running: list[Call] = []  # the outermost call first
-        self._lookup: Lookup | None = None
-        self._forget_token_ids()
-        self._begin_forward()
+        self._running: list[_RunningCall] = []  # the outermost call first
+        self._lookup: _EarlyLookup | None = None
+        self._begin_forward(looks_up=True)
 
-    def _forget_token_ids(self) -> None:
-        self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
-        self._num_virtual = 0  # positions in front of the tokens
-
-    def _begin_forward(self) -> None:
-        """Keep only what the running calls are given."""
+    def _begin_forward(self, *, looks_up: bool) -> None:
+        """Keep only what the running calls are given, and the token ids if they were looked up before."""
         self._mask = next((call.mask for call in self._running if call.mask is not None), None)
         self._position_ids = next((call.position_ids for call in self._running if call.position_ids is not None), None)
         self._called = {call.module for call in self._running}
-        self._aligned: dict[tuple[torch.Size, bool], Aligned] = {}
+        self._row_tokens: dict[tuple[torch.Size, bool], RowTokens] = {}
+        if looks_up:
+            self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
+            self._num_virtual = 0  # positions in front of the tokens
 
     @property
     def has_gradients(self) -> bool:
-        """Whether the running calls began with gradients on; whether they are on, if none is running."""
+        """True if the running calls began with gradients on; if none is running, if they are on now."""
         return all(call.has_gradients for call in self._running) if self._running else has_gradients()
 
     @property
@@ -167,15 +201,15 @@ class ForwardInputs:
         One begins with the outermost call, and where a module inside it is called once more, on another batch.
         """
         begins = not self._running or module in self._called
-        call = Call.of(module, args, kwargs)
+        call = _RunningCall.of(module, args, kwargs)
         if begins:
-            self._begin_forward()
-            if module in self._embedding_modules:  # otherwise the token ids were looked up before this call
-                self._forget_token_ids()
+            self._begin_forward(looks_up=module in self._embedding_modules)
         if self._mask is None and call.mask is not None:
-            self._mask, self._aligned = call.mask, {}
+            self._mask = call.mask
+            self._row_tokens = {}
         if self._position_ids is None and call.position_ids is not None:
-            self._position_ids, self._aligned = call.position_ids, {}
+            self._position_ids = call.position_ids
+            self._row_tokens = {}
         if self._lookup is not None and call.embeddings is not None:
             self._take_lookup(self._lookup, call.embeddings)
         self._lookup = None
@@ -192,88 +226,69 @@ class ForwardInputs:
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
-            self._token_ids[table, ids.shape], self._aligned = ids, {}
+            self._token_ids[table, ids.shape] = ids
+            self._row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookup = Lookup(table, ids, output.detach())
+                self._lookup = _EarlyLookup(table, ids, output.detach())
 
-    def _take_lookup(self, lookup: Lookup, embeddings: Tensor) -> None:
+    def _take_lookup(self, lookup: _EarlyLookup, embeddings: Tensor) -> None:
         """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
         num_virtual = embeddings.shape[1] - lookup.embeddings.shape[1]
         if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(lookup.embeddings), lookup.embeddings):
             self._num_virtual = num_virtual
-            ids = pad(lookup.token_ids, (self._num_virtual, 0))
+            ids = pad(lookup.token_ids, (num_virtual, 0))
             self._token_ids[lookup.table, ids.shape] = ids
-
-    def align(
-        self,
-        layer: Layer,
-        hidden: Tensor,
-        token_ids: Given | None = None,
-        mask: Given | None = None,
-        word_ids: Given | None = None,
-    ) -> Aligned:
-        """Token ids, mask and word ids of the rows of a hidden state.
-
-        Args:
-            layer: the layer.
-            hidden: its hidden state, shape (..., d), batch first.
-            token_ids: used instead of those that the model was given; may also be in the order of the model's rows. A
-                function is called with the batch: the outermost call's only argument, or its arguments by name.
-            mask: used instead of the one that the model was given; likewise.
-            word_ids: the word of each token; likewise. ``token_ids`` are then the types of the words, and those to
-                ignore are looked for in what the model was given.
-
-        Raises:
-            TypeError: ``token_ids`` or ``word_ids`` are not integers.
-            ValueError: there is not a row for each token, or nothing tells which rows to leave out, or which of
-                several tables' ids are the tokens.
-        """
-        key = hidden.shape[:-1], layer.positions_first
-        if key not in self._aligned:
-            rows = LayerRows(layer, hidden.shape[:-1])
-            ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
-            words = self._of_batch(word_ids, "word_ids")
-            if words is not None:
-                words = rows.require_fit(require_integers(words, "word_ids"), "word ids")
-            tokens = self._fitting_token_ids(rows, None) if words is not None and self._ignore_token_ids else ids
-            self._require_call(layer, mask)
-            kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
-            if kept is not None and bool(kept.all()):
-                kept = None
-            ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
-            self._aligned[key] = Aligned(ids, kept, words, {})
-        return self._aligned[key]
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""
         return sequence_numbers(shape, self._position_ids, self._token_ids.values())
 
-    def _of_batch(self, given: Given | None, name: str) -> Tensor | None:
-        if given is None or isinstance(given, Tensor):
-            return given
+    def row_tokens(
+        self,
+        layer: Layer,
+        hidden: Tensor,
+        token_ids: PerToken | None = None,
+        mask: PerToken | None = None,
+        word_ids: PerToken | None = None,
+    ) -> RowTokens:
+        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first.
+
+        The ids and the mask given are used instead of those that the model was given, and may be in the order of the
+        model's rows. Functions are called with the batch: the outermost call's only argument, or its arguments by name.
+        With word ids, the token ids given are the types of the words; those to ignore are the model's.
+        """
+        key = hidden.shape[:-1], layer.positions_first
+        if key not in self._row_tokens:
+            rows = LayerRows(layer, hidden.shape[:-1])
+            ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
+            words = self._of_batch(word_ids, "word_ids")
+            if words is not None:
+                words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
+            tokens = self._fitting_token_ids(rows, None) if words is not None and self._ignore_token_ids else ids
+            kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
+            if kept is not None and bool(kept.all()):
+                kept = None
+            ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
+            self._row_tokens[key] = RowTokens(ids, kept, words, {})
+        return self._row_tokens[key]
+
+    def _of_batch(self, values: PerToken | None, name: str) -> Tensor | None:
+        if values is None or isinstance(values, Tensor):
+            return values
         if not self._running:
             raise ValueError(
                 f"{name}= can be a function of the batch only where the model is called; its modules were called one "
                 "by one. Give a tensor."
             )
-        found = given(self._running[0].batch)
+        found = values(self._running[0].batch)
         if not isinstance(found, Tensor):
             raise TypeError(f"{name}= must return a tensor; got {type(found).__name__}.")
         return found
 
-    def _require_call(self, layer: Layer, mask: Given | None) -> None:
-        """Raise ValueError where a Hugging Face model's own mask may be lost."""
-        is_inside = layer.calls[0].module in self._inner_modules
-        if mask is None and not self._called and self._is_hugging_face and is_inside:
-            raise ValueError(
-                f"layer {layer.name!r} was run outside of a call of the model, which would tell the attention mask. "
-                "Call the model or its forward(), or give mask= (all ones if there is no padding)."
-            )
-
-    def _fitting_token_ids(self, rows: LayerRows, given: Tensor | None) -> Tensor | None:
+    def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
         """The given token ids, or those recorded."""
-        if given is not None:
-            return rows.require_fit(require_integers(given, "token_ids"), "token ids")
+        if token_ids is not None:
+            return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
         recorded = list(self._token_ids.values())
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
@@ -298,18 +313,24 @@ class ForwardInputs:
         if mask is not None:
             mask = rows.require_fit(mask, "mask") != 0
         elif self._mask is not None:
-            covers_cache = token_ids is not None and covers_cached_positions(self._mask, token_ids)
-            mask = self._mask if covers_cache else rows.require_fit(self._mask, "mask", is_batch_first=True)
+            mask = self._mask
+            if not (token_ids is not None and _covers_cache(mask, token_ids)):
+                mask = rows.require_fit(mask, "mask", is_batch_first=True)
+        elif not self._called and self._is_hugging_face and rows.layer.calls[0].module in self._inner_modules:
+            raise ValueError(
+                f"layer {rows.layer.name!r} was run outside of a call of the model, which would tell the attention "
+                "mask. Call the model or its forward(), or give mask= (all ones if there is no padding)."
+            )
         if self._num_virtual and token_ids is not None:
             tokens = torch.arange(token_ids.shape[-1], device=token_ids.device) >= self._num_virtual
-            mask = tokens.expand_as(token_ids) if mask is None else mask[..., -len(tokens) :].to(tokens.device) & tokens
+            mask = _both(mask, tokens.expand_as(token_ids))
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
             if token_ids is None:
                 raise ValueError("ignore_token_ids needs token ids; the model was given none. Give token_ids=.")
-            kept = ~torch.isin(token_ids, torch.tensor(self._ignore_token_ids, device=token_ids.device))
-            mask = kept if mask is None else mask[..., -kept.shape[-1] :].to(kept.device) & kept
+            ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
+            mask = _both(mask, ~torch.isin(token_ids, ignored))
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
 
     def _without_first_positions(
@@ -324,27 +345,37 @@ class ForwardInputs:
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); found none. "
                 "Give token_ids= or mask=."
             )
-        given = self._position_ids
-        position_ids = given if given is not None and given.shape in (mask.shape, (1, mask.shape[1])) else None
+        position_ids = self._position_ids
+        if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):
+            position_ids = None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
 
 
-def gathered(hidden: Tensor, mesh: DeviceMesh, given: Sequence[Tensor]) -> Tensor:
+def _require_integers(ids: Tensor, name: str) -> Tensor:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
+    return ids
+
+
+def _covers_cache(mask: Tensor, token_ids: Tensor) -> bool:
+    """Tell whether a mask also has positions before those of the token ids."""
+    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
+
+
+def _both(mask: Tensor | None, kept: Tensor) -> Tensor:
+    """The positions of both, of a mask those of ``kept`` at its end: those before are in a cache."""
+    return kept if mask is None else mask[..., -kept.shape[-1] :].to(kept.device) & kept
+
+
+def whole_sequences(hidden: Tensor, mesh: DeviceMesh, inputs: Sequence[Tensor]) -> Tensor:
     """The whole of a hidden state of which this rank has a part; any other one as it is. Every rank must call this.
 
-    It is a part where it has one R-th of the positions that the model was given, and is of no other tensor's shape.
-
-    Args:
-        hidden: shape (..., d); a part is (batch, positions / R, d).
-        mesh: of one dimension, the R ranks that have the parts in order.
-        given: token ids and masks; those of the whole batch are (batch, positions), the same on all ranks.
-
-    Raises:
-        ValueError: the ranks have the same, though not the same token ids: it has fewer positions for another reason.
+    It is a part where it has one R-th of the positions of one of the ``inputs``, of the R ranks of a mesh, and is of no
+    other input's shape. A ValueError if all ranks have equal rows but not equal inputs: it is shorter otherwise.
     """
     size = mesh.size()
-    whole = [t for t in given if hidden.ndim == 3 and t.shape == (hidden.shape[0], size * hidden.shape[1])]
-    if not whole or isinstance(hidden, DTensor) or any(t.shape == hidden.shape[:2] for t in given):
+    whole = [t for t in inputs if hidden.ndim == 3 and t.shape == (hidden.shape[0], size * hidden.shape[1])]
+    if not whole or isinstance(hidden, DTensor) or any(t.shape == hidden.shape[:2] for t in inputs):
         return hidden
     found = DTensor.from_local(hidden.contiguous(), mesh, [Shard(1)], run_check=False).full_tensor()
     if _repeats(found, size) and not all(_repeats(t, size) for t in whole):
@@ -355,6 +386,6 @@ def gathered(hidden: Tensor, mesh: DeviceMesh, given: Sequence[Tensor]) -> Tenso
     return found
 
 
-def _repeats(tensor: Tensor, size: int) -> bool:
-    first, *others = tensor.chunk(size, 1)
+def _repeats(tensor: Tensor, num_parts: int) -> bool:
+    first, *others = tensor.chunk(num_parts, 1)
     return all(torch.equal(first, other) for other in others)

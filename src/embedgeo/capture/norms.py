@@ -1,6 +1,6 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,9 @@ from embedgeo.functional.rows import RowUnit
 _ROWS = 16
 """Rows that tell whether a layer is a norm's output, at most."""
 
+_CLOSE = 1e-3
+"""Deviation of the rows below which they are a norm's output; half the ε of their dtype if that is more."""
+
 _FAR = 0.5
 """Deviation of the rows from a norm's output with which later measurements do not look at it again."""
 
@@ -25,7 +28,7 @@ _SHRUNK = 0.5
 
 
 class Norm(NamedTuple):
-    """What a LayerNorm or RMSNorm makes of a row whose mean of squares is 1 (and whose mean is 0): γ · row + β.
+    """The affine map of a LayerNorm or RMSNorm: a row whose mean of squares is 1 (and whose mean is 0) to γ · row + β.
 
     Attributes:
         scale: γ, shape (d,), float64; 1 + weight where that is how the norm computes.
@@ -48,11 +51,12 @@ class Norm(NamedTuple):
         return self.scale.square().sum() + self.shift.square().sum()
 
     def deviation(self, rows: Tensor, *, of_embeddings: bool) -> float:
-        """How far rows, shape (m, d), are at most from what they would be before γ and β, were they its output.
+        """The largest distance of rows, shape (m, d), from what they would be before γ and β, were they its output.
 
         Each has a mean of squares of v / (v + ε), v that of the row before the norm. Where that is of embeddings and
         the norm takes means off, it may be less than 1, for ε is not small beside all of them: means of 0 tell it.
-        Infinite if there are no rows.
+        Infinite if there are no rows. So no RMSNorm fits whose ε is not small beside the rows before it, as at the
+        start of a training.
         """
         undone = (rows - self.shift) / self.scale
         sizes = undone.square().mean(1) - 1
@@ -63,16 +67,8 @@ class Norm(NamedTuple):
         return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf)) if len(rows) else torch.inf
 
 
-class _Fit(NamedTuple):
-    """How far rows are from a norm's output: see `Norm.deviation`."""
-
-    module: nn.Module
-    norm: Norm
-    deviation: float
-
-
 def as_norm(module: nn.Module, width: int) -> Norm | None:
-    """What a module does if it is a norm of rows of this width; None if it is none, or its weights are elsewhere.
+    """The norm of rows of this width that a module is; None if it is none, or its weights are elsewhere.
 
     It is run, without its hooks, on a row and on multiples of it. Only modules that have nothing but vectors of this
     width are run, and random states stay as they are.
@@ -86,24 +82,24 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
             return None
         if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
             return None  # running it would take other ranks
-        with kept_random_states(), torch.no_grad(), _weights_at_hand(module):
+        at_hand: AbstractContextManager[None] = nullcontext()
+        if hasattr(module, "_hf_hook"):  # accelerate may keep its weights elsewhere
+            from accelerate.utils import align_module_device
+
+            at_hand = align_module_device(module)
+        with kept_random_states(), torch.no_grad(), at_hand:
             return _found_by_running(module, [*module.parameters(recurse=False)], width)
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
 
 
-def _weights_at_hand(module: nn.Module) -> AbstractContextManager[None]:
-    """Context in which weights that accelerate keeps elsewhere are where the module runs."""
-    if not hasattr(module, "_hf_hook"):
-        return nullcontext()
-    from accelerate.utils import align_module_device
-
-    return align_module_device(module)
-
-
 def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
+    standard = torch.ones(width, dtype=torch.float64)  # of mean 0 and variance 1, with entries far from 0
+    standard[1::2] = -1
+    if width % 2 and width > 1:
+        standard[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64) / 2**0.5
     device = vectors[0].device if vectors else torch.device("cpu")
-    row = _standard_row(width).to(device, vectors[0].dtype if vectors else torch.float32)
+    row = standard.to(device, vectors[0].dtype if vectors else torch.float32)
     if vectors and isinstance(vectors[0], DTensor):
         row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
     own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it, after which it may be elsewhere
@@ -120,9 +116,11 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
         return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
 
-    is_centered = bool((up - moved).abs().max() <= tolerance)
-    scale, shift = exact(scale, [*own, *(1 + each for each in own)]), exact(shift, [torch.zeros_like(shift), *own])
-    return Norm(scale, shift, is_centered)
+    return Norm(
+        scale=exact(scale, [*own, *(1 + each for each in own)]),
+        shift=exact(shift, [torch.zeros_like(shift), *own]),
+        is_centered=bool((up - moved).abs().max() <= tolerance),
+    )
 
 
 class Norms:
@@ -136,11 +134,14 @@ class Norms:
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
         self._are_outputs = rows in ("tokens", "first", "last")
-        self._candidates: dict[str, Iterable[nn.Module]] = {}
+        self._candidates: dict[str, list[nn.Module]] = {}
         self._is_output: dict[str, bool] = {}
 
     def expected_size(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> float:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
+
+        Several norms fit while their weights are alike, as those of a block are at the start of a training: each
+        measurement looks again, at those that were not far.
 
         Args:
             layer: one of the model's.
@@ -149,21 +150,49 @@ class Norms:
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        rows = _some(hidden, mask)
-        fits = [*_fits(layer, rows, self._candidates.get(layer.name, _candidates(self._model, layer)), self._late)]
+        rows = _first_rows(hidden, mask)
+        module = layer.calls[0].module
+        if layer.name not in self._candidates:
+            self._candidates[layer.name] = [*self._possible(layer)]
+        near: list[nn.Module] = []
+        norm, least = None, max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
+        for candidate in self._candidates[layer.name]:
+            found = as_norm(candidate, hidden.shape[-1])
+            if found is None:
+                continue
+            is_layer = candidate is unwrapped(module) and not layer.takes_input
+            deviation = 0.0 if is_layer else found.deviation(rows, of_embeddings=candidate not in self._late)
+            if deviation < _FAR:
+                near.append(candidate)
+            if deviation < least:
+                norm, least = found, deviation
+            if is_layer:
+                break
         if len(rows):
-            self._candidates[layer.name] = [fit.module for fit in fits if fit.deviation < _FAR]
-        best = min(fits, key=lambda fit: fit.deviation, default=None)
-        norm = best.norm if best is not None and best.deviation < max(1e-3, torch.finfo(hidden.dtype).eps / 2) else None
+            self._candidates[layer.name] = near
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
+
+    def _possible(self, layer: Layer) -> Iterator[nn.Module]:
+        """The modules that may be the norm: those of a block, or, of its input, those outside of blocks."""
+        module = layer.calls[0].module
+        if not layer.takes_input:
+            yield from unwrapped(module).modules()
+            return
+        inside = {inner for block in self._blocks for inner in block.modules()}
+        yield from (each for each in self._model.modules() if each not in inside and not contains_any(each, [module]))
 
     @cached_property
     def _late(self) -> set[nn.Module]:
         """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
         stacks = [*filter(None, map(find_stack, submodels(self._model).values()))]
         finals = [unwrapped(norm) for norm in map(final_norm, stacks) if norm is not None]
-        return {inner for top in (*finals, *(b for stack in stacks for b in stack.blocks)) for inner in top.modules()}
+        return {inner for top in (*finals, *self._blocks) for inner in top.modules()}
+
+    @property
+    def _blocks(self) -> list[nn.Module]:
+        stacks = filter(None, map(find_stack, submodels(self._model).values()))
+        return [block for stack in stacks for block in stack.blocks]
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
@@ -171,8 +200,7 @@ class Norms:
         Empty where only some are, no block was measured, or the blocks have no norm. A block that adds a norm's output
         to its input (OLMo 2, Gemma 2) leaves that as it is: ``pre-ln``.
         """
-        stacks = filter(None, map(find_stack, submodels(self._model).values()))
-        blocks = {block for stack in stacks for block in stack.blocks}
+        blocks = set(self._blocks)
         measured = {
             layer.calls[0].module: self._is_output[layer.name]
             for layer in layers
@@ -188,7 +216,7 @@ class Norms:
         return "pre-ln" if has_norms else ""
 
 
-def _some(hidden: Tensor, mask: Tensor | None) -> Tensor:
+def _first_rows(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """The first rows that count, shape (m, d), in float64 on the CPU, without those that have a NaN or Inf."""
     if mask is None:
         rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
@@ -197,43 +225,6 @@ def _some(hidden: Tensor, mask: Tensor | None) -> Tensor:
         rows = hidden[torch.unravel_index(counted, hidden.shape[:-1])]
     rows = _on_cpu(rows)
     return rows[rows.isfinite().all(1)]
-
-
-def _fits(layer: Layer, rows: Tensor, candidates: Iterable[nn.Module], late: Set[nn.Module]) -> Iterator[_Fit]:
-    """How well rows, shape (m, d), fit each norm among the candidates: the layer's own module does.
-
-    Of those that are not ``late``, rows are embeddings.
-
-    Several fit while their weights are alike, as those of a block are at the start: so each measurement looks again.
-    Of an RMSNorm whose ε is not small beside the rows before it, as at the start of a training, none does.
-    """
-    for module in candidates:
-        norm = as_norm(module, rows.shape[1])
-        if norm is None:
-            continue
-        if module is unwrapped(layer.calls[0].module) and not layer.takes_input:
-            yield _Fit(module, norm, 0.0)
-            return
-        yield _Fit(module, norm, norm.deviation(rows, of_embeddings=module not in late))
-
-
-def _candidates(model: nn.Module, layer: Layer) -> Iterator[nn.Module]:
-    module = layer.calls[0].module
-    if not layer.takes_input:
-        yield from unwrapped(module).modules()
-        return
-    stacks = filter(None, map(find_stack, submodels(model).values()))
-    inside = {inner for stack in stacks for block in stack.blocks for inner in block.modules()}
-    yield from (each for each in model.modules() if each not in inside and not contains_any(each, [module]))
-
-
-def _standard_row(width: int) -> Tensor:
-    """A row of mean 0 and variance 1, whose entries are far from 0."""
-    row = torch.ones(width, dtype=torch.float64)
-    row[1::2] = -1
-    if width % 2 and width > 1:
-        row[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64) / 2**0.5
-    return row
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

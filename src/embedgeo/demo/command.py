@@ -24,7 +24,7 @@ from embedgeo.glossary import HEADLINES
 from embedgeo.report import write_report
 from embedgeo.results.files import make_empty
 from embedgeo.results.parquet import SCHEMA
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -127,7 +127,7 @@ def run_demo(settings: DemoSettings) -> None:
     marker = out / SETTINGS_FILE
     written = "".join(f"{k}: {v}\n" for k, v in asdict(settings).items() if k != "out")
     earlier = ("history.parquet", "checkpoints", "tensorboard", "sweep")
-    make_empty(marker, written, "demo", is_earlier=marker.exists(), remove=earlier)
+    make_empty(marker, written, "demo", remove=earlier)
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
     tokenizer = train_tokenizer(text, settings.vocab_size)
@@ -194,7 +194,7 @@ def _require_space(out: Path, checkpoint_bytes: int) -> None:
         )
 
 
-def to_records(history: list[StepRecord], checkpoints: SaveCheckpoints) -> pd.DataFrame:
+def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
     """The history with the columns of a sweep's records."""
     frame = pd.DataFrame(history)
     return frame.assign(

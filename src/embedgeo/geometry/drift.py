@@ -10,9 +10,9 @@ from torch import Tensor
 
 from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry.computing import Reached
+from embedgeo.layer_names import layers_below
 from embedgeo.metrics.base import ValuesAndErrors
 from embedgeo.metrics.layer import FixedRows, LayerMetrics, MetricFactory
-from embedgeo.results.layer_names import layers_below
 
 
 class KeptRows(NamedTuple):

@@ -1,9 +1,9 @@
-"""What a layer's width decides about its metrics, in words: for the start of a run, of a sweep, and for the doctor."""
+"""The metrics of all layers of a model, updated by its forward passes, and their results."""
 
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.forward_inputs import Aligned, ForwardInputs, Given
+from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, weights_device
 from embedgeo.extras import require_extra
-from embedgeo.formatting import measured, reason, size
+from embedgeo.formatting import measured, reason
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowUnit, find_words, pool_tokens, require_row_unit, require_word_ids, row_ids
@@ -32,11 +32,9 @@ from embedgeo.glossary import HEADLINES, in_order, term
 from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, NextTokenGeometry, OutlierCoordinates, TokenMoments
 from embedgeo.metrics.defaults import (
     for_token_types,
-    left_out,
     metric_factory,
     require_distinct_keys,
     require_samples,
-    sketched,
 )
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.results.records import Record
@@ -46,41 +44,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def choices(make: MetricFactory, width: int) -> Iterator[str]:
-    """A line for what is left out at a width, and one for what a sketch is in place of; none where nothing is."""
-    if missing := left_out(make, width):
-        yield too_large(missing, width)
-    if held := sketched(make, width):
-        yield in_a_sketch(*held, width)
-
-
-def too_large(missing: Mapping[str, int], width: int) -> str:
-    """What ``metrics="auto"`` leaves out at a width, and what to do to have it.
-
-    >>> too_large({"IntrinsicDimension": 268_436_000}, 16384)
-    'metrics="auto" leaves out IntrinsicDimension (268 MB) at layers of width 16384. To have it raise max_state_bytes.'
-    """
-    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
-    pronoun = "it" if len(names) == 1 else "them"
-    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
-    return (
-        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
-        "max_state_bytes."
-    )
-
-
-def in_a_sketch(num_bytes: int, of_scatter: int, width: int) -> str:
-    """That the anisotropy comes from a sketch at a width, and what to do to have it from the scatter."""
-    return (
-        f"Anisotropy holds a sketch ({size(num_bytes)}) at layers of width {width}, not the scatter "
-        f"({size(of_scatter)}): anisotropy_error says how far off it may be, anisotropy_standardized is absent. To "
-        "have the scatter raise max_state_bytes."
-    )
-
-
 def pooled(
     hidden: Tensor,
-    tokens: Aligned,
+    tokens: RowTokens,
     sequence_ids: Callable[[torch.Size], Tensor],
     unit: RowUnit,
     *,
@@ -366,6 +332,7 @@ class Geometry(Results):
         make_metrics: makes the metrics of a layer, given its width.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
+        part: the blocks that the model has, if it is a stage of a pipeline.
         settings: what the results depend on beside model and data, as `save` records it.
 
     Raises:
@@ -381,9 +348,9 @@ class Geometry(Results):
         ignore_token_ids: Sequence[int] = (),
         *,
         rows: RowUnit = "tokens",
-        token_ids: Given | None = None,
-        mask: Given | None = None,
-        word_ids: Given | None = None,
+        token_ids: PerToken | None = None,
+        mask: PerToken | None = None,
+        word_ids: PerToken | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
         max_state_bytes: float = MAX_STATE_BYTES,
@@ -404,6 +371,7 @@ class Geometry(Results):
             model, layers = inner, "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
+        self.part = part
         self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.settings |= {"skip_first_positions": skip_first_positions, "ignore_token_ids": list(ignore_token_ids)}
         self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
@@ -469,7 +437,7 @@ class Geometry(Results):
         self._is_off = True
         self.reset()
 
-    def _update(self, layer: Layer, hidden: Tensor, rows: Aligned) -> None:
+    def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
@@ -515,9 +483,9 @@ def observe(
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
     *,
-    token_ids: Given | None = None,
-    mask: Given | None = None,
-    word_ids: Given | None = None,
+    token_ids: PerToken | None = None,
+    mask: PerToken | None = None,
+    word_ids: PerToken | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
     max_state_bytes: float = MAX_STATE_BYTES,

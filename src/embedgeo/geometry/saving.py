@@ -78,14 +78,13 @@ def save(
     failure: Exception | None = None
     if current_rank() == 0:
         try:
-            from embedgeo.results.folder import note_architecture
             from embedgeo.results.parquet import to_frame
 
             out = _open(Path(folder), asked)
             _require_own(out, name, columns)
             out.write(name, to_frame(records, **columns), tables, about, samples)
             out.rebuild()
-            note_architecture(out)
+            out.write_architecture()
         except Exception as error:
             failure = error
     if failure is not None and not is_distributed():

@@ -1,6 +1,6 @@
 """The metrics of a layer, given its width: those that are measured unless others are asked for, and all there are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.formatting import size
 from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
@@ -285,6 +286,34 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
     given: dict[str, Any] = getattr(make, "keywords", {})
     counted = {name: given[name] for name in ("num_token_types", "jackknife") if name in given}
     return {type(m).__name__: _largest(m, **counted) for m in whole if type(m) not in kept}
+
+
+def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
+    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
+    if missing := left_out(make, width):
+        yield left_out_note(missing, width)
+    if held := sketched(make, width):
+        num_bytes, of_scatter = held
+        yield (
+            f"Anisotropy holds a sketch ({size(num_bytes)}) at layers of width {width}, not the scatter "
+            f"({size(of_scatter)}): anisotropy_error says how far off it may be, anisotropy_standardized is absent. To "
+            "have the scatter raise max_state_bytes."
+        )
+
+
+def left_out_note(missing: Mapping[str, int], width: int) -> str:
+    """A sentence on what ``metrics="auto"`` leaves out at a width, and what to do to have it.
+
+    >>> left_out_note({"IntrinsicDimension": 268_436_000}, 16384)
+    'metrics="auto" leaves out IntrinsicDimension (268 MB) at layers of width 16384. To have it raise max_state_bytes.'
+    """
+    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
+    pronoun = "it" if len(names) == 1 else "them"
+    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
+    return (
+        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
+        "max_state_bytes."
+    )
 
 
 def is_auto(make: MetricFactory) -> bool:

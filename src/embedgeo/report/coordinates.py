@@ -11,6 +11,7 @@ from matplotlib.colors import PowerNorm
 
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
+from embedgeo.layer_names import layer_labels
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,
@@ -29,7 +30,6 @@ from embedgeo.report.drawing import (
 )
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
-from embedgeo.results.layer_names import layer_labels
 
 NAMED = 10
 """How many coordinates of a layer are named."""

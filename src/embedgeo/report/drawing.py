@@ -30,7 +30,7 @@ from PIL import Image
 from embedgeo.formatting import listed
 from embedgeo.formatting import short as shortened
 from embedgeo.glossary import Term
-from embedgeo.results.layer_names import blocks_by_side, layer_labels, layer_ticks
+from embedgeo.layer_names import blocks_by_side, layer_labels, layer_ticks
 
 DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5

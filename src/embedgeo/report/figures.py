@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import is_processed, term
+from embedgeo.layer_names import relative_depths
 from embedgeo.report.drawing import (
     ACCENT,
     BASELINE,
@@ -41,7 +42,6 @@ from embedgeo.report.drawing import (
     value_bar,
 )
 from embedgeo.report.runs import Bands, Run, drawable
-from embedgeo.results.layer_names import relative_depths
 
 _EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}

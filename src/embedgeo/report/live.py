@@ -15,10 +15,10 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from embedgeo.formatting import short
 from embedgeo.glossary import HEADLINES, Term, term
+from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.report.drawing import ACCENT, DEPTH, Array, FigureData, layer_axis, lines, step_axis, value_axis
 from embedgeo.report.runs import Run
-from embedgeo.results.layer_names import blocks_by_side, is_input, layer_labels
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 
 WIDTH, HEIGHT = 3.5, 3.3
 """In inches: TensorBoard's image cards are 350 pixels wide."""
@@ -153,7 +153,7 @@ class LivePictures:
         self._num_measurements = self._measurements_drawn = 0
         self._paused_until = 0.0
 
-    def draw(self, history: Sequence[StepRecord], *, is_due: bool) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
+    def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
         """Draw the history, unless drawing is paused.
 
         Args:
@@ -181,7 +181,7 @@ class LivePictures:
 
 
 def _pictures(
-    history: Sequence[StepRecord], prefix: str, kinds: Collection[str]
+    history: Sequence[Record], prefix: str, kinds: Collection[str]
 ) -> Iterator[tuple[str, tuple[bytes, int, int]]]:
     import pandas as pd
 

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from embedgeo.formatting import listed
+from embedgeo.layer_names import is_along
 from embedgeo.report.baseline import SIZES, baseline_values
 from embedgeo.report.drawing import Array, thinned
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.spectra import read_spectra
 from embedgeo.results.folder import SweepFolder, read_cka
-from embedgeo.results.layer_names import is_along
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.records import groups_of
@@ -132,17 +132,17 @@ def read_folder(folder: Path) -> list[Run]:
 def _read_folder(folder: Path) -> Iterator[Run]:
     sweep = SweepFolder(folder)
     if sweep.done():
-        runs = sweep.read_runs()
-        about = {name: sweep.about(name) for checkpoints in runs.values() for name in checkpoints}
+        runs = sweep.runs()
+        about = {name: sweep.facts(name) for checkpoints in runs.values() for name in checkpoints}
         finals = {name for name, facts in about.items() if facts.get("has_step") == "false"}
         if not runs:  # no records at all
-            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.reasons())
+            yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=sweep.failures())
         apart = {
             series: listed(list(checkpoints), 4)
             for series, checkpoints in runs.items()
             if _is_split(sweep, checkpoints)
         }
-        failures, cka = sweep.reasons(), read_cka(folder)
+        failures, cka = sweep.failures(), read_cka(folder)
         for series, checkpoints in _told_apart(runs, finals):
             records = pd.concat(checkpoints.values(), ignore_index=True)
             facts = about[[*checkpoints][-1]]

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.results.folder import CKA
-from embedgeo.results.layer_names import blocks_by_side, is_along, side
 from embedgeo.results.records import MODEL
 
 _LARGEST = 1e300

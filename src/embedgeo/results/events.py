@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from embedgeo.glossary import GROUPS, in_order, term
-from embedgeo.results.layer_names import blocks_by_side
-from embedgeo.results.records import Record, StepRecord
+from embedgeo.layer_names import blocks_by_side
+from embedgeo.results.records import Record
 
 EVENTS = "events.out.tfevents."
-"""What the name of an event file starts with."""
+"""Start of an event file's name."""
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
@@ -22,8 +22,7 @@ _MEANS = ("mean", "encoder.mean", "decoder.mean")
 def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
 
-    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``. In a tag the layer
-    ``mean(last4)`` is ``mean_last4``: see `tag_part`.
+    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
 
     >>> V = {"layer_index": 0, "width": 8, "metric": "V"}
     >>> tagged_scalars([{"layer": "block.00", "value": 2.0, **V}, {"layer": "block.01", "value": 4.0, **V}])
@@ -45,12 +44,17 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
 def tag_part(name: str) -> str:
     """A name as it stands in tags: an underscore for whatever is not a letter, a digit or one of ``_ . -``.
 
-    TensorBoard's custom-scalars page draws nothing in a chart that has a tag with an opening parenthesis (2.21).
+    TensorBoard's custom scalars show nothing in a chart that has a tag with an opening parenthesis (2.21).
 
     >>> tag_part("mean(last4)"), tag_part("encoder.block.07"), tag_part("a/b [1]")
     ('mean_last4', 'encoder.block.07', 'a_b_1')
     """
     return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
+
+
+def _chart(prefix: str, metric: str) -> str:
+    """Start of the tags of a metric, up to the slash before the layer."""
+    return f"{'/'.join(map(tag_part, prefix.split('/')))}.{tag_part(metric)}"
 
 
 def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
@@ -64,13 +68,8 @@ def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
     return tags
 
 
-def _chart(prefix: str, metric: str) -> str:
-    """What the tags of a metric start with, up to the slash before the layer."""
-    return f"{'/'.join(map(tag_part, prefix.split('/')))}.{tag_part(metric)}"
-
-
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom-scalars page: groups of charts, one chart per metric with a line for each layer.
+    """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line for each layer.
 
     >>> layout = custom_scalars_layout(["V", "anisotropy", "M_over_Q"])
     >>> {group: list(charts) for group, charts in layout.items()}
@@ -84,7 +83,7 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
 
 
 def chart_title(metric: str) -> str:
-    """The name of a metric and, unless it is the same, its key.
+    """The name of a metric and, where they differ, its key.
 
     >>> chart_title("M_over_Q"), chart_title("mean_cosine")
     ('M / Q (M_over_Q)', 'mean cosine')
@@ -94,19 +93,13 @@ def chart_title(metric: str) -> str:
 
 
 def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
-    """Write TensorBoard's event file of one step: each tag once, and the custom-scalars page.
-
-    Args:
-        path: the file.
-        step: the step of all records.
-        records: of one checkpoint.
-    """
+    """Write TensorBoard's event file of one step: each tag once, and the layout of custom scalars."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
-    charts = custom_scalars_layout(record["metric"] for record in records)
-    summaries = [custom_scalars(charts), *(scalar(tag, value) for tag, value in tagged_scalars(records).items())]
+    layout = custom_scalars_layout(record["metric"] for record in records)
+    summaries = [custom_scalars(layout), *(scalar(tag, value) for tag, value in tagged_scalars(records).items())]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)
@@ -116,7 +109,7 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
         writer.flush()
 
 
-def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
+def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
     """Read the records in the event files of one TensorBoard run; of a step that was repeated, the last value.
 
     Yields:
@@ -127,16 +120,18 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[StepRecord]]]:
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    records: dict[str, list[StepRecord]] = {}
-    layers: dict[str, dict[str, int]] = {}
+    records: dict[str, list[Record]] = {}
+    indices: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
         if match and match["layer"] not in _MEANS:
-            prefix, metric, layer = match.groups()
-            layer = _MEAN_OF_LAST.sub(r"\1(\2)", layer)
-            index = layers.setdefault(prefix, {}).setdefault(layer, len(layers[prefix]))
+            prefix, metric, name = match.groups()
+            layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
+            known = indices.setdefault(prefix, {})
+            index = known.setdefault(layer, len(known))
+            values = {event.step: event.value for event in events.Scalars(tag)}
             records.setdefault(prefix, []).extend(
-                StepRecord(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
-                for step, value in {event.step: event.value for event in events.Scalars(tag)}.items()
+                Record(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
+                for step, value in values.items()
             )
     yield from sorted(records.items())

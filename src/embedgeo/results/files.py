@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, however a process ends; and into a folder that holds nothing else."""
+"""Files written whole or not at all, however a process ends; folders of one's own; locks."""
 
 import hashlib
 import os
@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 _TEMPORARY = ".tmp-"
@@ -51,7 +52,7 @@ def remove_leftovers(*folders: Path) -> None:
 
     This process must not be writing yet: what has its id was left by an earlier one, as in a container.
     """
-    for path in (p for folder in folders for p in folder.glob(f"{_TEMPORARY}*")):
+    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         pid = rest.partition("-")[0]
         is_dead = not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
@@ -66,10 +67,8 @@ def remove_leftovers(*folders: Path) -> None:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -111,11 +110,7 @@ def _exchange(new: Path, out: Path) -> None:
 
 
 def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
-    """Check that an output folder is new or empty, or holds an earlier result of the command.
-
-    Raises:
-        FileExistsError: it holds something else.
-    """
+    """Check that an output folder is new or empty, or holds an earlier result of the command."""
     is_empty = not out.is_dir() or all(path.name.startswith(_TEMPORARY) for path in out.iterdir())
     if not is_empty and not is_earlier:
         raise FileExistsError(
@@ -123,22 +118,21 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
         )
 
 
-def make_empty(marker: Path, text: str, command: str, *, is_earlier: bool, remove: Sequence[str]) -> None:
+def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
     """Make the output folder of a command, or remove from it what an earlier run of the command wrote.
 
     Args:
-        marker: the file in the folder by which a later run recognizes it.
-        text: what to write into that file, before anything else is written.
+        marker: the file in the folder by which a later run recognizes it; it is written first.
+        text: content of that file.
         command: what the folder is the result of, for error messages.
-        is_earlier: whether the folder holds an earlier result; only such a folder may hold anything.
         remove: names of the files and folders to remove.
 
     Raises:
-        FileExistsError: the folder holds something else.
+        FileExistsError: the folder holds something, and no marker.
         OSError: the folder cannot be written.
     """
     out = marker.parent
-    require_own(out, command, is_earlier=is_earlier)
+    require_own(out, command, is_earlier=marker.exists())
     try:
         out.mkdir(parents=True, exist_ok=True)
         for path in (out / name for name in remove):

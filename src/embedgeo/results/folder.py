@@ -12,13 +12,13 @@ from urllib.parse import quote
 import pandas as pd
 import pyarrow as pa
 
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import remove_leftovers, replacing
-from embedgeo.results.layer_names import blocks_by_side
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
-    read_about,
+    read_metadata,
     read_parquet,
     read_records,
     read_table,
@@ -28,39 +28,12 @@ from embedgeo.results.parquet import (
 from embedgeo.results.records import MODEL
 from embedgeo.results.samples import LayerSample, write_sample
 
-
-def series_of(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
-    """The series of each checkpoint; where a series has several models, with what tells them apart.
-
-    Args:
-        found: the records of checkpoints, by name.
-        classes: of their models; empty where unknown.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, records in found.items():
-        groups.setdefault(str(records["series"].iloc[0]), []).append(name)
-    series = {}
-    for one, names in groups.items():
-        is_named = len({classes[name] for name in names} - {""}) > 1
-        models = {name: f"{classes[name]} {_shape(found[name])}" if is_named else _shape(found[name]) for name in names}
-        apart = len(set(models.values())) > 1
-        series.update({name: " ".join((one, models[name])).strip() if apart else one for name in names})
-    return series
-
-
-def _shape(records: pd.DataFrame) -> str:
-    """Width and depth of the model, as its records have them."""
-    widths = (
-        records[["layer", "width"]].drop_duplicates("layer").set_index("layer")["width"].drop(MODEL, errors="ignore")
-    )
-    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
-    return f"{widths[blocks].max()} wide, {len(blocks)} deep"
-
+_PARQUET = "[!.]*.parquet"
 
 _PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
 CKA = pa.schema(
     [
-        *((f"{column}_{which}", kind) for which in "ab" for column, kind in _PLACE),
+        *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
         ("n", pa.int64()),
         ("cka", pa.float64()),
     ]
@@ -69,47 +42,21 @@ CKA = pa.schema(
 
 
 def drift_file(folder: Path, name: str) -> Path:
-    """Where the records of a checkpoint are that need its saved sample and those of others."""
+    """Path of the records of a checkpoint that need its saved sample and those of others."""
     return folder / "drift" / f"{name}.parquet"
 
 
 def cka_file(folder: Path) -> Path:
-    """Where the similarity of steps with steps and of layers with layers is."""
+    """Path of the similarity of steps with steps and of layers with layers."""
     return folder / "cka.parquet"
 
 
 def read_cka(folder: Path) -> pd.DataFrame:
-    """The table of `CKA` of a sweep; empty where there is none.
-
-    Raises:
-        ValueError: it cannot be read, or lacks columns.
-    """
+    """The table of `CKA` of a sweep; empty where there is none."""
     path = cka_file(folder)
     if not path.exists():
         return pd.DataFrame(columns=CKA.names)
     return read_parquet(path, CKA.names, "Removing it is safe: embedgeo drift writes it again.")
-
-
-def read_measured(path: Path) -> pd.DataFrame:
-    """The records of a checkpoint, given their file, with those of its drift.
-
-    Raises:
-        ValueError: a file is not one of records.
-    """
-    return pd.concat(map(read_records, _files(path)), ignore_index=True)
-
-
-def last_change(path: Path) -> int:
-    """When what `read_measured` reads was written, in nanoseconds."""
-    return max(file.stat().st_mtime_ns for file in _files(path))
-
-
-def _files(path: Path) -> list[Path]:
-    drift = drift_file(path.parents[1], path.stem)
-    return [path, drift] if drift.exists() else [path]
-
-
-_PARQUET = "[!.]*.parquet"
 
 
 class SweepFolder:
@@ -136,31 +83,29 @@ class SweepFolder:
         self.failed = self.path / "failed"
         self.tensorboard = self.path / "tensorboard"
 
-    def open(self, asked: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Make the folder, or go on with one that was made with the same settings.
+    def open(self, settings: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+        """Make the folder, or go on with one that was made with these settings.
 
         Args:
-            asked: the settings that the results depend on.
-            about: further entries of ``manifest.json``; those of the first run are kept.
+            settings: those that the results depend on.
+            entries: further ones of ``manifest.json``; those of the first run are kept.
 
         Raises:
             ValueError: the folder was made with other settings, or is not the folder of a sweep.
             OSError: it cannot be written.
         """
-        self.require_same(asked)
+        self.require_settings(settings)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in (*TABLES, "samples")))
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             if not self.manifest():
-                manifest = {"asked": dict(asked), **about}
-                with replacing(self.path / "manifest.json", keep=True) as temporary:
-                    temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+                self._write_manifest({"asked": dict(settings), **entries}, keep=True)
         except OSError as error:
             raise OSError(f"{self.path} must be a folder that can be written; it is not ({error}).") from error
-        self.require_same(asked)  # another process may have made it meanwhile
+        self.require_settings(settings)  # another process may have made it meanwhile
 
-    def require_same(self, asked: Mapping[str, Any]) -> None:
+    def require_settings(self, settings: Mapping[str, Any]) -> None:
         """Check that the folder is new, or was made with these settings; writes nothing.
 
         Raises:
@@ -173,13 +118,12 @@ class SweepFolder:
                     f"a sweep folder holds results of one setting; {self.path} does not say which, for its "
                     "manifest.json is gone. Give another out."
                 )
-            if self.path.is_dir() and any(
-                not p.name.startswith(".") and p != self.checkpoints for p in self.path.iterdir()
-            ):
+            inside = self.path.iterdir() if self.path.is_dir() else ()
+            if any(not path.name.startswith(".") and path != self.checkpoints for path in inside):
                 raise ValueError(f"{self.path} must be a new folder or that of a sweep; it holds something else.")
             return
         before = manifest["asked"]
-        now = json.loads(json.dumps(dict(asked)))
+        now = json.loads(json.dumps(dict(settings)))
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
@@ -187,11 +131,11 @@ class SweepFolder:
                 f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, which has other "
                 "options. Give another out."
             )
-        different = [key for key in sorted(now) if before[key] != now[key]]
+        different = [f"{key} was {before[key]!r}, is {now[key]!r}" for key in sorted(now) if before[key] != now[key]]
         if different:
-            listed = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in different)
             raise ValueError(
-                f"a sweep folder holds results of one setting; in {self.path} {listed}. Give another folder."
+                f"a sweep folder holds results of one setting; in {self.path} {'; '.join(different)}. Give another "
+                "folder."
             )
 
     def manifest(self) -> dict[str, Any]:
@@ -218,27 +162,39 @@ class SweepFolder:
         Raises:
             ValueError: its file is damaged, or holds none.
         """
-        path = self.checkpoints / f"{name}.parquet"
+        path = self._file(name)
         if not len(records := read_records(path)):
             remedy = f"Removing it is safe: the next sweep measures {name} again."
             raise ValueError(f"{path} must hold the records of a checkpoint; it holds none. {remedy}")
         return records
 
-    def about(self, name: str) -> dict[str, str]:
-        """What `write` was told about a checkpoint that is done."""
-        return read_about(self.checkpoints / f"{name}.parquet")
+    def facts(self, name: str) -> dict[str, str]:
+        """Facts about a checkpoint that is done, as `write` was given them."""
+        return read_metadata(self._file(name))
 
-    def read_runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
+    def tables(self, kind: str) -> dict[str, Path]:
+        """Files of the tables of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
+        return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
+
+    def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
+        """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
+        paths = {kind: self.path / kind / f"{name}.parquet" for kind in TABLES}
+        return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
+
+    def failures(self) -> dict[str, str]:
+        """Why checkpoints failed, by name."""
+        return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
+
+    def runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
 
         A run has the name of its series, fit for a folder; a single series that of the model, unless the sweep is to
         have ``num_series`` of them. Models of different widths, depths or classes in one series are runs of their own:
         their ``series`` says by what they differ.
         """
-        paths = {name: self.checkpoints / f"{name}.parquet" for name in self.done()}
-        found = {name: records for name, path in paths.items() if len(records := read_measured(path))}
+        found = {name: records for name in self.done() if len(records := self._read_measured(name))}
         weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
-        series = series_of(found, {name: self.about(name).get("model_class", "") for name in found})
+        series = _series(found, {name: self.facts(name).get("model_class", "") for name in found})
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
         for name, records in found.items():
             if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
@@ -252,25 +208,12 @@ class SweepFolder:
             runs.setdefault(run, {})[name] = found[name]
         return runs
 
-    def tables(self, kind: str) -> dict[str, Path]:
-        """Files of the tables of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
-        return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
-
-    def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
-        """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
-        paths = {kind: self.path / kind / f"{name}.parquet" for kind in TABLES}
-        return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
-
-    def reasons(self) -> dict[str, str]:
-        """Why checkpoints failed, by name."""
-        return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
-
     def write(
         self,
         name: str,
         records: pd.DataFrame,
         tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
-        about: Mapping[str, str] = MappingProxyType({}),
+        facts: Mapping[str, str] = MappingProxyType({}),
         sample: Mapping[str, LayerSample] | None = None,
     ) -> None:
         """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
@@ -279,41 +222,54 @@ class SweepFolder:
             name: of the checkpoint.
             records: its records.
             tables: by kind, a key of `TABLES`.
-            about: further facts, for `about`: ``model_class``, by which models of one series are told apart;
-                ``files``, by which a change of local weights is noticed; ``has_step``, "false" of a final model; and
+            facts: for `facts`: ``model_class``, by which models of one series are told apart; ``files``, by which a
+                change of local weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and
                 ``group``, that of its model.
             sample: what is kept of the rows, by layer.
         """
         if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
-            (self.checkpoints / f"{name}.parquet").unlink(missing_ok=True)
+            self._file(name).unlink(missing_ok=True)
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
-        write_parquet(self.checkpoints / f"{name}.parquet", records, SCHEMA, about)
-        self._reason(name).unlink(missing_ok=True)
+        write_parquet(self._file(name), records, SCHEMA, facts)
+        self._failure_file(name).unlink(missing_ok=True)
 
-    def regroup(self, groups: Mapping[str, str]) -> None:
-        """Write down the group of the model of each checkpoint that is done, in place of the one that it had."""
-        for name in self.done() & groups.keys():
-            about = self.about(name)
-            if about.get("group", "") != groups[name]:
-                rest = {key: value for key, value in about.items() if key != "group"}
-                now = rest | ({"group": groups[name]} if groups[name] else {})
-                write_parquet(self.checkpoints / f"{name}.parquet", self.read(name), SCHEMA, now)
-
-    def fail(self, name: str, reason: str) -> None:
+    def write_failure(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for people to read; the next run tries it again."""
-        with suppress(OSError), replacing(self._reason(name)) as temporary:  # the summary names the reason, too
+        with suppress(OSError), replacing(self._failure_file(name)) as temporary:  # the summary names the reason, too
             temporary.write_text(reason + "\n")
 
+    def write_groups(self, groups: Mapping[str, str]) -> None:
+        """Write down the group of the model of each checkpoint that is done, in place of the one that it had."""
+        for name in self.done() & groups.keys():
+            facts = self.facts(name)
+            if facts.pop("group", "") != groups[name]:
+                facts |= {"group": groups[name]} if groups[name] else {}
+                write_parquet(self._file(name), self.read(name), SCHEMA, facts)
+
+    def write_architecture(self) -> None:
+        """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into the manifest.
+
+        Where models differ in it, it is a mapping by model. This process may not hold `Locks` of the folder meanwhile.
+        """
+        found: dict[str, str] = {}
+        for name in sorted(self.done()):
+            if kind := self.facts(name).get("architecture"):
+                found[str(self.read(name)["model"].iloc[0])] = kind
+        now = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
+        manifest = self.manifest()
+        if now is not None and manifest.get("architecture") != now:
+            self._write_manifest({**manifest, "architecture": now})
+
     def rebuild(self, num_series: int = 1) -> None:
-        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see `read_runs`."""
+        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see `runs`."""
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
         seen: set[str] = set()
         while (now := self.done()) != seen:  # other processes may finish checkpoints meanwhile
-            seen, runs = now, self.read_runs(num_series)
+            seen, runs = now, self.runs(num_series)
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
                 pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)
@@ -325,8 +281,9 @@ class SweepFolder:
         for run, checkpoints in runs.items():
             for name, records in checkpoints.items():
                 step = int(records["step"].iloc[0])
-                path = wanted[name] = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
-                changed = last_change(self.checkpoints / f"{name}.parquet")
+                path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
+                wanted[name] = path
+                changed = max(file.stat().st_mtime_ns for file in self._measured_files(name))
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
@@ -337,22 +294,47 @@ class SweepFolder:
                 with suppress(OSError):  # it holds more
                     path.parent.rmdir()
 
-    def _reason(self, name: str) -> Path:
+    def _write_manifest(self, manifest: Mapping[str, Any], *, keep: bool = False) -> None:
+        with replacing(self.path / "manifest.json", keep=keep) as temporary:
+            temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+    def _file(self, name: str) -> Path:
+        return self.checkpoints / f"{name}.parquet"
+
+    def _failure_file(self, name: str) -> Path:
         return self.failed / f"{name}.txt"
 
+    def _measured_files(self, name: str) -> list[Path]:
+        drift = drift_file(self.path, name)
+        return [self._file(name), drift] if drift.exists() else [self._file(name)]
 
-def note_architecture(folder: SweepFolder) -> None:
-    """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into the manifest.
+    def _read_measured(self, name: str) -> pd.DataFrame:
+        return pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
 
-    Where models differ in it, it is a mapping by model. This process may not hold `embedgeo.results.files.Locks` of the
-    folder meanwhile.
+
+def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
+    """The series of each checkpoint; where a series has several models, with what tells them apart.
+
+    Args:
+        found: the records of checkpoints, by name.
+        classes: of their models; empty where unknown.
     """
-    found: dict[str, str] = {}
-    for name in sorted(folder.done()):
-        if kind := folder.about(name).get("architecture"):
-            found[str(folder.read(name)["model"].iloc[0])] = kind
-    now = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
-    manifest = folder.manifest()
-    if now is not None and manifest.get("architecture") != now:
-        with replacing(folder.path / "manifest.json") as temporary:
-            temporary.write_text(json.dumps({**manifest, "architecture": now}, indent=2, sort_keys=True) + "\n")
+    names_of: dict[str, list[str]] = {}
+    for name, records in found.items():
+        names_of.setdefault(str(records["series"].iloc[0]), []).append(name)
+    series = {}
+    for one, names in names_of.items():
+        models = {name: _shape(found[name]) for name in names}
+        if len({classes[name] for name in names} - {""}) > 1:
+            models = {name: f"{classes[name]} {shape}" for name, shape in models.items()}
+        are_several = len(set(models.values())) > 1
+        series.update({name: " ".join((one, models[name])).strip() if are_several else one for name in names})
+    return series
+
+
+def _shape(records: pd.DataFrame) -> str:
+    """Width and depth of the model, as its records have them."""
+    layers = records[["layer", "width"]].drop_duplicates("layer")
+    widths = layers.set_index("layer")["width"].drop(MODEL, errors="ignore")
+    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
+    return f"{widths[blocks].max()} wide, {len(blocks)} deep"

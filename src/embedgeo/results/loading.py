@@ -56,24 +56,6 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
-def monitored_runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """The runs of monitors in a folder, from their histories or, where there is none, from event files.
-
-    Yields:
-        The folder of the run and the prefix of its monitor, as a name, and its records.
-    """
-    import pandas as pd
-
-    from embedgeo.results.history import read_histories
-
-    histories = list(read_histories(folder))
-    for path, prefix, records in histories:
-        yield _name(path, folder, prefix), records
-    for events in [] if histories else sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
-        for prefix, written in read_events(events):
-            yield _name(events, folder, prefix), pd.DataFrame(written)
-
-
 def _runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
     import pandas as pd
 
@@ -82,9 +64,22 @@ def _runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
     sweep = SweepFolder(folder)
     if not sweep.done():
         yield from monitored_runs(folder)
-    for run, checkpoints in sweep.read_runs().items():
+    for run, checkpoints in sweep.runs().items():
         yield run, pd.concat(checkpoints.values(), ignore_index=True)
 
 
-def _name(path: Path, folder: Path, prefix: str) -> str:
-    return f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". ")
+def monitored_runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
+    """Names and records of the runs of monitors in a folder, from their histories or else from event files.
+
+    A name is the folder of the run, inside the given one, and the prefix of its monitor.
+    """
+    import pandas as pd
+
+    from embedgeo.results.parquet import read_histories
+
+    found = list(read_histories(folder))
+    if not found:
+        folders = sorted({path.parent for path in folder.rglob(f"{EVENTS}*")})
+        found = [(path, prefix, pd.DataFrame(records)) for path in folders for prefix, records in read_events(path)]
+    for path, prefix, records in found:
+        yield f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". "), records

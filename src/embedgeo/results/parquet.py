@@ -1,9 +1,12 @@
-"""Parquet files of results: the columns of records and of the tables beside them, read and written."""
+"""Parquet files of results: records of checkpoints, tables beside them, histories of monitors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import atexit
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pandas as pd
 import pyarrow as pa
@@ -31,28 +34,42 @@ SCHEMA = pa.schema(
 )
 """Columns of the records of a sweep."""
 
-_AT_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
-_TYPE = [*_AT_LAYER, ("token_id", pa.int64())]
-_BY_TYPE = [*_TYPE, ("n", pa.float64())]
+RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
+"""Columns of `SCHEMA` that differ from record to record of a checkpoint."""
+HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
+"""Columns of the records of a training run."""
+
+_LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
+_TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
-_IN_PLANE = pa.schema([*_BY_TYPE, ("pc1", pa.float64()), ("pc2", pa.float64()), _TEXT])
-_OF_COORDINATES = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
-_IN_VOCABULARY = [
-    ("token", pa.string()),
-    ("same_as", pa.int64()),
-    ("without_token", pa.bool_()),
-    ("untrained", pa.bool_()),
-]
+
+
+def _numbers(*names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.float64()) for name in names]
+
+
 TABLES = {
-    "tokens": pa.schema([*_BY_TYPE, *((name, pa.float64()) for name in ("Q", "M", "V", "num_tokens")), _TEXT]),
-    "distances": pa.schema([*_BY_TYPE, ("distance", pa.float64()), _TEXT]),
-    "projections": _IN_PLANE,
-    "occurrences": _IN_PLANE,
-    "spectra": pa.schema([*_AT_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
+    "tokens": pa.schema([*_TYPE, *_numbers("n", "Q", "M", "V", "num_tokens"), _TEXT]),
+    "distances": pa.schema([*_TYPE, *_numbers("n", "distance"), _TEXT]),
+    "projections": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
+    "occurrences": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
+    "spectra": pa.schema([*_LAYER, ("index", pa.int64()), *_numbers("eigenvalue"), ("n", pa.int64())]),
     "coordinates": pa.schema(
-        [*_AT_LAYER, ("coordinate", pa.int64()), *((name, pa.float64()) for name in _OF_COORDINATES)]
+        [
+            *_LAYER,
+            ("coordinate", pa.int64()),
+            *_numbers("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs"),
+        ]
     ),
-    "vocabulary": pa.schema([*_TYPE, *_IN_VOCABULARY]),
+    "vocabulary": pa.schema(
+        [
+            *_TYPE,
+            ("token", pa.string()),
+            ("same_as", pa.int64()),
+            ("without_token", pa.bool_()),
+            ("untrained", pa.bool_()),
+        ]
+    ),
 }
 """Columns of the tables beside the records, by their folder.
 
@@ -61,8 +78,8 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 `embedgeo.OutlierCoordinates.coordinates`.
 """
 
-_ADDED = ("num_tokens", "token")
-"""Columns of ``tokens`` that those of earlier versions lack."""
+_UNKNOWN = {"num_tokens": nan, "token": None}
+"""Columns that a table may lack, by hand or of earlier versions."""
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -71,56 +88,12 @@ def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.Dat
     Args:
         path: the file.
         columns: that it must have.
-        remedy: what to do about a file that is not as it must be.
+        remedy: for the error about a file that is not as it must be.
 
     Raises:
         ValueError: it cannot be read, or lacks columns.
     """
     return _read(path, columns, remedy).to_pandas()
-
-
-def read_records(path: Path) -> pd.DataFrame:
-    """Read the records of a checkpoint.
-
-    Raises:
-        ValueError: it is not a file of these.
-    """
-    remedy = f"Removing it is safe: the next sweep measures {path.stem} again."
-    table = _read(path, SCHEMA.names, remedy)
-    try:
-        table = table.select(SCHEMA.names).cast(SCHEMA)
-    except (pa.ArrowException, ValueError) as error:
-        raise ValueError(f"{path} must have columns of records; it has others ({error}). {remedy}") from error
-    return table.to_pandas()
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table beside the records; its folder says of which kind it is."""
-    again = path.parents[1] / "checkpoints" / path.name
-    remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
-    kind = path.parent.name
-    wanted = [name for name in TABLES[kind].names if kind != "tokens" or name not in _ADDED]
-    table = read_parquet(path, wanted, remedy)
-    if kind != "tokens":
-        return table
-    if "token" not in table or table["token"].isna().any():  # by hand nobody knows the texts
-        ids = table["token_id"].astype("string")
-        table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
-    return table if "num_tokens" in table else table.assign(num_tokens=1.0)
-
-
-def read_about(path: Path) -> dict[str, str]:
-    """What is written in a Parquet file beside its columns."""
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
-
-
-def write_parquet(path: Path, frame: pd.DataFrame, schema: pa.Schema, about: Mapping[str, str] | None = None) -> None:
-    """Write a table, whole or not at all, with what is to be known beside its columns."""
-    unknown = {"num_tokens": nan, "token": None}
-    frame = frame.assign(**{name: unknown[name] for name in unknown.keys() & {*schema.names} - {*frame}})
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(about)
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
 
 
 def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
@@ -139,12 +112,121 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
     return table
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """Texts in a Parquet file beside its columns, by name."""
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """Read the records of a checkpoint."""
+    remedy = f"Removing it is safe: the next sweep measures {path.stem} again."
+    table = _read(path, SCHEMA.names, remedy)
+    try:
+        return table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(f"{path} must have columns of records; it has others ({error}). {remedy}") from error
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a table beside the records; its folder says of which kind it is."""
+    again = path.parents[1] / "checkpoints" / path.name
+    remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
+    kind = path.parent.name
+    if kind != "tokens":
+        return read_parquet(path, TABLES[kind].names, remedy)
+    table = read_parquet(path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy)
+    if "token" not in table or table["token"].isna().any():
+        ids = table["token_id"].astype("string")
+        table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
+    return table if "num_tokens" in table else table.assign(num_tokens=1.0)
+
+
+def write_parquet(
+    path: Path, frame: pd.DataFrame, schema: pa.Schema, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a table, whole or not at all, and texts beside its columns."""
+    frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & {*schema.names} - {*frame}})
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(metadata)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
 def to_records(frame: pd.DataFrame) -> list[Record]:
     """The records in a table of a checkpoint."""
-    records: Any = frame[[*Record.__annotations__]].to_dict("records")
+    records: Any = frame[[*RECORD_COLUMNS]].to_dict("records")
     return records
 
 
 def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
     """Records as a table, with the columns that all records of a checkpoint share."""
-    return pd.DataFrame(list(records), columns=[*Record.__annotations__]).assign(**checkpoint)[SCHEMA.names]
+    return pd.DataFrame(list(records), columns=[*RECORD_COLUMNS]).assign(**checkpoint)[SCHEMA.names]
+
+
+_PAUSE = 50
+"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
+
+
+class HistoryFile:
+    """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
+
+    Records of earlier steps than the first one that is added stay in it: a resumed run goes on with the file of the run
+    before, and a run that starts anew replaces it. It is always written whole. So that this takes at most 2 % of the
+    time, `add` leaves it out soon after the last time; `close` writes the rest, or else the interpreter when it exits.
+
+    Args:
+        folder: it is made when something is written.
+        prefix: the monitor's.
+    """
+
+    def __init__(self, folder: Path, prefix: str = "geometry") -> None:
+        suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
+        self.path = folder / f"history{suffix}.parquet"
+        self._tables: list[pa.Table] = []
+        self._num_written = 0
+        self._paused_until = 0.0
+        atexit.register(self.write)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add the records of one measurement, if there are any.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: there is a file that cannot be read.
+        """
+        if not records:
+            return
+        if not self._tables and self.path.exists():
+            written = read_parquet(self.path, HISTORY.names)
+            earlier = written[written["step"] < records[0]["step"]]
+            self._tables.append(pa.Table.from_pandas(earlier, HISTORY, preserve_index=False))
+        self._tables.append(pa.Table.from_pylist(records, HISTORY))
+        if monotonic() >= self._paused_until:
+            self.write()
+
+    def write(self) -> None:
+        """Write what has been added since the last time, if anything has."""
+        if self._num_written == len(self._tables):
+            return
+        started = monotonic()
+        with replacing(self.path) as temporary:
+            pq.write_table(pa.concat_tables(self._tables), temporary)
+        self._num_written = len(self._tables)
+        finished = monotonic()
+        self._paused_until = finished + _PAUSE * (finished - started)
+
+    def close(self) -> None:
+        """Write the rest; nothing may be added afterwards."""
+        atexit.unregister(self.write)
+        self.write()
+
+
+def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
+    """The records of monitors, from the files in a folder or, where it has none, in the folders inside it.
+
+    Yields:
+        The folder of a file, the prefix of its monitor, and the records.
+    """
+    name = "history.*parquet"
+    for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
+        prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
+        yield path.parent, prefix, read_parquet(path, HISTORY.names)

@@ -1,4 +1,4 @@
-"""The flat form of results: a record is one number and where it was measured."""
+"""Records, the flat form of results; groups of models, and losses that lie apart."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,16 +6,20 @@ from fnmatch import fnmatchcase
 from math import nan
 from pathlib import Path
 from statistics import median
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
+
+_LEAST_JUMP = 0.5
+"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
 
 
 class Record(TypedDict):
     """The value of a metric at a layer.
 
     Attributes:
+        step: optimizer step; of the records of training runs alone.
         layer: name of the layer.
         layer_index: its position in forward order, from 0.
         width: d, the width of its hidden state.
@@ -24,6 +28,7 @@ class Record(TypedDict):
         stderr: its standard error; NaN where it was not asked for.
     """
 
+    step: NotRequired[int]
     layer: str
     layer_index: int
     width: int
@@ -32,26 +37,20 @@ class Record(TypedDict):
     stderr: float
 
 
-class StepRecord(Record):
-    """A record of a training run: measured at an optimizer step."""
-
-    step: int
+class _SharedKeys:
+    """Objects whose dicts share one table of keys, and are half as large as others."""
 
 
-class _Keys:
-    """The dicts of its instances share the table of their keys, and are half as large as others."""
-
-
-def dated(step: int, record: Record) -> StepRecord:
-    """A record as it was measured at a step; in half of a dict's memory, as a long run has millions of them.
+def dated(step: int, record: Record) -> Record:
+    """A record with its step, in half of a dict's memory: a long run has millions.
 
     >>> dated(8, model_record("loss", 2.5))
     {'step': 8, 'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
     """
-    shared = _Keys()
+    shared = _SharedKeys()
     for key, value in {"step": step, **record}.items():
         setattr(shared, key, value if value == value else nan)  # noqa: PLR0124 (one NaN for all)
-    return cast("StepRecord", vars(shared))
+    return cast("Record", vars(shared))
 
 
 def model_record(metric: str, value: float) -> Record:
@@ -63,11 +62,11 @@ def model_record(metric: str, value: float) -> Record:
     return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=nan)
 
 
-def parse_groups(given: Any) -> dict[str, str]:
-    """The group of each model that is named in options.
+def parse_groups(option: Any) -> dict[str, str]:
+    """The group of each model that is named in an option.
 
     Args:
-        given: a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between
+        option: a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between
             them, or a list of these. Nothing, if there are no groups.
 
     Raises:
@@ -78,11 +77,11 @@ def parse_groups(given: Any) -> dict[str, str]:
     >>> parse_groups("encoder=a,b decoder=c")
     {'a': 'encoder', 'b': 'encoder', 'c': 'decoder'}
     """
-    if isinstance(given, Mapping):
-        named = [(group, [models] if isinstance(models, str) else models) for group, models in given.items()]
+    if isinstance(option, Mapping):
+        named = [(group, [models] if isinstance(models, str) else models) for group, models in option.items()]
     else:
-        listed = given if isinstance(given, list | tuple) else [given] if given else []
-        words = [word for each in listed for word in str(each).split()]
+        parts = option if isinstance(option, list | tuple) else [option] if option else []
+        words = [word for part in parts for word in str(part).split()]
         named = [(group, models.split(",")) for group, _, models in (word.partition("=") for word in words)]
     groups: dict[str, str] = {}
     for group, models in named:
@@ -90,11 +89,10 @@ def parse_groups(given: Any) -> dict[str, str]:
         if not (isinstance(group, str) and group and are_names):
             raise ValueError(
                 "model_group must be groups with their models, as encoder=a,b decoder=c, or in YAML a mapping from a "
-                f"group to a list of models; got {given!r}."
+                f"group to a list of models; got {option!r}."
             )
         for model in models:
-            if groups.setdefault(model, group) != group:
-                raise ValueError(f"a model must be in one model_group; {model} is in {groups[model]} and in {group}.")
+            _assign(groups, model, group)
     return groups
 
 
@@ -119,16 +117,16 @@ def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str
         if not matches:
             matches = [model for model in known if Path(model).name == name]
             if len(matches) != 1:
-                which = f"is that of {', '.join(matches)}" if matches else f"is none of {', '.join(known)}"
-                raise ValueError(f"model_group must name models that are there; {name} {which}.")
+                why = f"is that of {', '.join(matches)}" if matches else f"is none of {', '.join(known)}"
+                raise ValueError(f"model_group must name models that are there; {name} {why}.")
         for model in matches:
-            if found.setdefault(model, group) != group:
-                raise ValueError(f"a model must be in one model_group; {model} is in {found[model]} and in {group}.")
+            _assign(found, model, group)
     return found
 
 
-_LEAST_JUMP = 0.5
-"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
+def _assign(groups: dict[str, str], model: str, group: str) -> None:
+    if groups.setdefault(model, group) != group:
+        raise ValueError(f"a model must be in one model_group; {model} is in {groups[model]} and in {group}.")
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
@@ -156,7 +154,7 @@ def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
 
 
 def _jumps(losses: Sequence[float]) -> list[float]:
-    """How far each loss lies outside the range of its two neighbours; the first may be anything, the last may fall."""
+    """Distance of each loss from the range of its two neighbours; the first may be anything, the last may fall."""
     jumps = [0.0]
     for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
         highest = before if after is None else max(before, after)

@@ -1,4 +1,4 @@
-"""What is kept of a checkpoint's embeddings, so that new numbers need no forward pass: a sample, mean and spectrum."""
+"""Samples: rows, mean and spectrum kept of a checkpoint's embeddings, so that new numbers need no forward pass."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _TENSORS = ("rows", "row_numbers", "mean", "eigenvalues")
 
 @dataclass(frozen=True)
 class LayerSample:
-    """What is kept of the rows at a layer; None where no metric had it.
+    """Facts kept of the rows at a layer; None where no metric had them.
 
     Attributes:
         n: number of rows that counted and were finite.
@@ -43,7 +43,7 @@ class LayerSample:
 
 @dataclass(frozen=True)
 class SavedSample:
-    """A saved sample: of which checkpoint, and what is kept of each layer.
+    """A saved sample of a checkpoint.
 
     Attributes:
         model: the checkpoint's model.
@@ -58,8 +58,13 @@ class SavedSample:
     layers: dict[str, LayerSample]
 
 
+def sample_file(folder: Path, name: str) -> Path:
+    """Path of the sample of a checkpoint in the folder of a sweep."""
+    return folder / "samples" / f"{name}.safetensors"
+
+
 def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], checkpoint: Mapping[Any, Any]) -> None:
-    """Write ``samples/<name>.safetensors``, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
+    """Write `sample_file`, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
 
     Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``, ``revision``, ``step``,
     ``layers`` in forward order with their ``n`` and the ``dtype`` of their rows, and what ``row_numbers`` are.
@@ -67,21 +72,27 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
     Args:
         folder: of the sweep.
         name: of the checkpoint.
-        sample: what is kept of each layer, in forward order.
+        sample: by layer, in forward order.
         checkpoint: its model, revision and step.
     """
     from safetensors.torch import save_file
 
     tensors, layers = {}, {}
-    for layer, of_layer in sample.items():
-        dtype = "" if of_layer.rows is None else str(of_layer.rows.dtype).removeprefix("torch.")
-        layers[layer] = {"n": of_layer.n, "dtype": dtype}
-        held = {key: getattr(of_layer, key) for key in _TENSORS}
-        tensors.update({f"{layer}/{key}": each.contiguous() for key, each in held.items() if each is not None})
-    about: dict[str, Any] = {"version": VERSION, "model": checkpoint["model"], "revision": checkpoint["revision"]}
-    about |= {"step": int(checkpoint["step"]), "layers": layers, "row_numbers": _NUMBERING}
+    for layer, kept in sample.items():
+        dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
+        layers[layer] = {"n": kept.n, "dtype": dtype}
+        found = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
+        tensors.update({key: tensor.contiguous() for key, tensor in found.items() if tensor is not None})
+    metadata = {
+        "version": VERSION,
+        "model": checkpoint["model"],
+        "revision": checkpoint["revision"],
+        "step": int(checkpoint["step"]),
+        "layers": layers,
+        "row_numbers": _NUMBERING,
+    }
     with replacing(sample_file(folder, name)) as temporary:
-        save_file(tensors, temporary, {"embedgeo": json.dumps(about)})  # one entry: several have no fixed order
+        save_file(tensors, temporary, {"embedgeo": json.dumps(metadata)})  # one entry: several have no fixed order
 
 
 def read_sample(path: Path, most: int | None = None) -> SavedSample:
@@ -94,26 +105,21 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
 
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["embedgeo"])
-            if about["version"] != VERSION:
+            metadata = json.loads((file.metadata() or {})["embedgeo"])
+            if metadata["version"] != VERSION:
                 raise ValueError(
-                    f"{path} must have version {VERSION} of the schema; it has {about['version']}. Read it with the "
+                    f"{path} must have version {VERSION} of the schema; it has {metadata['version']}. Read it with the "
                     "version of embedgeo that wrote it, or measure again, into another folder."
                 )
-            names = set(file.keys())
-            layers = {
-                layer: LayerSample(
-                    of_layer["n"],
-                    *(
-                        (file.get_slice(name)[:most] if key.startswith("row") else file.get_tensor(name))
-                        if (name := f"{layer}/{key}") in names
-                        else None
-                        for key in _TENSORS
-                    ),
-                )
-                for layer, of_layer in about["layers"].items()
+            tensors = {
+                key: file.get_slice(key)[:most] if key.endswith(("/rows", "/row_numbers")) else file.get_tensor(key)
+                for key in set(file.keys())
             }
-            return SavedSample(about["model"], about["revision"], about["step"], layers)
+        layers = {
+            layer: LayerSample(facts["n"], *(tensors.get(f"{layer}/{key}") for key in _TENSORS))
+            for layer, facts in metadata["layers"].items()
+        }
+        return SavedSample(metadata["model"], metadata["revision"], metadata["step"], layers)
     except (SafetensorError, LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} must be a saved sample; it is none, or damaged ({error}).") from error
 
@@ -136,7 +142,7 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     require_extra("report", "load_sample", "safetensors")
     file = Path(path)
     if file.is_dir():
-        names = sorted(each.stem for each in sample_file(file, "").parent.glob("[!.]*.safetensors"))
+        names = sorted(found.stem for found in sample_file(file, "").parent.glob("[!.]*.safetensors"))
         if name is None and len(names) > 1:
             raise ValueError(f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}.")
         if name not in names and not (name is None and names):
@@ -148,8 +154,3 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     elif name is not None:
         raise ValueError(f"name must be left out for a file; got {name!r} with {file}.")
     return read_sample(file)
-
-
-def sample_file(folder: Path, name: str) -> Path:
-    """Where the sample of a checkpoint is."""
-    return folder / "samples" / f"{name}.safetensors"

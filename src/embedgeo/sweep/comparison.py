@@ -14,10 +14,10 @@ from rich.progress import track
 from torch import Tensor
 
 from embedgeo.functional import cka_matrix, drift_values, linearity_values
+from embedgeo.layer_names import is_along, layers_below, side
 from embedgeo.results.files import remove_leftovers
 from embedgeo.results.folder import CKA, SweepFolder, cka_file, drift_file
-from embedgeo.results.layer_names import is_along, layers_below, side
-from embedgeo.results.parquet import SCHEMA, read_about, to_frame, write_parquet
+from embedgeo.results.parquet import RECORD_COLUMNS, SCHEMA, read_metadata, to_frame, write_parquet
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
 
@@ -93,7 +93,7 @@ class Comparison:
                 Record(layer=layer, layer_index=at, width=width, metric=key, value=float(value), stderr=np.nan)
                 for key, value in values.items()
             ]
-        shared = {str(key): value for key, value in records.iloc[0].drop([*Record.__annotations__]).items()}
+        shared = {str(key): value for key, value in records.iloc[0].drop([*RECORD_COLUMNS]).items()}
         write_parquet(path, to_frame(found, **shared), SCHEMA, about)
 
     def _matrices(self, run: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -139,9 +139,9 @@ class Comparison:
 
 def _runs(folder: SweepFolder) -> Iterator[list[str]]:
     """Names of the checkpoints with samples, by run, in the order of steps; each final model by itself."""
-    for checkpoints in folder.read_runs().values():
+    for checkpoints in folder.runs().values():
         names = [name for name in checkpoints if sample_file(folder.path, name).exists()]
-        finals = [name for name in names if folder.about(name).get("has_step") == "false"]
+        finals = [name for name in names if folder.facts(name).get("has_step") == "false"]
         yield from filter(None, ([name for name in names if name not in finals], *([name] for name in finals)))
 
 
@@ -150,4 +150,4 @@ def _thinned(names: Sequence[str], most: int) -> list[str]:
 
 
 def _is_current(path: Path, about: Mapping[str, str]) -> bool:
-    return path.exists() and read_about(path).items() >= about.items()
+    return path.exists() and read_metadata(path).items() >= about.items()

@@ -78,7 +78,7 @@ def plan_of(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned]
         ValueError: there are fewer to measure than workers.
     """
     known = {
-        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.about(name).get("files", ""))
+        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
     }
     plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))

@@ -14,11 +14,11 @@ from rich.progress import Progress
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.formatting import listed, reason, shell_command
-from embedgeo.geometry.geometry import choices
 from embedgeo.glossary import HEADLINES
+from embedgeo.layer_names import blocks_by_side
+from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
-from embedgeo.results.folder import SweepFolder, note_architecture
-from embedgeo.results.layer_names import blocks_by_side
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
@@ -36,7 +36,7 @@ def run_sweep(settings: SweepSettings) -> int:
     documents = Documents(settings.texts)
     manifest = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)
-    folder.require_same(manifest)
+    folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
             _, mine = plan_of(settings, folder)
@@ -83,7 +83,7 @@ def _prepared(
     plan, mine = plan_of(settings, folder)
     done = folder.done()
     if settings.model_group:
-        folder.regroup({planned.name: planned.group for planned in plan if not planned.is_stale})
+        folder.write_groups({planned.name: planned.group for planned in plan if not planned.is_stale})
     pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
     texts: dict[str, ProbeText] = {}
     if pending or not folder.manifest():
@@ -287,7 +287,7 @@ class Sweep:
                     tables = self._folder.read_tables(original, self._settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
                     sample = load_sample(self._folder.path, original).layers if self._settings.save_samples else None
-                    copied = Measured(kept, tables, self._folder.about(original), sample)
+                    copied = Measured(kept, tables, self._folder.facts(original), sample)
         return self._fabric.broadcast(copied)
 
     def end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
@@ -302,13 +302,13 @@ class Sweep:
             self._locks.release(planned.original)
         if records is not None:
             for width in sorted(set(records["width"]) - {0}):
-                for choice in choices(metrics_function(self._settings), int(width)):
-                    self.print_once(choice)
+                for note in width_notes(metrics_function(self._settings), int(width)):
+                    self.print_once(note)
             self.print(self._lines.measured(planned, number, records, time.monotonic() - started))
         else:
             self.failures[planned.name] = str(result)
             if self._fabric.is_global_zero:
-                self._folder.fail(planned.name, str(result))
+                self._folder.write_failure(planned.name, str(result))
             self.print(self._lines.failed(planned, number, str(result)))
         self._rebuild_sometimes()
 
@@ -407,8 +407,8 @@ class Lines:
 
 def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
     """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
-    note_architecture(folder)
-    records = {name: frame for run in folder.read_runs().values() for name, frame in run.items()}
+    folder.write_architecture()
+    records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     print(summarize(records, plan, mine, failures))
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
     return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3

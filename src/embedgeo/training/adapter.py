@@ -23,7 +23,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
 
 if TYPE_CHECKING:
-    from embedgeo.results.history import HistoryFile
+    from embedgeo.results.parquet import HistoryFile
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainerAdapter:
         folder = folder or self.folder
         if not self.writes or folder is None or history_lacks():
             return None
-        from embedgeo.results.history import HistoryFile
+        from embedgeo.results.parquet import HistoryFile
 
         return HistoryFile(Path(folder), prefix)
 
@@ -178,7 +178,7 @@ def require_compiled(compiled: str) -> None:
         raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
     if compiled == "stable":
         try:
-            importlib.import_module("embedgeo.capture.listening")  # which takes names that torch may change
+            importlib.import_module("embedgeo.capture.graph_hooks")  # which takes names that torch may change
         except Exception as error:
             torch = version("torch")
             cause = f'compiled="stable" does not work with torch {torch} ({reason(error)}). Use compiled="eager".'

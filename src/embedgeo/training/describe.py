@@ -1,10 +1,11 @@
-"""What a monitor would do on a model, as fields and as a text."""
+"""Description of what a monitor does on a model: fields, a text, and the lines that open a run."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,23 +14,34 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_modes, kept_random_states
-from embedgeo.capture.inspection import Seen, inspect_forward, named_rows
+from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.geometry import choices
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import is_auto, metric_name
-from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.training.adapter import history_lacks
 
 if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
 
+_TEXT_WIDTH = 100
 
-_WIDTH = 100
-"""Columns of the text."""
+_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
+"""Rows and width up to which metrics are timed; what more takes is extrapolated."""
+
+_FEWER_LAYERS = "Measure fewer layers (layers=)."
+_REMEDIES = {
+    "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
+    "TokenMoments": (
+        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
+        'metrics="auto" where it is too large; or measure fewer layers (layers=).'
+    ),
+}
+"""Remedies for a metric that holds too much, by its name."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,8 @@ class DescribedMetric:
 
     name: str
     num_layers: int
-    layer_bytes: int
-    total_bytes: int
+    layer_bytes: int = 0
+    total_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,73 +102,221 @@ class Description:
 
     model: str
     num_parameters: int
-    layers: tuple[DescribedLayer, ...]
-    token_ids: str
-    mask: str
-    num_rows: int
-    num_types: int
-    rows: str
-    metrics: tuple[DescribedMetric, ...]
-    state_bytes: int
-    seconds: float | None
-    warnings: tuple[str, ...]
+    layers: tuple[DescribedLayer, ...] = ()
+    token_ids: str = "unknown"
+    mask: str = "unknown"
+    num_rows: int = 0
+    num_types: int = 0
+    rows: str = "unknown"
+    metrics: tuple[DescribedMetric, ...] = ()
+    state_bytes: int = 0
+    seconds: float | None = None
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        about = [["model", f"{self.model}, {self.num_parameters:,} parameters"]]
+        facts = [["model", f"{self.model}, {self.num_parameters:,} parameters"]]
+        tables = [facts]
         if self.layers:
             types = f"of at most {self.num_types:,} token types" if self.num_types else "without token types"
             seconds = "unknown" if self.seconds is None else f"about {number(float(f'{self.seconds:.2g}'))} s"
-            about += [
+            facts += [
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
                 ["rows", f"{self.num_rows:,} a measurement ({self.rows}), {types}"],
                 ["time", f"{seconds} a measurement, an estimate for this machine"],
                 ["memory", f"{size(self.state_bytes)} held during a measurement"],
             ]
-        layers = [["layer", "width", "bytes", "module"], *map(_row, _runs(self.layers))]
-        metrics = [["metric", "layers", "bytes a layer", "in all"]]
-        metrics += [[m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)] for m in self.metrics]
-        tables = [about, *([layers, metrics] if self.layers else [])]
-        text = "\n\n".join("\n".join(_lines(table)) for table in tables)
-        notes = [fill(f"! {each}", _WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings]
-        return "\n".join([text, "", *(notes or ["No warnings."])])
+            metrics = [[m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)] for m in self.metrics]
+            tables += [
+                [["layer", "width", "bytes", "module"], *_layer_rows(self.layers)],
+                [["metric", "layers", "bytes a layer", "in all"], *metrics],
+            ]
+        notes = [
+            fill(f"! {each}", _TEXT_WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings
+        ]
+        return "\n\n".join([*map(_columns, tables), "\n".join(notes or ["No warnings."])])
 
 
-def _runs(layers: Sequence[DescribedLayer]) -> Iterator[list[DescribedLayer]]:
-    """Layers one after the other that differ in their numbers alone."""
+def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
+    """Rows of the text's table; blocks one after the other that differ in their numbers alone share one."""
 
-    def alike(layer: DescribedLayer) -> tuple[object, ...]:
+    def likeness(layer: DescribedLayer) -> tuple[object, ...]:
         stem = layer.name.rstrip("0123456789")
         return stem if stem.endswith("block.") else layer.name, layer.kind, layer.width, layer.state_bytes
 
-    return (list(run) for _, run in groupby(layers, alike))
+    for _, group in groupby(layers, likeness):
+        first, *others = group
+        name, path = first.name, first.path
+        if others:
+            name += f" … {others[-1].name.rpartition('.')[2]}"
+            path += f" … {others[-1].path.rpartition('.')[2]}"
+        held = "?" if first.state_bytes is None else size(first.state_bytes)
+        yield [name, str(first.width or "?"), held, f"{path} ({first.kind})"]
 
 
-def _row(run: Sequence[DescribedLayer]) -> list[str]:
-    first, last = run[0], run[-1]
-    name, path = first.name, first.path
-    if len(run) > 1:
-        name, path = f"{name} … {last.name.rpartition('.')[2]}", f"{path} … {last.path.rpartition('.')[2]}"
-    held = "?" if first.state_bytes is None else size(first.state_bytes)
-    return [name, str(first.width or "?"), held, f"{path} ({first.kind})"]
-
-
-def _lines(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows of a table in columns; what is too long for the last one goes on below it."""
+def _columns(table: Sequence[Sequence[str]]) -> str:
+    """A table in columns; what is too long for the last one goes on below it."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
-    start = sum(widths) + 2 * len(widths)
-    for row in table:
-        head = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        yield fill(
-            f"{head}  {row[-1]}", _WIDTH, subsequent_indent=" " * start, break_on_hyphens=False, break_long_words=False
+    indent = " " * (sum(widths) + 2 * len(widths))
+    lines = ("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
+    return "\n".join(
+        fill(line, _TEXT_WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        for line in lines
+    )
+
+
+def _found(model: nn.Module) -> Description:
+    inner = measured_model(model)
+    return Description(type(inner).__name__, sum(weight.numel() for weight in inner.parameters()))
+
+
+def outline(model: nn.Module, geometry: Geometry) -> Description:
+    """Describe what the structure of a model tells: its layers, and the metrics at its width."""
+    width = model_width(geometry.model)
+    paths = _module_paths(model)
+    metrics = geometry.make_metrics(width or 2)
+    return replace(
+        _found(model),
+        layers=tuple(_described(layer, paths, width) for layer in geometry.layers),
+        metrics=tuple(DescribedMetric(metric_name(metric), len(geometry.layers)) for metric in metrics),
+        warnings=tuple(width_notes(geometry.make_metrics, width or 2)),
+    )
+
+
+def opening(monitor: str, outlined: Description, schedule: object, path: Path | None, notes: Sequence[str] = ()) -> str:
+    """Say, when training starts, what is measured when, and where it goes.
+
+    Args:
+        monitor: its class.
+        outlined: what it measures.
+        schedule: its steps.
+        path: of the history file; None if this process writes none.
+        notes: lines of their own, after those on what the width has decided.
+    """
+    layers = listed([layer.name for layer in outlined.layers], 4)
+    metrics = listed([metric.name for metric in outlined.metrics])
+    where = (
+        f"written to {path}" if path else f"kept in its history alone ({history_lacks() or 'folder= has it written'})"
+    )
+    first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {where}."
+    return "\n".join(f"{monitor}: {line}" for line in (first, *outlined.warnings, *notes))
+
+
+def drift_notes(outlined: Description, num_rows: int, *, starts_at: int | None) -> Iterator[str]:
+    """Sentences on the rows that a monitor keeps to compare them.
+
+    Args:
+        outlined: its layers.
+        num_rows: kept of each.
+        starts_at: step of a run that goes on without the rows kept before it, or None.
+    """
+    num_layers = len(outlined.layers)
+    width = outlined.layers[0].width or 2
+    num_bytes = 2 * num_layers * num_rows * width * 4
+    few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+    yield (
+        f"drift keeps {num_rows} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
+        f"{few if num_rows < width + 2 else ''}."
+    )
+    if starts_at:
+        yield f"drift has no rows from before step {starts_at:,}: the first measurement from now on is its first."
+
+
+def describe(
+    monitor: "Monitor",
+    make_geometry: Callable[[nn.Module], Geometry],
+    model: nn.Module,
+    batch: Any = None,
+    *,
+    batch_size: int = 8,
+    seq_len: int = 512,
+) -> Description:
+    """Describe what a monitor would do on a model: layers, sources, bytes, seconds, and what to change before training.
+
+    The model is run on 2 sequences of 8 token ids, or on ``batch``, without gradients and in eval mode, and metrics are
+    timed on random rows; modes, buffers and random states are afterwards what they were. A model on the meta device can
+    be described, too. Call it on a model that is not yet sharded over ranks.
+
+    Args:
+        monitor: any of the monitors.
+        make_geometry: finds the layers of a model.
+        model: as it is given to the trainer.
+        batch: one to run the model on, where it does not take token ids alone: given by keyword if it is a mapping.
+            Its shape is then that of training batches.
+        batch_size: sequences in the batches of one optimizer step on one rank; of a probe that has its own, that.
+        seq_len: tokens in a sequence; of a probe that is a list of batches, theirs.
+
+    Raises:
+        ValueError: ``batch_size`` or ``seq_len`` is not positive.
+    """
+    if batch_size < 1 or seq_len < 1:
+        raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
+    with kept_random_states(), kept_modes(model), kept_buffers(model):
+        model.eval()
+        try:
+            geometry = make_geometry(model)
+        except ValueError as error:
+            return replace(_found(model), warnings=(_unresolved(model, error),))
+        inspected = inspect_forward(geometry.model, geometry.layers, batch)
+        rows, origin = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
+        guess = None if inspected.error is None else model_width(geometry.model)
+        shapes = inspected.hidden
+        widths = [shapes[layer.name][-1] if layer.name in shapes else guess for layer in geometry.layers]
+        counts = Counter(width for width in widths if width is not None)
+        held = {width: _held_bytes(monitor, geometry.make_metrics, width, rows) for width in counts}
+        paths = _module_paths(model)
+        layers = []
+        for layer, width in zip(geometry.layers, widths, strict=True):
+            layers.append(_described(layer, paths, width, None if width is None else held[width].total()))
+        metrics = _totals(counts, held)
+        tried = "synthetic token ids" if batch is None else "this batch"
+        device = weights_device(model)
+        seconds = [
+            count * _seconds(monitor, geometry.make_metrics, width, rows, device) for width, count in counts.items()
+        ]
+        return replace(
+            _found(model),
+            layers=tuple(layers),
+            token_ids=_token_source(monitor, inspected, paths),
+            mask=_mask_source(monitor, inspected, paths),
+            num_rows=rows.total,
+            num_types=rows.num_types,
+            rows=origin,
+            metrics=tuple(metrics),
+            state_bytes=sum(metric.total_bytes for metric in metrics),
+            seconds=sum(seconds) if seconds else None,
+            warnings=(
+                *_forward_warnings(monitor, geometry, inspected, tried),
+                *_size_warnings(monitor, geometry.make_metrics, held),
+                *_setup_warnings(monitor, geometry, model),
+            ),
         )
 
 
-_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
-"""Rows and width up to which metrics are timed; what more takes is extrapolated."""
+def _module_paths(model: nn.Module) -> dict[nn.Module, str]:
+    return {module: name or type(module).__name__ for name, module in model.named_modules()}
 
 
-class Rows(NamedTuple):
+def _described(
+    layer: Layer, paths: Mapping[nn.Module, str], width: int | None, state_bytes: int | None = None
+) -> DescribedLayer:
+    modules = [call.module for call in layer.calls]
+    names = ", ".join(dict.fromkeys(paths.get(module, type(module).__name__) for module in modules))
+    start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
+    return DescribedLayer(layer.name, f"{start}{names}", type(modules[0]).__name__, width, state_bytes)
+
+
+def _unresolved(model: nn.Module, error: ValueError) -> str:
+    """Why no layers were found, and which can be given instead."""
+    try:
+        names = token_modules(model)
+    except Exception:  # of what could only have been a suggestion
+        names = []
+    remedy = f" These modules give a row for each token: layers={names!r}." if names else ""
+    return f"{' '.join(str(error).split())}{remedy}"
+
+
+class ExpectedRows(NamedTuple):
     """The rows of a measurement at a layer.
 
     Attributes:
@@ -175,7 +335,7 @@ class Rows(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.num_sequences * self.seq_len
 
     def drawn(self, width: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -188,264 +348,31 @@ class Rows(NamedTuple):
         return rows.to(device), ids, torch.arange(shape[0])[:, None].expand(shape).to(device)
 
 
-def held_bytes(metric: Metric, width: int, rows: Rows) -> int:
-    """What a metric of a layer holds at the end of a measurement, with its copies for standard errors.
-
-    What one of another package holds is found by updating it: in proportion to rows where it grows with them.
-    """
-    if not isinstance(metric, GeometryMetric):
-        before, (hidden, ids, sequences) = _held(metric), rows.drawn(width, torch.device("cpu"))
-        metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
-        return before + round((_held(metric) - before) * rows.total / hidden.shape[:-1].numel())
-    whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
-    if not rows.num_groups or not metric.has_copies:
-        return whole
-    of_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
-    return whole + rows.num_groups * metric.state_bytes(of_group, min(rows.num_types, of_group), rows.itemsize)
-
-
-def estimated_seconds(make: Callable[[int], Metric], width: int, rows: Rows, device: torch.device) -> float:
-    """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
-
-    It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
-    in proportion to what the metric holds: d, or d² for a scatter.
-    """
-    metric, at, share = make(width), width, 1.0
-    if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
-        at, narrow = _TIMED_WIDTH, metric.of_width(_TIMED_WIDTH)
-        share = metric.state_bytes(rows.total, 1) / narrow.state_bytes(rows.total, 1)
-    hidden, ids, sequences = rows.drawn(at, device)
-    for few in (slice(1), slice(None)):  # the first time threads and memory are set up
-        metrics = LayerMetrics(
-            lambda dim: [metric.of_width(dim) if isinstance(metric, GeometryMetric) else make(dim)],
-            at,
-            device=device,
-            jackknife=rows.num_groups,
-        )
-        started = _now(device)
-        metrics.update(hidden[few], None if ids is None else ids[few], None, sequences[few])
-        updated = _now(device)
-        for compute in metrics.computed():
-            compute()
-        computed = _now(device)
-        metrics.reset()
-    return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
-
-
-def drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
-    """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
-    at = min(width, _TIMED_WIDTH)
-    below, rows = torch.randn(2, num_rows, at, generator=torch.Generator().manual_seed(0)).to(device)
-    started = _now(device)
-    drift_values(below, rows)
-    compared = _now(device)
-    linearity_values(below, rows)
-    return width / at * (3 * (compared - started) + _now(device) - compared)
-
-
-def _held(metric: Metric) -> int:
-    states = metric.metric_state.values()
-    return sum(each.nbytes for state in states for each in (state if isinstance(state, list) else [state]))
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def describe(
-    monitor: "Monitor", model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512
-) -> Description:
-    """What a monitor would do on a model: layers, sources, bytes, seconds, and what to change before training starts.
-
-    The model is run on 2 sequences of 8 token ids, or on ``batch``, without gradients and in eval mode, and metrics are
-    timed on random rows; modes, buffers and random states are afterwards what they were. A model on the meta device can
-    be described, too. Call it on a model that is not yet sharded over ranks.
-
-    Args:
-        monitor: any of the monitors.
-        model: as it is given to the trainer.
-        batch: one to run the model on, where it does not take token ids alone: given by keyword if it is a mapping.
-            Its shape is then that of training batches.
-        batch_size: sequences in the batches of one optimizer step on one rank; of a probe that has its own, that.
-        seq_len: tokens in a sequence; of a probe that is a list of batches, theirs.
-
-    Raises:
-        ValueError: ``batch_size`` or ``seq_len`` is not positive.
-    """
-    if batch_size < 1 or seq_len < 1:
-        raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
-    with kept_random_states(), kept_modes(model), kept_buffers(model):
-        model.eval()
-        inner = measured_model(model)
-        num_parameters = sum(weight.numel() for weight in inner.parameters())
-        about: dict[str, Any] = {"model": type(inner).__name__, "num_parameters": num_parameters}
-        try:
-            geometry = monitor._make_geometry(model)
-        except ValueError as error:
-            found = {**about, "layers": (), "token_ids": "unknown", "mask": "unknown", "num_rows": 0, "num_types": 0}
-            found |= {"rows": "unknown", "metrics": (), "state_bytes": 0, "seconds": None}
-            return Description(**found, warnings=(_unresolved(model, error),))
-        seen = inspect_forward(geometry.model, geometry.layers, geometry._inputs, batch)
-        shape = _shape(batch) or (batch_size, seq_len)
-        return _Run(monitor, model, geometry, seen, *shape, has_batch=batch is not None).description(about)
-
-
-class _Run:
-    """A measurement that a monitor would make: so many sequences of so many positions at each of the window's steps."""
-
-    def __init__(
-        self,
-        monitor: "Monitor",
-        model: nn.Module,
-        geometry: Geometry,
-        seen: Seen,
-        batch_size: int,
-        seq_len: int,
-        *,
-        has_batch: bool,
-    ) -> None:
-        self._tried = "this batch" if has_batch else "synthetic token ids"
-        self._monitor, self._model, self._geometry, self._seen = monitor, model, geometry, seen
-        self._make, unit = geometry.make_metrics, geometry.settings["rows"]
-        probe: Any = monitor.probe
-        num_batches = monitor.schedule.window if probe is None else getattr(probe, "__len__", lambda: 1)()
-        if probe is not None:
-            batch_size, seq_len = _shape_of_first(probe) or (getattr(probe, "batch_size", None) or batch_size, seq_len)
-        length, by = (seq_len, f" × {seq_len} tokens") if unit in ("tokens", "words") else (1, f", by {unit}")
-        self._by = f"{num_batches} × {batch_size} sequences{by}"
-        num_sequences = num_batches * batch_size
-        has_ids = bool(seen.token_ids or monitor.token_ids) and unit not in ("mean", "max")
-        num_types = min(num_sequences * length, geometry._inputs.num_token_types) if has_ids else 0
-        itemsize = 8 if seen.dtype == torch.float64 else 4
-        self._rows = Rows(num_sequences, length, num_types, geometry.settings["jackknife"], itemsize)
-        guess = model_width(geometry.model) if seen.error is not None else None
-        shapes = seen.hidden
-        self._widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in geometry.layers}
-
-    def description(self, about: Mapping[str, Any]) -> Description:
-        """All of it."""
-        widths = Counter(width for width in self._widths.values() if width is not None)
-        bytes_of = {width: self._bytes(width) for width in widths}
-        totals: dict[str, DescribedMetric] = {}
-        for width, count in sorted(widths.items()):
-            for name, num_bytes in bytes_of[width].items():
-                before = totals.get(name, DescribedMetric(name, 0, 0, 0))
-                total = before.total_bytes + count * num_bytes
-                totals[name] = DescribedMetric(name, before.num_layers + count, num_bytes, total)
-        return Description(
-            **about,
-            layers=tuple(self._layer(layer, bytes_of) for layer in self._geometry.layers),
-            token_ids=self._token_ids(),
-            mask=self._mask(),
-            num_rows=self._rows.total,
-            num_types=self._rows.num_types,
-            rows=self._by,
-            metrics=tuple(totals.values()),
-            state_bytes=sum(metric.total_bytes for metric in totals.values()),
-            seconds=sum(count * self._seconds(width) for width, count in widths.items()) if widths else None,
-            warnings=tuple(self._warnings(bytes_of)),
-        )
-
-    def _layer(self, layer: Layer, bytes_of: Mapping[int, Mapping[str, int]]) -> DescribedLayer:
-        modules = [call.module for call in layer.calls]
-        path = ", ".join(dict.fromkeys(map(self._path, modules)))
-        start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
-        width = self._widths[layer.name]
-        held = None if width is None else sum(bytes_of[width].values())
-        return DescribedLayer(layer.name, f"{start}{path}", type(modules[0]).__name__, width, held)
-
-    def _path(self, module: nn.Module) -> str:
-        return next(name or type(module).__name__ for name, each in self._model.named_modules() if each is module)
-
-    def _token_ids(self) -> str:
-        if self._monitor.token_ids is not None:
-            return "the function given as token_ids="
-        paths = dict.fromkeys(self._path(table) for table, _ in self._seen.token_ids)
-        if not paths:
-            return "none" if self._seen.error is None else "unknown"
-        return f"what {' and '.join(paths)} {'is' if len(paths) == 1 else 'are'} called with"
-
-    def _mask(self) -> str:
-        if self._monitor.mask is not None:
-            return "the function given as mask="
-        found = [f"{name} of {self._path(module)}" for module, name in self._seen.masks]
-        if not found and self._seen.error is not None:
-            return "unknown"
-        return f"{' and '.join(found)}, where given" if found else "none: every position counts"
-
-    def _bytes(self, width: int) -> dict[str, int]:
-        """What each metric of a layer of this width holds."""
-        held: Counter[str] = Counter()
-        for metric in self._make(width):
-            held[metric_name(metric)] += held_bytes(metric, width, self._rows)
-        if self._monitor.drift:  # of the first measurement, of the last one and of this one
-            held["drift"] = 3 * min(self._monitor.drift, self._rows.total) * width * self._rows.itemsize
-        return held
-
-    def _seconds(self, width: int) -> float:
-        """An estimate of what the metrics of a layer of this width take."""
-        device = weights_device(self._model)
-        num_compared = min(self._monitor.drift, self._rows.total)
-        total = drift_seconds(width, num_compared, device) if num_compared else 0.0
-        for i in range(len(self._make(width))):
-            total += estimated_seconds(lambda dim, i=i: self._make(dim)[i], width, self._rows, device)  # type: ignore[misc]
-        return total
-
-    def _warnings(self, bytes_of: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
-        seen, layers = self._seen, self._geometry.layers
-        reached = [layer for layer in layers if layer.name in seen.hidden]
-        if seen.error is not None:
-            yield (
-                f"The model could not be run on {self._tried} ({reason(seen.error)}): widths and sources may be "
-                "missing or guessed. Give a batch: monitor.describe(model, batch)."
-            )
-        elif silent := [layer.name for layer in layers if layer not in reached]:
-            yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
-        if not seen.token_ids and self._monitor.token_ids is None and seen.error is None:
-            yield (
-                "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
-                "function of the batch."
-            )
-        elif seen.token_ids and (apart := [each.name for each in reached if not seen.fits(each)]):
-            yield (
-                f"The rows of {listed(apart)} are not one for each token id: the monitor would turn off there. Leave "
-                "that out of layers=, or give token_ids= and mask= in the order of its rows."
-            )
-        for width, held in bytes_of.items():
-            yield from choices(self._make, width)
-            excess = sum(held.values()) - self._monitor.max_state_bytes
-            for name, num_bytes in sorted(held.items(), key=lambda item: -item[1]):
-                if excess > 0:
-                    remedy = _FEWER if is_auto(self._make) else _REMEDIES.get(name, _FEWER)
-                    yield f"{name} holds {size(num_bytes)} at each layer of width {width}. {remedy}"
-                    excess -= num_bytes
-        is_stable = self._monitor.compiled == "stable" and self._geometry.probe.is_prepared()
-        if is_compiled(self._model) and not is_stable:
-            yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
-        if getattr(getattr(self._monitor, "_stage", None), "is_part", False):
-            yield "The model is one stage of a pipeline: layers and bytes are those of this stage."
-
-
-_FEWER = "Measure fewer layers (layers=)."
-_REMEDIES = {
-    "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
-    "TokenMoments": (
-        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
-        'metrics="auto" where it is too large; or measure fewer layers (layers=).'
-    ),
-}
-
-
-def _unresolved(model: nn.Module, error: ValueError) -> str:
-    """Why no layers were found, and which can be given instead."""
-    try:
-        names = named_rows(model)
-    except Exception:  # of what could only have been a suggestion
-        names = []
-    remedy = f" These modules give a row for each token: layers={names!r}." if names else ""
-    return f"{' '.join(str(error).split())}{remedy}"
+def _expected_rows(
+    monitor: "Monitor", geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
+) -> tuple[ExpectedRows, str]:
+    """The rows of a measurement of batches of a shape, or of the probe, and how their number comes about."""
+    batch_size, seq_len = shape
+    num_batches = monitor.schedule.window
+    probe = monitor.probe
+    if probe is not None:
+        num_batches = len(probe) if isinstance(probe, Sized) else 1
+        first = _shape(probe[0]) if isinstance(probe, Sequence) and probe else None
+        batch_size, seq_len = first or (getattr(probe, "batch_size", None) or batch_size, seq_len)
+    unit = geometry.settings["rows"]
+    of_tokens = unit in ("tokens", "words")
+    num_sequences = num_batches * batch_size
+    rows_each = seq_len if of_tokens else 1
+    has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
+    expected = ExpectedRows(
+        num_sequences=num_sequences,
+        seq_len=rows_each,
+        num_types=min(num_sequences * rows_each, inspected.num_token_types) if has_ids else 0,
+        num_groups=geometry.settings["jackknife"],
+        itemsize=8 if inspected.dtype == torch.float64 else 4,
+    )
+    origin = f" × {seq_len} tokens" if of_tokens else f", by {unit}"
+    return expected, f"{num_batches} × {batch_size} sequences{origin}"
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
@@ -455,6 +382,160 @@ def _shape(batch: Any) -> tuple[int, int] | None:
     return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
 
 
-def _shape_of_first(probe: Any) -> tuple[int, int] | None:
-    """That of the first of a list of batches."""
-    return _shape(probe[0]) if isinstance(probe, Sequence) and probe else None
+def _token_source(monitor: "Monitor", inspected: Inspection, paths: Mapping[nn.Module, str]) -> str:
+    if monitor.token_ids is not None:
+        return "the function given as token_ids="
+    tables = dict.fromkeys(paths[table] for table, _ in inspected.token_ids)
+    if not tables:
+        return "none" if inspected.error is None else "unknown"
+    return f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
+
+
+def _mask_source(monitor: "Monitor", inspected: Inspection, paths: Mapping[nn.Module, str]) -> str:
+    if monitor.mask is not None:
+        return "the function given as mask="
+    if not inspected.masks:
+        return "none: every position counts" if inspected.error is None else "unknown"
+    return f"{' and '.join(f'{name} of {paths[module]}' for module, name in inspected.masks)}, where given"
+
+
+def _held_bytes(monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows) -> Counter[str]:
+    """Bytes that each metric of a layer of this width holds at the end of a measurement, by its name."""
+    held: Counter[str] = Counter()
+    for metric in make(width):
+        held[metric_name(metric)] += _metric_bytes(metric, width, rows)
+    if monitor.drift:  # of the first measurement, of the last one and of this one
+        held["drift"] = 3 * min(monitor.drift, rows.total) * width * rows.itemsize
+    return held
+
+
+def _metric_bytes(metric: Metric, width: int, rows: ExpectedRows) -> int:
+    """Bytes that a metric holds, with its copies for standard errors.
+
+    One of another package is updated to find them: in proportion to rows where its states grow with them.
+    """
+    if not isinstance(metric, GeometryMetric):
+        before = _state_bytes(metric)
+        hidden, ids, sequences = rows.drawn(width, torch.device("cpu"))
+        metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
+        return before + round((_state_bytes(metric) - before) * rows.total / hidden.shape[:-1].numel())
+    whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
+    if not rows.num_groups or not metric.has_copies:
+        return whole
+    in_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
+    return whole + rows.num_groups * metric.state_bytes(in_group, min(rows.num_types, in_group), rows.itemsize)
+
+
+def _state_bytes(metric: Metric) -> int:
+    states = metric.metric_state.values()
+    return sum(each.nbytes for state in states for each in (state if isinstance(state, list) else [state]))
+
+
+def _totals(counts: Mapping[int, int], held: Mapping[int, Mapping[str, int]]) -> list[DescribedMetric]:
+    """The metrics of all layers, given the number of layers of each width, and the bytes at one."""
+    totals: dict[str, DescribedMetric] = {}
+    for width, count in sorted(counts.items()):
+        for name, num_bytes in held[width].items():
+            narrower = totals.get(name, DescribedMetric(name, 0))
+            total_bytes = narrower.total_bytes + count * num_bytes
+            totals[name] = DescribedMetric(name, narrower.num_layers + count, num_bytes, total_bytes)
+    return list(totals.values())
+
+
+def _seconds(monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows, device: torch.device) -> float:
+    """An estimate of what the metrics of a layer of this width take."""
+    num_compared = min(monitor.drift, rows.total)
+    total = _drift_seconds(width, num_compared, device) if num_compared else 0.0
+    for index in range(len(make(width))):
+        total += _metric_seconds(lambda dim, index=index: make(dim)[index], width, rows, device)  # type: ignore[misc]
+    return total
+
+
+def _metric_seconds(make: Callable[[int], Metric], width: int, rows: ExpectedRows, device: torch.device) -> float:
+    """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
+
+    It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
+    in proportion to what the metric holds: d, or d² for a scatter.
+    """
+    metric = make(width)
+    timed_width = width
+    share = 1.0
+    if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
+        timed_width = _TIMED_WIDTH
+        share = metric.state_bytes(rows.total, 1) / metric.of_width(timed_width).state_bytes(rows.total, 1)
+    hidden, ids, sequences = rows.drawn(timed_width, device)
+    for part in (slice(1), slice(None)):  # the first time threads and memory are set up
+        timed = LayerMetrics(
+            lambda dim: [metric.of_width(dim) if isinstance(metric, GeometryMetric) else make(dim)],
+            timed_width,
+            device=device,
+            jackknife=rows.num_groups,
+        )
+        started = _now(device)
+        timed.update(hidden[part], None if ids is None else ids[part], None, sequences[part])
+        updated = _now(device)
+        for compute in timed.computed():
+            compute()
+        computed = _now(device)
+        timed.reset()
+    return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
+
+
+def _drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
+    """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
+    timed_width = min(width, _TIMED_WIDTH)
+    below, rows = torch.randn(2, num_rows, timed_width, generator=torch.Generator().manual_seed(0)).to(device)
+    started = _now(device)
+    drift_values(below, rows)
+    compared = _now(device)
+    linearity_values(below, rows)
+    return width / timed_width * (3 * (compared - started) + _now(device) - compared)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _forward_warnings(monitor: "Monitor", geometry: Geometry, inspected: Inspection, tried: str) -> Iterator[str]:
+    """Warnings of what a forward pass has shown."""
+    reached = [layer for layer in geometry.layers if layer.name in inspected.hidden]
+    if inspected.error is not None:
+        yield (
+            f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
+            "missing or guessed. Give a batch: monitor.describe(model, batch)."
+        )
+    elif silent := [layer.name for layer in geometry.layers if layer not in reached]:
+        yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
+    if not inspected.token_ids and monitor.token_ids is None and inspected.error is None:
+        yield (
+            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
+            "function of the batch."
+        )
+    elif inspected.token_ids and (apart := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
+        yield (
+            f"The rows of {listed(apart)} are not one for each token id: the monitor would turn off there. Leave "
+            "that out of layers=, or give token_ids= and mask= in the order of its rows."
+        )
+
+
+def _size_warnings(monitor: "Monitor", make: MetricFactory, held: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
+    """Warnings of metrics that are left out at a width, or hold too much there."""
+    for width, bytes_by_name in held.items():
+        yield from width_notes(make, width)
+        excess = sum(bytes_by_name.values()) - monitor.max_state_bytes
+        for name, num_bytes in sorted(bytes_by_name.items(), key=lambda item: -item[1]):
+            if excess > 0:
+                remedy = _FEWER_LAYERS if is_auto(make) else _REMEDIES.get(name, _FEWER_LAYERS)
+                yield f"{name} holds {size(num_bytes)} at each layer of width {width}. {remedy}"
+                excess -= num_bytes
+
+
+def _setup_warnings(monitor: "Monitor", geometry: Geometry, model: nn.Module) -> Iterator[str]:
+    """Warnings of a compiled model, and of a stage of a pipeline."""
+    is_stable = monitor.compiled == "stable" and geometry.probe.is_prepared()
+    if is_compiled(model) and not is_stable:
+        yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
+    if geometry.part is not None:
+        yield "The model is one stage of a pipeline: layers and bytes are those of this stage."

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import num_pipeline_stages, watched_calls
+from embedgeo.capture.calls import running_stage, watched_calls
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, module_names, unwrapped
@@ -147,7 +147,8 @@ class Stage:
         @contextmanager
         def cut(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
             nonlocal num_seen
-            self._num_stages = num_pipeline_stages()
+            stage_run = running_stage()
+            self._num_stages = None if stage_run is None else stage_run.num_stages
             sizes = (len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim)
             if not probe.should_skip():
                 first, num_seen = num_seen, num_seen + next(sizes, 0)

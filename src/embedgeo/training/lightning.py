@@ -66,7 +66,7 @@ class GeometryMonitor(Monitor, Callback):
             on the training batches of the last step (the last ``window`` steps), which are run again as in training
             and without gradients. References to these batches are kept until then.
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix than the default
-            one); default: the folder of the first logger. See `embedgeo.results.history.HistoryFile`.
+            one); default: the folder of the first logger. See `embedgeo.results.parquet.HistoryFile`.
         no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
             model, a teacher. By default those count whose outermost call began with gradients on, activation
             checkpointing or not. A probe's passes always count.

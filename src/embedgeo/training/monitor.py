@@ -17,33 +17,30 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.forward_inputs import require_exclusions
-from embedgeo.capture.structure import model_width
-from embedgeo.formatting import listed, reason, shell_command, size
+from embedgeo.formatting import reason, shell_command
 from embedgeo.functional.alignment import NEIGHBORS
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import HandedOver, can_start_threads
 from embedgeo.geometry.drift import Drift
-from embedgeo.geometry.geometry import choices
 from embedgeo.metrics import MAX_STATE_BYTES
-from embedgeo.metrics.defaults import metric_factory, metric_name
+from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
-from embedgeo.results.records import Record, StepRecord, dated
+from embedgeo.results.records import Record, dated
 from embedgeo.training.adapter import (
     Compiled,
     TrainerAdapter,
-    history_lacks,
     listen,
     prepare,
     require_compiled,
     run_model,
 )
-from embedgeo.training.describe import Description, describe
+from embedgeo.training.describe import Description, describe, drift_notes, opening, outline
 from embedgeo.training.schedule import Place, Schedule
 
 if TYPE_CHECKING:
-    from embedgeo.results.history import HistoryFile
+    from embedgeo.results.parquet import HistoryFile
 
 
 NUM_ROWS = 1024
@@ -100,39 +97,6 @@ def drift_rows(drift: bool | int, *, has_probe: bool) -> int:
             "Give probe=, fixed held-out batches, or leave drift out."
         )
     return NUM_ROWS if drift is True else int(drift)
-
-
-def opening(
-    monitor: object,
-    geometry: Geometry,
-    schedule: Schedule,
-    file: "HistoryFile | None",
-    *,
-    num_kept: int,
-    anew_at: int = 0,
-) -> str:
-    """Layers, metrics, steps and file in a line, for the start of training; in others what the width has decided.
-
-    Metrics are those at the width of the model; ``num_kept`` rows are compared, of which there are none from before the
-    step ``anew_at`` if it is not 0.
-    """
-    name, layers = type(monitor).__name__, [layer.name for layer in geometry.layers]
-    width = model_width(geometry.model) or 2
-    kinds = [metric_name(metric) for metric in geometry.make_metrics(width)]
-    why_not = history_lacks() or "folder= has it written"
-    where = f"written to {file.path}" if file else f"kept in its history alone ({why_not})"
-    line = f"{name}: {len(layers)} layers ({listed(layers, 4)}), {listed(kinds)}, {schedule}; {where}."
-    more = [*choices(geometry.make_metrics, width)]
-    if num_kept:
-        num_bytes = 2 * len(layers) * num_kept * width * 4
-        held = f"drift keeps {num_kept} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
-        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
-        more.append(f"{held}{few if num_kept < width + 2 else ''}.")
-        if anew_at:
-            more.append(
-                f"drift has no rows from before step {anew_at:,}: the first measurement from now on is its first."
-            )
-    return "\n".join([line, *(f"{name}: {each}" for each in more)])
 
 
 def closing(monitor: object, file: "HistoryFile") -> str:
@@ -219,7 +183,7 @@ class Measuring:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
         self.on_error, self.background, self._exclusions = on_error, background, exclusions
-        self.history: list[StepRecord] = []
+        self.history: list[Record] = []
         self._geometry: Geometry | None = None
         self._adapter: TrainerAdapter | None = None
         self._file: HistoryFile | None = None
@@ -394,9 +358,9 @@ class Monitor(Measuring):
         self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
         self._reset()
 
-    def describe(self, model: nn.Module, batch: Any = None, **sizes: int) -> Description:
-        """What the monitor would do on a model: see `embedgeo.training.describe.describe` for its arguments."""
-        return describe(self, model, batch, **sizes)
+    def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
+        """Describe what the monitor would do on a model: see `embedgeo.training.describe.describe`."""
+        return describe(self, self._make_geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
@@ -434,9 +398,12 @@ class Monitor(Measuring):
             self._is_told = not listen(self, self._geometry, was_told=self._is_told)
         self._place.start(step)
         self._file = adapter.history_file(self.folder, self.prefix)
-        said: dict[str, Any] = {"num_kept": self.drift}
-        said["anew_at"] = step if self._drift is not None and not self._drift.has_rows else 0
-        rank_zero_info(opening(self, self._geometry, self.schedule, self._file, **said))
+        outlined = outline(adapter.model, self._geometry)
+        notes: list[str] = []
+        if self._drift is not None:
+            notes += drift_notes(outlined, self.drift, starts_at=None if self._drift.has_rows else step)
+        path = None if self._file is None else self._file.path
+        rank_zero_info(opening(type(self).__name__, outlined, self.schedule, path, notes))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         self._complete_if_done()

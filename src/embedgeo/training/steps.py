@@ -17,7 +17,7 @@ from embedgeo.capture.calls import present_modes
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.records import Record, StepRecord
+from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.distributed import (
     Stage,
@@ -281,7 +281,7 @@ class Log:
         self._log = log
         self._page = Page(prefix, on_error=on_error)
 
-    def write_page(self, history: Sequence[StepRecord], *, last: bool = False) -> None:
+    def write_page(self, history: Sequence[Record], *, last: bool = False) -> None:
         """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.page.Page.write`."""
         self._page.write([self._log], history, last=last)
 

@@ -272,7 +272,7 @@ def run_vocabulary(settings: VocabularySettings) -> int:
     metrics_function(of_sweep)  # which is refused before anything is downloaded
     manifest = settings.as_manifest()
     folder = SweepFolder(settings.folder)
-    folder.require_same(manifest)
+    folder.require_settings(manifest)
     with muted_libraries():
         plan, mine = plan_of(of_sweep, folder)
         done = folder.done()

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
@@ -34,7 +34,7 @@ class Adapter:
     overrides `write_image`. An error of a method ends the adapter's work, not the monitor's.
     """
 
-    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Called after each measurement, before text and images, and once more at the end.
 
         Args:

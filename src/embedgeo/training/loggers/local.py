@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from embedgeo.results.events import custom_scalars_layout
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
 
 _layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -27,7 +27,7 @@ class TensorBoard(Adapter):
         self._writer = writer
         self._has_charts = False
 
-    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Write the layout of the custom-scalars page, once."""
         if self._has_charts:
             return
@@ -62,7 +62,7 @@ def tensorboard_adapter(logger: Any) -> Adapter | None:
 
 
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-"""Columns of the file: the keys of a `StepRecord`."""
+"""Columns of the file: the keys of a `Record`."""
 
 
 class Csv(Adapter):
@@ -80,7 +80,7 @@ class Csv(Adapter):
         self._folder = folder
         self._num_written = 0
 
-    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Append the records that are new.
 
         Raises:

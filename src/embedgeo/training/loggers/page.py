@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 from embedgeo.training.loggers import local, services, wandb
 from embedgeo.training.loggers.base import Adapter, Charts, Picture
 
@@ -50,7 +50,7 @@ class Page:
         self._pictures: LivePictures | None = None
         self._can_draw = True
 
-    def write(self, loggers: Iterable[object], history: Sequence[StepRecord], *, last: bool = False) -> None:
+    def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
         """Write what is new; called after each measurement and once more after the last one.
 
         Args:
@@ -86,7 +86,7 @@ class Page:
             except Exception as error:
                 self._warn(f"{type(logger).__name__} gets", _ALL, error)
 
-    def _drawn(self, history: Sequence[StepRecord], is_due: bool) -> Iterator[tuple[str, Picture]]:
+    def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Picture]]:
         """The pictures to write now; none, said once, where what draws them is not installed or fails."""
         try:
             if self._pictures is None:

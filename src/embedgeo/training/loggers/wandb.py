@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import WandbLogger
 
 from embedgeo.results.events import chart_title
-from embedgeo.results.records import StepRecord
+from embedgeo.results.records import Record
 from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
 
 _MOST_STEPS, _MOST_ROWS = 128, 10_000
@@ -37,7 +37,7 @@ class WeightsAndBiases(Adapter):
         self._prefix = ""
         self._num_drawn = 0
 
-    def write_charts(self, charts: Charts, history: Sequence[StepRecord]) -> None:
+    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Draw the charts again whenever all pictures are drawn: each takes a table of the whole history."""
         if not self._prefix and self._axis:
             self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
@@ -127,7 +127,7 @@ def _log_beside(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> 
     run.log({**values, _axis(prefix): step}, commit=_is_shared(run))
 
 
-def _charts(charts: Charts, history: Sequence[StepRecord]) -> Iterator[tuple[str, Any]]:
+def _charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[str, Any]]:
     """The charts by key: lines of defined values; of too many steps some are left out evenly, never the last one."""
     lines: dict[str, dict[str, dict[int, float]]] = {}
     for record in history:

@@ -1,0 +1,39 @@
+"""The size of the project, and how many of its functions a measured step runs: a change that needs more says why."""
+
+from pathlib import Path
+
+import pytest
+
+import embedgeo
+from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
+
+FILES, LINES = 160, 25_500
+"""Of the package, at most."""
+FUNCTIONS, MODULES = 170, 26
+"""Besides `embedgeo.functional`, that one measured step runs, at most."""
+WAY = 25
+"""Calls that a number takes from the hook on a layer to the logger, at most."""
+
+
+def test_the_package_has_no_more_files_and_lines():
+    files = [*Path(embedgeo.__file__).parent.rglob("*.py")]
+    assert len(files) <= FILES
+    assert sum(len(file.read_text().splitlines()) for file in files) <= LINES
+
+
+@pytest.fixture(scope="module")
+def step():
+    return measured_step()
+
+
+def test_a_measured_step_runs_no_more_functions_and_modules(step):
+    modules = besides_functional(by_module(step.functions))
+    assert sum(map(len, modules.values())) <= FUNCTIONS
+    assert len(modules) <= MODULES
+    assert "training/lightning.py" in modules
+
+
+def test_a_number_takes_no_more_calls(step):
+    way = way_of_a_number(step)
+    assert way[-1].startswith("training/lightning.py")
+    assert len(way) <= WAY

@@ -1,0 +1,121 @@
+"""Rules of the package's structure that neither ruff nor import-linter knows: each is read from the sources."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "embedgeo"
+MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make"}
+"""The documented methods of named tuples."""
+
+FOREIGN = {
+    "capture": {"_C", "_getframe", "_is_fwd_grad_enabled", "_current_graph_task_id", "_version", "_compiled_call_impl"}
+    | {"_forward_hooks", "_forward_pre_hooks"},  # torch, sys
+    "checkpoints": {"_model_mapping"},  # transformers' auto classes
+    "metrics": {"_cache", "_filter_kwargs", "_is_synced", "_should_unsync", "_to_sync"},  # torchmetrics
+    "text": {"_tokenizer"},  # transformers' fast tokenizers
+    "training": {"_filter_kwargs"},  # torchmetrics
+}
+"""Private names of other packages, by the room that uses them."""
+
+
+def private_definitions(tree: ast.Module) -> set[str]:
+    """Private names that a module defines: functions, classes, variables, attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.arg(arg=name):
+                found.add(name)
+    return {name for name in found if name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_names_stay_in_their_module(module):
+    tree = MODULES[module]
+    own = private_definitions(tree) | PUBLIC_UNDERSCORES | FOREIGN.get(module.split("/")[0], set())
+    imported = [
+        f"{node.module}.{name.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("embedgeo")
+        for name in node.names
+        if name.name.startswith("_")
+    ]
+    reached = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"_[^_].*", node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and not ast.unparse(node.value).startswith("super(")
+        and node.attr not in own
+    ]
+    assert imported == reached == []
+
+
+def test_no_class_has_exactly_one_subclass():
+    """A base class with one subclass is a class in two places; protocols are not counted."""
+    defined, subclasses = set(), defaultdict(set)
+    for tree in MODULES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                defined.add(node.name)
+                for base in node.bases:
+                    subclasses[ast.unparse(base).split("[")[0]].add(node.name)
+    protocols = subclasses["Protocol"]
+    single = {name: found for name, found in subclasses.items() if len(found) == 1 and name in defined - protocols}
+    assert single == {}
+
+
+def test_docstrings_say_what_is_there():
+    """They open with a noun phrase or a verb."""
+    questions = re.compile(r"(What|Which|Whether|How|The same|That)\b")
+    found = [
+        f"{module}: {getattr(node, 'name', 'module')}: {text.splitlines()[0]}"
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if (text := ast.get_docstring(node)) and questions.match(text)
+    ]
+    assert found == []
+
+
+def test_a_line_is_a_statement():
+    """Neither semicolons nor chains of assignments; three names in one only where one is read, too."""
+    found = []
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            bodies = (getattr(node, name, None) for name in ("body", "orelse", "finalbody"))
+            lines = [statement.lineno for body in bodies if isinstance(body, list) for statement in body]
+            found += [f"{module}:{line}" for line in lines if lines.count(line) > 1]
+            if isinstance(node, ast.Assign) and (len(node.targets) > 1 or _is_several_assignments(node)):
+                found.append(f"{module}:{node.lineno}")
+    assert sorted(set(found)) == []
+
+
+def _is_several_assignments(node: ast.Assign) -> bool:
+    """Whether three names or more are given values of their own in one line."""
+    if not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)):
+        return False
+    targets = {ast.unparse(target) for target in node.targets[0].elts}
+    read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.Name | ast.Attribute)}
+    return len(node.value.elts) >= 3 and not targets & read
+
+
+def test_test_modules_take_helpers_from_helper_modules():
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) tests\.(\w+\.)*test_", line)
+    ]
+    assert found == []
