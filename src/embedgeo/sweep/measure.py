@@ -28,7 +28,7 @@ from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.geometry import of_token_types
+from embedgeo.geometry.export import tables_of_types
 from embedgeo.metrics import TokenMoments, TokenOccurrences, auto_metrics
 from embedgeo.metrics.defaults import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
@@ -278,11 +278,10 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
-    tables["distances"] = of_token_types("token_tables", geometry._reached(), TokenMoments.distances, ["distance"])
+    layers = geometry.measured_layers()
+    tables["distances"] = tables_of_types("token_tables", layers, TokenMoments.distances, ["distance"])
     if text.occurrence_types:
-        occurrences = of_token_types(
-            "token_tables", geometry._reached(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
-        )
+        occurrences = tables_of_types("token_tables", layers, TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences)
         tables["occurrences"] = occurrences.merge(types[["layer", "token_id", "n"]])
     return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
 
