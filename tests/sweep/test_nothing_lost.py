@@ -15,7 +15,7 @@ from embedgeo.checkpoints import loading
 from embedgeo.checkpoints import sources as checkpoint
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.report.page import flags
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from tests.sweep.sweeping import sweep
