@@ -14,9 +14,8 @@ from embedgeo.glossary import HEADLINES, TERMS
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
 from embedgeo.report.live import _thinned
-from embedgeo.training.loggers import page
+from embedgeo.training.loggers import Media
 from embedgeo.training.loggers.base import Adapter
-from embedgeo.training.loggers.page import Page, adapters
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -80,13 +79,6 @@ class Writer(Adapter):
         return [step for tag, step, _ in self.images if tag.startswith(f"geometry.{kind}/")]
 
 
-@pytest.fixture(autouse=True)
-def _writers_are_loggers(monkeypatch):
-    monkeypatch.setattr(
-        page, "adapters", lambda loggers: loggers if isinstance(loggers[0], Writer) else adapters(loggers)
-    )
-
-
 def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
     monitor = GeometryMonitor(every_n_steps=1, on_error="raise")
     fit(tmp_path, monitor, max_steps=6, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
@@ -130,7 +122,7 @@ def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path
         if last == late:
             raise ValueError("no room to draw")
 
-    monkeypatch.setattr(Page, "write", broken)
+    monkeypatch.setattr(Media, "write", broken)
     plain, _ = fit(tmp_path, max_steps=4)
     monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)])
     with pytest.warns(UserWarning, match="GeometryMonitor is off .* ValueError: no room to draw"):
@@ -141,7 +133,7 @@ def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path
 
 def test_only_rank_zero_draws(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(Page, "write", lambda self, *args, **kwargs: written.append(args))
+    monkeypatch.setattr(Media, "write", lambda self, *args, **kwargs: written.append(args))
     monkeypatch.setattr(L.Trainer, "is_global_zero", property(lambda self: False))
     monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
     fit(tmp_path, monitor, module=TinyLM(), max_steps=4, logger=TensorBoardLogger(tmp_path))
@@ -150,7 +142,7 @@ def test_only_rank_zero_draws(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("count", "drawn"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 1, 3, 7, 15, 19])])
 def test_pictures_are_drawn_at_powers_of_two_and_at_the_end(quick_clock, count, drawn):
-    pictures, writer, history = Page("geometry"), Writer(), []
+    pictures, writer, history = Media("geometry"), Writer(), []
     for step in range(count):
         history += records(step, value=step + 1.0)
         pictures.write([writer], history)
@@ -163,7 +155,7 @@ def test_pictures_are_drawn_at_powers_of_two_and_at_the_end(quick_clock, count, 
 def test_curves_and_heatmaps_of_other_measurements_are_drawn_where_drawing_takes_little_of_the_time(
     quick_clock, pause, drawn
 ):
-    pictures, writer, history = Page("geometry"), Writer(), []
+    pictures, writer, history = Media("geometry"), Writer(), []
     for step in range(20):
         history += records(step)
         pictures.write([writer], history)
@@ -179,7 +171,7 @@ def test_curves_and_heatmaps_of_other_measurements_are_drawn_where_drawing_takes
 
 
 def test_what_a_long_run_draws_grows_with_the_logarithm_of_its_length(quick_clock):
-    pictures, writer, history = Page("geometry"), Writer(), []
+    pictures, writer, history = Media("geometry"), Writer(), []
     for step in range(1000):
         history += records(step, layers=LAYERS[:1], metrics=["M"])
         pictures.write([writer], history)
@@ -193,7 +185,7 @@ def test_what_a_long_run_draws_grows_with_the_logarithm_of_its_length(quick_cloc
 def test_the_history_before_a_resume_is_drawn_too(monkeypatch, clock):
     steps = []
     monkeypatch.setattr(figures, "profile", lambda run, metric: steps.append(run.steps) or profile(run, metric))
-    pictures, writer = Page("geometry"), Writer()
+    pictures, writer = Media("geometry"), Writer()
     history = [*records(0), *records(10), *records(20)]
     pictures.write([writer], history)
     pictures.write([writer], [*history, *records(25)])
@@ -202,7 +194,7 @@ def test_the_history_before_a_resume_is_drawn_too(monkeypatch, clock):
 
 
 def test_without_measurements_nothing_is_drawn():
-    pictures, writer = Page("geometry"), Writer()
+    pictures, writer = Media("geometry"), Writer()
     pictures.write([writer], [])
     pictures.write([writer], [], last=True)
     assert not writer.images
@@ -226,14 +218,14 @@ def test_the_steps_drawn_are_bounded_and_span_all_steps():
 @pytest.mark.parametrize("value", [0.0, -3.0])
 def test_equal_values_at_a_single_step_can_be_drawn(value):
     writer = Writer()
-    Page("geometry").write([writer], records(5, value, layers=["x" * 40]))
+    Media("geometry").write([writer], records(5, value, layers=["x" * 40]))
     assert writer.at("curves") == writer.at("heatmap") == writer.at("profile") == [5]
 
 
 def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "profile", lambda run, metric: drawn.append(run) or profile(run, metric))
-    pictures, writer = Page("geometry"), Writer()
+    pictures, writer = Media("geometry"), Writer()
     history = [*records(0, 2.0), *records(10, 3.0), *records(10, np.inf, LAYERS[:1])]
     pictures.write([writer], [*history, *records(20, 4.0, [*LAYERS, "late"])[-3:]], last=True)
     run = drawn[0]
@@ -246,13 +238,13 @@ def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
 
 def test_means_over_layers_have_no_depth_to_be_drawn_over():
     writer = Writer()
-    Page("geometry").write([writer], records(0, layers=["mean(last4)"]), last=True)
+    Media("geometry").write([writer], records(0, layers=["mean(last4)"]), last=True)
     assert not writer.images
     assert len(writer.texts) == 1
 
 
 def test_metrics_of_the_users_own_are_explained_once_and_not_drawn(clock):
-    pictures, writer, history = Page("geometry"), Writer(), []
+    pictures, writer, history = Media("geometry"), Writer(), []
     for step in range(3):
         history += records(step, metrics=["mine"])
         pictures.write([writer], history)

@@ -1,19 +1,24 @@
 """What loggers get beside scalars; those of other packages are in tests/integrations."""
 
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
-from embedgeo.training.loggers import local, page
+from embedgeo.training.loggers import Media, adapters
 from embedgeo.training.loggers.base import Adapter, Charts
 from embedgeo.training.loggers.local import COLUMNS, Csv
-from embedgeo.training.loggers.page import adapters
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, moments
 
@@ -49,6 +54,14 @@ class Taker(Adapter):
         self.texts.append((tag, step))
 
 
+class TakingLogger(Taker, DummyLogger):
+    """Lightning's logger that is its own adapter."""
+
+    def __init__(self, error=None):
+        DummyLogger.__init__(self)
+        Taker.__init__(self, error)
+
+
 def records(step, metrics=("V",), value=1.0):
     return [
         {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": np.nan}
@@ -73,38 +86,35 @@ def test_nothing_is_drawn_where_no_logger_takes_pictures(tmp_path, drawings):
     assert not drawings
 
 
-def test_pictures_are_drawn_once_for_all_loggers(monkeypatch, drawings):
+def test_pictures_are_drawn_once_for_all_loggers(drawings):
     takers = [Taker(), Taker()]
-    monkeypatch.setattr(page, "adapters", list)
-    written, history = page.Page("geometry"), []
+    media, history = Media("geometry"), []
     for step in range(4):
         history += records(step)
-        written.write(takers, history)
-    written.write(takers, history, last=True)
+        media.write(takers, history)
+    media.write(takers, history, last=True)
     assert [len(kinds) for kinds in drawings] == [4, 4, 2, 4]  # the third measurement is none of 1, 2, 4, 8 …
     assert takers[0].images == takers[1].images
     assert len(takers[0].images) == 14
     assert takers[1].texts == [("geometry/what the numbers mean", 0)]
 
 
-def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path, monkeypatch, drawings):
-    broken, taker = Taker(ValueError("no room")), Taker()
-    monkeypatch.setattr(page, "adapters", lambda loggers: [broken, taker, *adapters(loggers)])
+def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path, drawings):
+    broken, taker = TakingLogger(ValueError("no room")), TakingLogger()
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
     with pytest.warns(
-        UserWarning, match=r"no more charts, text and pictures of geometry.*ValueError: no room"
+        UserWarning, match=r"takinglogger gets no more charts, text and pictures of geometry.*ValueError: no room"
     ) as found:
-        fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
+        fit(tmp_path, monitor, max_steps=3, logger=[CSVLogger(tmp_path), broken, taker])
     assert len([each for each in found if "no room" in str(each.message)]) == 1
     assert len(taker.images) == 14
     assert_is_history(tmp_path / "lightning_logs/version_0/geometry.csv", monitor.history)
     assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
 
 
-def test_a_logger_that_fails_is_an_error_where_errors_are_raised(monkeypatch, drawings):
-    monkeypatch.setattr(page, "adapters", list)
+def test_a_logger_that_fails_is_an_error_where_errors_are_raised(drawings):
     with pytest.raises(ValueError, match="no room"):
-        page.Page("geometry", on_error="raise").write([Taker(ValueError("no room"))], records(0))
+        Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], records(0))
 
 
 def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkeypatch):
@@ -112,31 +122,29 @@ def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkey
         raise RuntimeError("no such font")
 
     monkeypatch.setattr(live, "_pictures", fail)
-    taker = Taker()
-    monkeypatch.setattr(page, "adapters", lambda loggers: [taker])
+    taker = TakingLogger()
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
     with pytest.warns(
         UserWarning, match=r"loggers get no more pictures of geometry.*RuntimeError: no such font"
     ) as all_:
-        fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
+        fit(tmp_path, monitor, max_steps=3, logger=taker)
     assert len([each for each in all_ if "no such font" in str(each.message)]) == 1
     assert taker.texts
     assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
     with pytest.raises(RuntimeError, match="no such font"):
-        page.Page("geometry", on_error="raise").write([None], records(0))
+        Media("geometry", on_error="raise").write([Taker()], records(0))
 
 
-def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(monkeypatch, drawings):
-    def make(loggers):
-        if loggers == ["old"]:
+def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(tmp_path, drawings):
+    class OldLogger(TensorBoardLogger):
+        @property
+        def experiment(self):
             raise AttributeError("no context_vars")
-        return loggers
 
-    monkeypatch.setattr(page, "adapters", make)
-    taker, written = Taker(), page.Page("geometry")
-    with pytest.warns(UserWarning, match=r"str gets no more charts, text and pictures.*no context_vars"):
-        written.write(["old", taker], records(0))
-    written.write(["old", taker], [*records(0), *records(1)])
+    old, taker, media = OldLogger(tmp_path), Taker(), Media("geometry")
+    with pytest.warns(UserWarning, match=r"OldLogger gets no more charts, text and pictures.*no context_vars"):
+        media.write([old, taker], records(0))
+    media.write([old, taker], [*records(0), *records(1)])
     assert len(taker.images) == 8
 
 
@@ -151,19 +159,18 @@ def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, draw
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "history.parquet"]
 
 
-def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch):
-    said = []
-    monkeypatch.setattr(page, "rank_zero_info", said.append)
-    monkeypatch.setattr(page, "adapters", list)
-    monkeypatch.setattr("embedgeo.extras._is_installed", lambda name: name != "matplotlib")
-    taker, written, history = Taker(), page.Page("geometry"), []
+def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    taker, media, history = Taker(), Media("geometry"), []
     for step in range(3):
         history += records(step)
-        written.write([taker], history)
-    (line,) = said
+        media.write([taker], history)
+    (line,) = caplog.messages
     assert "matplotlib, which is not installed" in line
     assert "pip install 'embedgeo[report]'" in line
     assert taker.texts
+    assert not taker.images
 
 
 def test_other_objects_have_no_adapter():
@@ -228,7 +235,41 @@ def test_tensorboard_keeps_the_charts_of_all_monitors(tmp_path):
             (adapter,) = adapters([writer])
             for _ in range(2):
                 adapter.write_charts(Charts(prefix, ["V", "mine"]), records(0))
-        assert local._layouts[writer].keys() >= {"geometry: size and variance", "probe: size and variance"}
     layouts = EventAccumulator(str(tmp_path)).Reload().Tensors("custom_scalars__config__")
     assert b"geometry: size" in layouts[-1].tensor_proto.string_val[0]
     assert b"probe: size" in layouts[-1].tensor_proto.string_val[0]
+
+
+class AimLogger(DummyLogger):
+    """Keeps what it is given, as Aim's logger gives it to its run: Aim is not among the packages of the tests."""
+
+    def __init__(self):
+        super().__init__()
+        self.tracked = []
+        self.run = SimpleNamespace(track=lambda value, name, step: self.tracked.append((value, name, step)))
+
+    @property
+    def experiment(self):
+        return self.run
+
+
+@pytest.fixture
+def aim(monkeypatch):
+    package = ModuleType("aim")
+    package.Image, package.Text = (lambda image: image), (lambda text: text)
+    monkeypatch.setitem(sys.modules, "aim", package)
+    monkeypatch.setitem(sys.modules, "aim.sdk.adapters.pytorch_lightning", sys.modules[__name__])
+
+
+def test_aims_logger_is_given_pictures_and_the_explanation(tmp_path, aim, monkeypatch):
+    picture = Image.new("RGB", (3, 2), "red")
+    picture.save(tmp_path / "drawn.png")
+    drawn = (tmp_path / "drawn.png").read_bytes(), 3, 2
+    monkeypatch.setattr("embedgeo.report.drawing.png", lambda *args: drawn)
+    logger = AimLogger()
+    fit(tmp_path, GeometryMonitor(metrics=moments, on_error="raise"), logger=logger, max_steps=1)
+    texts = [(name, step) for value, name, step in logger.tracked if isinstance(value, str)]
+    images = {(name, step): value for value, name, step in logger.tracked if not isinstance(value, str)}
+    assert texts == [("geometry/what the numbers mean", 0)]
+    assert {("geometry.heatmap/M_over_Q", 0), ("geometry.heatmap/M_over_Q", 1)} <= set(images)
+    assert all(image.tobytes() == picture.tobytes() for image in images.values())

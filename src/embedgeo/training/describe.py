@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_modes, kept_random_states
@@ -167,7 +168,9 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
 
 def _found(model: nn.Module) -> Description:
     inner = measured_model(model)
-    return Description(type(inner).__name__, sum(weight.numel() for weight in inner.parameters()))
+    return Description(
+        type(inner).__name__, sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight))
+    )
 
 
 def outline(model: nn.Module, geometry: Geometry) -> Description:
@@ -474,8 +477,7 @@ def _metric_seconds(make: Callable[[int], Metric], width: int, rows: ExpectedRow
         started = _now(device)
         timed.update(hidden[part], None if ids is None else ids[part], None, sequences[part])
         updated = _now(device)
-        for compute in timed.computed():
-            compute()
+        timed.compute()
         computed = _now(device)
         timed.reset()
     return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)

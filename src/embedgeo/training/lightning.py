@@ -15,7 +15,7 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter, call_inside
-from embedgeo.training.loggers.page import Page
+from embedgeo.training.loggers import Media
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.steps import logger_folder
 
@@ -132,7 +132,7 @@ class GeometryMonitor(Monitor, Callback):
                 self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._page = Page(self.prefix, len(self.history), on_error=self.on_error)
+        self._media = Media(self.prefix, len(self.history), on_error=self.on_error)
         strategy, group = trainer.strategy, None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
@@ -168,7 +168,7 @@ class GeometryMonitor(Monitor, Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
         with self._guarded():
-            self._write_page(trainer, last=True)
+            self._write_media(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -216,12 +216,12 @@ class GeometryMonitor(Monitor, Callback):
         self._make_strict()
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=step)
-        self._write_page(trainer)
+        self._write_media(trainer)
 
-    def _write_page(self, trainer: Trainer, *, last: bool = False) -> None:
+    def _write_media(self, trainer: Trainer, *, last: bool = False) -> None:
         """Write charts, images and text to the loggers that take them, on rank zero."""
         if trainer.is_global_zero and not self._failed:
-            self._page.write(trainer.loggers, self.history, last=last)
+            self._media.write(trainer.loggers, self.history, last=last)
 
 
 def _followed(trainer: Trainer) -> Iterator[str]:

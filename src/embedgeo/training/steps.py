@@ -21,14 +21,12 @@ from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.distributed import (
     Stage,
-    StageGeometry,
     data_parallel_group,
     require_forward,
     require_same_modules,
     sequence_mesh,
 )
-from embedgeo.training.loggers import wandb
-from embedgeo.training.loggers.page import Page
+from embedgeo.training.loggers import Media, wandb
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.schedule import OptimizerSteps
 
@@ -102,7 +100,10 @@ class StepMonitor(Monitor):
         self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
         if self._stage is not None and self._stage.is_part:
             require_forward(self.probe, self.probe_forward)
-            self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
+            make, stage = self._make_geometry, self._stage
+            self._make_geometry = lambda model, **run: stage.geometry(
+                lambda part: make(model, part=part, stage=stage, **run)
+            )
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
         self._given_log = Log(log, self.prefix, self.on_error)  # may fail on one rank, which no other waits for now
@@ -134,7 +135,7 @@ class StepMonitor(Monitor):
         if self._adapter is not None:
             self._finish(self._now + 1 if step is None else step)
             with self._guarded():
-                self._write_page(last=True)
+                self._write_media(last=True)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,11 +249,11 @@ class StepMonitor(Monitor):
 
     def _log(self, step: int, records: list[Record]) -> None:
         self._given_log.write_scalars(step, tagged_scalars(records, self.prefix))
-        self._write_page()
+        self._write_media()
 
-    def _write_page(self, *, last: bool = False) -> None:
+    def _write_media(self, *, last: bool = False) -> None:
         if not self._failed:
-            self._given_log.write_page(self.history, last=last)
+            self._given_log.write_media(self.history, last=last)
 
 
 class Log:
@@ -279,11 +280,11 @@ class Log:
         getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
         self.folder = logger_folder([] if log is None else [log])
         self._log = log
-        self._page = Page(prefix, on_error=on_error)
+        self._media = Media(prefix, on_error=on_error)
 
-    def write_page(self, history: Sequence[Record], *, last: bool = False) -> None:
-        """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.page.Page.write`."""
-        self._page.write([self._log], history, last=last)
+    def write_media(self, history: Sequence[Record], *, last: bool = False) -> None:
+        """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.Media.write`."""
+        self._media.write([self._log], history, last=last)
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:

@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.loggers.page import Page
+from embedgeo.training.loggers import Media
 from embedgeo.training.monitor import Monitor
 
 
@@ -74,7 +74,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         )
         self._start(adapter, state.global_step)
         self._trainer = trainer
-        self._page = Page(self.prefix, len(self.history), "train/", self.on_error)
+        self._media = Media(self.prefix, len(self.history), "train/", self.on_error)
         self._wrap_training_step(trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             # training has ended, but the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
             with self._guarded():
-                self._write_page(last=True)
+                self._write_media(last=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -154,13 +154,13 @@ class GeometryCallback(Monitor, TrainerCallback):
                 Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
             state.global_step, control.should_log = now, should_log
-        self._write_page()
+        self._write_media()
 
-    def _write_page(self, *, last: bool = False) -> None:
+    def _write_media(self, *, last: bool = False) -> None:
         """Write charts, images and text to the integrations that take them, on rank zero."""
         assert self._trainer is not None
         if self._trainer.is_world_process_zero() and not self._failed:
-            self._page.write(self._trainer.callback_handler.callbacks, self.history, last=last)
+            self._media.write(self._trainer.callback_handler.callbacks, self.history, last=last)
 
 
 def _takes(model: Any, batch: Mapping[str, Any]) -> bool:

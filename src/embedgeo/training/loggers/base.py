@@ -1,10 +1,16 @@
-"""What a logger is given beside scalars: the interface of its adapter."""
+"""Interface of the adapters of loggers: charts, text and pictures beside scalars."""
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, NamedTuple
 
 from embedgeo.results.records import Record
+
+HF_CALLBACKS = "transformers.integrations.integration_utils"
+"""Module of the callbacks by which the Hugging Face Trainer logs."""
 
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
@@ -17,8 +23,7 @@ class Charts(NamedTuple):
         prefix: the monitor's.
         metrics: their keys.
         tag_start: what the trainer puts in front of the tags of scalars: ``"train/"`` in the Hugging Face Trainer.
-        is_due: whether this measurement is one at which all pictures are drawn, as the first, second, fourth, eighth …
-            and the end are: the time to write again what holds the whole history.
+        is_due: whether all pictures are drawn now: the time to write again what holds the whole history.
     """
 
     prefix: str
@@ -28,14 +33,24 @@ class Charts(NamedTuple):
 
 
 class Adapter:
-    """How one logger is given what it shows beside scalars; a method that is not overridden does nothing.
+    """A logger as the place of charts, text and pictures; a method that is not overridden does nothing.
 
-    It belongs to one monitor in one run, and is called on the rank that writes. Pictures are drawn if some adapter
-    overrides `write_image`. An error of a method ends the adapter's work, not the monitor's.
+    It belongs to one monitor in one run, and is called on the rank that writes. An error of a method ends the adapter's
+    work, not the monitor's.
+
+    Attributes:
+        takes_pictures: none are drawn where no adapter takes any.
     """
 
+    takes_pictures: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, logger: Any) -> "Adapter | None":
+        """The adapter of a logger; None for another object. The logger's package is not imported for this."""
+        return logger if isinstance(logger, Adapter) else None
+
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Called after each measurement, before text and images, and once more at the end.
+        """Draw or update charts, after each measurement, before text and images, and once more at the end.
 
         Args:
             charts: what to draw.
@@ -43,10 +58,10 @@ class Adapter:
         """
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Called once, at the first measurement: the explanation of the metrics."""
+        """Write the explanation of the metrics, once, at the first measurement."""
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
-        """Called with each picture when it is drawn: a PNG, its width and height."""
+        """Write a picture when it is drawn."""
 
 
 def is_instance(logger: object, module: str, name: str) -> bool:
@@ -57,3 +72,12 @@ def is_instance(logger: object, module: str, name: str) -> bool:
     """
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(logger, kind)
+
+
+@contextmanager
+def png_file(picture: Picture) -> Iterator[Path]:
+    """Context of a file with the picture as it is: loggers encode an image in memory again."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        path.write_bytes(picture[0])
+        yield path

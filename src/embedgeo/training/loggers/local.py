@@ -1,4 +1,4 @@
-"""TensorBoard: a page of charts, text and images, in the event files themselves."""
+"""Files on this machine: TensorBoard's charts, text and images, and a tidy CSV beside Lightning's."""
 
 import csv
 import io
@@ -14,21 +14,32 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from embedgeo.results.events import custom_scalars_layout
 from embedgeo.results.records import Record
-from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
+from embedgeo.training.loggers.base import HF_CALLBACKS, Adapter, Charts, Picture, is_instance
 
 _layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 """The charts of all monitors that write to a ``SummaryWriter``: TensorBoard keeps only the last layout."""
 
 
 class TensorBoard(Adapter):
-    """Writes by a ``SummaryWriter``."""
+    """The custom-scalars, text and image pages of a ``SummaryWriter``."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self._has_charts = False
 
+    @classmethod
+    def of(cls, logger: Any) -> "TensorBoard | None":
+        """Of Lightning's logger, a ``SummaryWriter``, or the Hugging Face Trainer's callback where it has one."""
+        writer: Any = None
+        if isinstance(logger, TensorBoardLogger):
+            writer = logger.experiment
+        elif is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
+            writer = logger
+        elif is_instance(logger, HF_CALLBACKS, "TensorBoardCallback"):
+            writer = logger.tb_writer
+        return None if writer is None else cls(writer)
+
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Write the layout of the custom-scalars page, once."""
         if self._has_charts:
             return
         layout = custom_scalars_layout(charts.metrics, charts.tag_start + charts.prefix)
@@ -38,27 +49,14 @@ class TensorBoard(Adapter):
         self._has_charts = True
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write it for the text page."""
         self._writer.add_text(tag, markdown, step)
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
-        """Write the PNG as it is: `SummaryWriter.add_image` would decode, resize and encode it again."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        png, width, height = picture
+        png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
-
-
-def tensorboard_adapter(logger: Any) -> Adapter | None:
-    """Of Lightning's logger, a ``SummaryWriter``, or the callback of the Hugging Face Trainer where it has one."""
-    if isinstance(logger, TensorBoardLogger):
-        return TensorBoard(logger.experiment)
-    if is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
-        return TensorBoard(logger)
-    if is_instance(logger, "transformers.integrations.integration_utils", "TensorBoardCallback") and logger.tb_writer:
-        return TensorBoard(logger.tb_writer)
-    return None
 
 
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
@@ -76,9 +74,17 @@ class Csv(Adapter):
         folder: it is made when something is written.
     """
 
+    takes_pictures = False
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._num_written = 0
+
+    @classmethod
+    def of(cls, logger: Any) -> "Csv | None":
+        """Of Lightning's logger, if it writes on this machine."""
+        is_local = isinstance(logger, CSVLogger) and "://" not in logger.log_dir
+        return cls(Path(logger.log_dir)) if is_local else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Append the records that are new.
@@ -95,17 +101,10 @@ class Csv(Adapter):
         if not self._num_written:
             path.parent.mkdir(parents=True, exist_ok=True)
             _keep_earlier(path, new[0]["step"])
-        lines = _lines([_cell(value) for value in map(record.get, COLUMNS)] for record in new)
+        lines = _lines([_cell(record.get(column)) for column in COLUMNS] for record in new)
         with path.open("ab") as file:
             file.write(lines if file.tell() else _HEADER + lines)
         self._num_written = len(history)
-
-
-def csv_adapter(logger: object) -> Adapter | None:
-    """Of Lightning's logger, if it writes on this machine."""
-    if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
-        return Csv(Path(logger.log_dir))
-    return None
 
 
 def _cell(value: Any) -> Any:

@@ -4,15 +4,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil, isfinite
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
 from embedgeo.results.events import chart_title
 from embedgeo.results.records import Record
-from embedgeo.training.loggers.base import Adapter, Charts, Picture, is_instance
+from embedgeo.training.loggers.base import HF_CALLBACKS, Adapter, Charts, Picture, is_instance, png_file
 
 _MOST_STEPS, _MOST_ROWS = 128, 10_000
 """Steps in a chart, each row of which takes some 30 µs to log; rows of a table that Weights & Biases draws."""
@@ -20,10 +18,10 @@ _MOST_STEPS, _MOST_ROWS = 128, 10_000
 _LIGHTNING, _TRAINER = "trainer/global_step", "train/global_step"
 """The keys of the step with which Lightning's logger and the callback of the Hugging Face Trainer log."""
 
-_LOOK = "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
+_STYLE = "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
 
 
-class WeightsAndBiases(Adapter):
+class Wandb(Adapter):
     """Writes by a function that logs values in a run.
 
     Args:
@@ -33,43 +31,40 @@ class WeightsAndBiases(Adapter):
     """
 
     def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
-        self._run, self._log, self._axis = run, log, axis
+        self._run = run
+        self._log = log
+        self._axis = axis
         self._prefix = ""
         self._num_drawn = 0
 
+    @classmethod
+    def of(cls, logger: Any) -> "Wandb | None":
+        """Of Lightning's logger, the Hugging Face Trainer's callback, a run, or ``wandb`` itself where it has one."""
+        if isinstance(logger, WandbLogger):
+            return cls(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING)
+        if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
+            run = sys.modules["wandb"].run
+            return run and cls(run, lambda _, step, values: run.log({**values, _TRAINER: step}), _TRAINER)
+        run = _run(logger)
+        return run and cls(run, partial(_log_in_open_row, run))
+
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Draw the charts again whenever all pictures are drawn: each takes a table of the whole history."""
         if not self._prefix and self._axis:
             self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
         self._prefix = charts.prefix
-        if charts.is_due and self._num_drawn < len(history):
+        if charts.is_due and self._num_drawn < len(history):  # each chart takes a table of the whole history
             self._num_drawn = len(history)
             self._log(self._prefix, history[-1]["step"], dict(_charts(charts, history)))
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write it as HTML: a workspace shows no Markdown."""
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
 
-        html = _LOOK + to_html(markdown, extensions=["tables"])
+        html = _STYLE + to_html(markdown, extensions=["tables"])  # a workspace shows no Markdown
         self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
-        """Write the PNG as it is, from a file: an image in memory would be encoded again."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "picture.png"
-            path.write_bytes(picture[0])
+        with png_file(picture) as path:
             self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
-
-
-def adapter(logger: Any) -> Adapter | None:
-    """Of Lightning's logger, the Hugging Face Trainer's callback, a run, or ``wandb`` itself; where there is a run."""
-    if isinstance(logger, WandbLogger):
-        return WeightsAndBiases(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING)
-    if is_instance(logger, "transformers.integrations.integration_utils", "WandbCallback"):
-        run = sys.modules["wandb"].run
-        return run and WeightsAndBiases(run, lambda _, step, values: run.log({**values, _TRAINER: step}), _TRAINER)
-    run = _run(logger)
-    return run and WeightsAndBiases(run, partial(_log_beside, run))
 
 
 def scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]], object] | None:
@@ -79,7 +74,7 @@ def scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]],
     value, ``{prefix}/step``, and the axis; and lest what the loop logs at steps of its own is lost, a measurement goes
     into the row that is open, which is closed before only if the last measurement is in it.
     """
-    if log is not _package() and _run(log) is None:
+    if not _is_package(log) and _run(log) is None:
         return None
     last_row: int | None = None
 
@@ -95,20 +90,19 @@ def scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]],
         elif row == last_row:
             run.log({}, commit=True)
             row += 1
-        _log_beside(run, prefix, step, scalars)
+        _log_in_open_row(run, prefix, step, scalars)
         last_row = row
 
     return write
 
 
-def _package() -> Any:
-    """The package ``wandb``, where it is imported; otherwise something that is no log."""
-    return sys.modules.get("wandb", _run)
+def _is_package(log: object) -> bool:
+    return log is not None and log is sys.modules.get("wandb")
 
 
 def _run(log: Any) -> Any:
     """The run that a log is, or that ``wandb`` has now, if any."""
-    if log is _package():
+    if _is_package(log):
         return log.run
     return log if is_instance(log, "wandb.sdk.wandb_run", "Run") else None
 
@@ -122,8 +116,7 @@ def _is_shared(run: Any) -> bool:
     return run.settings.mode == "shared"
 
 
-def _log_beside(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
-    """Log values in the row that is open."""
+def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
     run.log({**values, _axis(prefix): step}, commit=_is_shared(run))
 
 
