@@ -20,7 +20,7 @@ import embedgeo
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from embedgeo.sweep.run import loss_outliers

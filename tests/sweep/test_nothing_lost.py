@@ -14,7 +14,7 @@ import pytest
 from embedgeo.checkpoints import sources as checkpoint
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.report.page import flags
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import run as sweep_run

@@ -13,7 +13,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.texts import shown_types
-from embedgeo.text import TokenizedText, Words, tokenize_sequences
+from embedgeo.text import SpelledWords, TokenizedText, tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model
 
@@ -83,7 +83,7 @@ def test_words_are_chosen_by_how_often_they_occur():
     first = torch.arange(30)[:, None] * 2
     numbers = (torch.tensor([[0, 0, 0, 1, -1]]) + first).where(torch.tensor([True] * 4 + [False]), -1).flatten()
     types = torch.tensor([0, 0, 0, 1, -1] * 30)
-    text = TEXTS._replace(words=Words(numbers, types, ["thecat", "dog"]))
+    text = TEXTS._replace(words=SpelledWords(numbers, types, ["thecat", "dog"]))
     settings = SweepSettings("lab/x", seq_len=5, rows="words", skip_first_positions=3)
     assert shown_types(text, {0: "thecat", 1: "dog"}, [0, 1], settings) == (1,)
     assert set(shown_types(text, {0: "thecat", 1: "dog"}, [0, 1], SweepSettings("lab/x", rows="words"))) == {0, 1}

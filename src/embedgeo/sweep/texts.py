@@ -25,7 +25,16 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.text import Documents, TokenizedText, Words, cut_texts, hash_ids, hashing, tokenize_joined, tokenize_texts
+from embedgeo.text import (
+    Documents,
+    SpelledWords,
+    TokenizedText,
+    cut_texts,
+    hash_ids,
+    hashing,
+    tokenize_joined,
+    tokenize_texts,
+)
 
 _MASKED_SHARE = 0.15
 
@@ -71,7 +80,7 @@ class ProbeText:
     masked: Tensor | None = None
     mask_token_id: int | None = None
     pad_token_id: int = 0
-    words: Words | None = None
+    words: SpelledWords | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
     type_sizes: Mapping[int, float] = field(default_factory=dict)
     shown_types: tuple[int, ...] = ()
