@@ -75,11 +75,8 @@ def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_gro
         for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
             sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
             metrics.update(x, ids, None, sequences)
-        estimates: dict[str, tuple[float, float]] = {}
-        for compute in metrics.computed():
-            values, errors = compute()
-            estimates |= {key: (float(values[key]), float(errors[key])) for key in values}
-        runs.append(estimates)
+        values, _ = metrics.compute()
+        runs.append({key: pair.tolist() for key, pair in values.items()})
     population, rows = corpus.population(), {}
     for key in (*population, "anisotropy", "intrinsic_dimension"):
         value, error = np.array([run[key] for run in runs]).T

@@ -11,8 +11,8 @@ import jsonargparse
 import pytest
 import torch
 
-from embedgeo.checkpoints.files import Contents, StoredFile, require_readable, stored_values
-from embedgeo.checkpoints.loading import lightning_step, load_model, load_tokenizer
+from embedgeo.checkpoints.files import Contents, StoredFile, lightning_step, require_readable, stored_values
+from embedgeo.checkpoints.loading import load_model, load_tokenizer
 from embedgeo.checkpoints.sources import list_checkpoints
 from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, write_files
 

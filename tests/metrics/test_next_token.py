@@ -270,7 +270,7 @@ def test_weights_that_change_after_a_measurement_in_the_background_do_not_count(
     ):
         model(**token_batch())
         expected = geometry.compute()["final_norm"]["unembedding_alignment"]
-        reached = geometry._reached(copied=True)
+        reached = geometry.measured_layers(unembedding_may_change=True)
         model.get_output_embeddings().weight.neg_()
         (metric,) = reached[0].metrics.synced()
         assert float(metric.compute()["unembedding_alignment"]) == expected

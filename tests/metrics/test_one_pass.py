@@ -57,7 +57,7 @@ def test_groups_for_standard_errors_are_put_in_order_once_a_forward_pass(monkeyp
 
 
 def test_words_are_found_once_a_forward_pass(monkeypatch):
-    found = counted(monkeypatch, embedgeo.geometry.geometry, "find_words")
+    found = counted(monkeypatch, embedgeo.geometry, "find_words")
     observed([token_batch(4)], rows="words", word_ids=torch.arange(12).expand(4, 12) // 3)
     assert found == {"find_words": 1}
 
@@ -126,8 +126,8 @@ def test_a_metric_that_overrides_update_gets_tensors():
     x = gaussian(24, 4).view(2, 12, 4)
     metrics = LayerMetrics(lambda dim: [Own(dim)], 4, device=torch.device("cpu"))
     metrics.update(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3, None)
-    (compute,) = metrics.computed()
-    assert compute()[0]["norm_max"] == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
+    values, _ = metrics.compute()
+    assert float(values["norm_max"][0]) == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
 
 
 class Watched(TorchDispatchMode):

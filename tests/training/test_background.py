@@ -135,7 +135,7 @@ def test_what_is_done_is_logged_when_the_next_step_begins():
     for step in range(2):
         with monitor.step(step):
             model(**token_batch())
-    wait([monitor._pending.handed_over.computed])
+    wait([monitor._pending.records])
     assert logged == []
     for step in (2, 3):
         with monitor.step(step):
@@ -201,7 +201,7 @@ def test_a_failure_in_it_is_raised_at_a_later_step():
     for step in (0, 1):
         with monitor.step(step):
             model(**token_batch())
-    wait([monitor._pending.handed_over.computed])
+    wait([monitor._pending.records])
     with pytest.raises(RuntimeError, match="broken metric"):
         monitor.step(3).__enter__()
 

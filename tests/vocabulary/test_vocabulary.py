@@ -204,8 +204,8 @@ def test_no_more_is_loaded_of_safetensors_files_than_the_matrices(kind, as_bin, 
     if as_bin:
         (tmp_path / "model.safetensors").unlink()
         torch.save(made.state_dict(), tmp_path / "pytorch_model.bin")
-    loads = []
-    monkeypatch.setattr(loading, "load_model", lambda *a, **k: loads.append(1) or loading.load_model(*a, **k))
+    loads, load_model = [], loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: loads.append(1) or load_model(*a, **k))
     contents = Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(tmp_path)))
     read = loading.read_matrices(tmp_path, contents, dtype=torch.float32)
     assert len(loads) == as_bin

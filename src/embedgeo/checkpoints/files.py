@@ -38,6 +38,15 @@ TOKENIZER_FILES = VOCABULARIES | {
 _MOST_BYTES = 256 * 2**20
 """Larger files, other than weights, are refused."""
 
+_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+_HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
+    argparse.Namespace,
+    jsonargparse.Namespace,
+    SimpleNamespace,
+    *((Path, f"{module}.{name}") for module in ("pathlib", "pathlib._local") for name in _PATHS),
+)
+"""Classes that hyperparameters may hold besides those that torch loads by itself: these only keep values."""
+
 
 class StoredFile(NamedTuple):
     """A file of a checkpoint.
@@ -89,16 +98,11 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
     """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer.
 
     Whole names are matched, so that no file is outside the checkpoint's folder.
-
-    Raises:
-        FileNotFoundError: no weights, or no ``config.json``.
-        ValueError: a file that is too large, other than weights.
     """
     files = sorted(files)
     others = tuple(file for file in files if file.name == "config.json" or file.name in TOKENIZER_FILES)
-    weights = next(
-        (found for pattern in _WEIGHTS if weight_files(found := [f for f in files if pattern.fullmatch(f.name)])), []
-    )
+    formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
+    weights = next(filter(weight_files, formats), [])
     if not weights:
         raise FileNotFoundError("a checkpoint must have weights: safetensors or pytorch_model .bin files; found none.")
     if not any(file.name == "config.json" for file in others):
@@ -114,11 +118,11 @@ def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
     return [file for file in files if not file.name.endswith(".json")]
 
 
-def hashed_file(path: Path, name: str = "") -> StoredFile:
-    """Size and sha256 of a local file, which is read for this."""
+def hashed_file(path: Path) -> StoredFile:
+    """Size and sha256 of a local file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return StoredFile(name or path.name, file.tell(), digest)
+        return StoredFile(path.name, file.tell(), digest)
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
@@ -146,11 +150,7 @@ def shared_parts(contents: Mapping[str, Contents]) -> list[tuple[str, list[str]]
 
 
 def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
-    """Check that the index of the weights names exactly the weight files of the checkpoint.
-
-    Raises:
-        ValueError: it names other files, such as one outside the folder, or leaves some out, or is missing.
-    """
+    """Check that the index of the weights names exactly the weight files of the checkpoint, none outside it."""
     index = next((file for file in weights if file.name.endswith(".json")), None)
     if index is None:
         if len(weights) > 1:
@@ -168,32 +168,17 @@ def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
         )
 
 
-_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
-_HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
-    argparse.Namespace,
-    jsonargparse.Namespace,
-    SimpleNamespace,
-    *((Path, f"{module}.{name}") for module in ("pathlib", "pathlib._local") for name in _PATHS),
-)
-"""What hyperparameters may hold besides what torch loads by itself: these only keep what they are given."""
-
-
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Say of an error which file it is about, without the advice of the library that raised it.
-
-    Raises:
-        ValueError: in place of every error.
-    """
+    """Raise a ValueError that names the file in place of any error, without the advice of the library behind it."""
     try:
         yield
     except Exception as error:
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-        is_cut = "PytorchStreamReader failed" in str(error)
-        is_damaged = is_cut or isinstance(error, UnpicklingError | KeyError | EOFError)  # as torch.load says it
+        is_cut = "PytorchStreamReader failed" in str(error) or getattr(error, "errno", None) == errno.EINVAL
         if refused:
             why = f"it holds a pickled {refused[1]}, which is not loaded, as that may run code; save it without"
-        elif is_damaged or (isinstance(error, OSError) and error.errno == errno.EINVAL):
+        elif is_cut or isinstance(error, UnpicklingError | KeyError | EOFError):  # as torch.load says it
             why = "it is damaged, or was not written by torch.save"
         else:
             why = reason(error).rstrip(".")
@@ -206,20 +191,27 @@ def harmless_allowed() -> AbstractContextManager[None]:
 
 
 def stored_values(path: Path) -> Any:
-    """What ``torch.save`` has written, with tensors that have no data, and without running code."""
+    """Values that ``torch.save`` has written, with tensors that have no data, and without running code."""
     with reading(path.name), harmless_allowed():
         return torch.load(path, map_location="meta", weights_only=True)
 
 
 def require_readable(path: Path) -> None:
-    """Check that a file of weights is whole, without reading the weights.
-
-    Raises:
-        ValueError: it is damaged, or holds no weights.
-    """
+    """Check that a file of weights is whole, without reading the weights."""
     if path.suffix == ".safetensors":
         with reading(path.name), safe_open(path, "pt"):
             return
     is_by_name = isinstance(stored_values(path), dict)
     if not is_by_name:
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
+
+
+def lightning_step(path: Path) -> int:
+    """Optimizer steps taken, as stored in a Lightning checkpoint."""
+    stored = stored_values(path)
+    try:
+        return int(stored["global_step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
+        ) from error

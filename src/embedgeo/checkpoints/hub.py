@@ -41,12 +41,7 @@ def list_repositories(pattern: str) -> list[str]:
 
 
 def list_revisions(repository: str) -> dict[str, str]:
-    """Branches and tags of a repository, with the commits that they point to.
-
-    Raises:
-        FileNotFoundError: the Hub has none of that name, or does not answer.
-        ValueError: a revision stands for no commit.
-    """
+    """Branches and tags of a repository, with the commits that they point to."""
     may_be_local = "/" in repository and Path(repository).parent.is_dir()  # a path with a mistake in it
     try:
         refs = retried(lambda: HfApi().list_repo_refs(repository), is_patient=not may_be_local)
@@ -58,9 +53,9 @@ def list_revisions(repository: str) -> dict[str, str]:
             f"{why}."
         ) from error
     commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
-    wrong = [name for name, commit in commits.items() if not _COMMIT.fullmatch(commit)]
-    if wrong:
-        raise ValueError(f"{repository}: revision {wrong[0]!r} must stand for a commit; got {commits[wrong[0]]!r}.")
+    for name, commit in commits.items():
+        if not _COMMIT.fullmatch(commit):
+            raise ValueError(f"{repository}: revision {name!r} must stand for a commit; got {commit!r}.")
     return commits
 
 
@@ -85,9 +80,6 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
         commit: of the repository.
         contents: the files.
         cache: a folder to download into, as a cache of its own; default: the user's cache.
-
-    Raises:
-        OSError: the files cannot be downloaded, or are not what the Hub lists.
     """
     names = [file.name for file in contents.files]
     download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)
@@ -105,7 +97,7 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
 
 
 def _first_wrong(folder: Path, contents: Contents) -> str:
-    """What is wrong with the first file that is not as listed; empty if all are."""
+    """Error about the first file that is not as listed; empty if all are."""
     for file in contents.files:
         if not (folder / file.name).is_file():
             return f"{file.name} must be among the files of the commit; it is not."
@@ -117,7 +109,7 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
 
 
 def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
-    """Download some small files of a commit into a cache of their own; returns the folder that holds them."""
+    """Download some small files of a commit into a cache of their own: the folder that holds them."""
     download = partial(snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache)
     return Path(retried(download))
 
@@ -128,19 +120,21 @@ def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
     Raises:
         OSError, ValueError: as ``attempt`` raises them; ConnectionError in place of all other errors.
     """
-    for wait in (*(_WAITS if is_patient else ()), None):
+    waits = iter(_WAITS if is_patient else ())
+    while True:
         try:
             return attempt()
         except Exception as error:
-            if wait is None or not _may_pass(error):
+            may_pass = _may_pass(error)
+            wait = next(waits, None) if may_pass else None
+            if wait is None:
                 raised = error
                 if not isinstance(error, OSError | ValueError):
                     raised = ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}")
-                if _may_pass(error):
+                if may_pass:
                     raised.add_note("this may pass: run the same command again")
                 raise raised from error.__cause__ if raised is error else error
         time.sleep(wait)
-    raise AssertionError
 
 
 def _may_pass(error: BaseException | None) -> bool:

@@ -35,7 +35,6 @@ from embedgeo.checkpoints.files import (
     reading,
     require_readable,
     require_whole_index,
-    stored_values,
     weight_files,
 )
 from embedgeo.formatting import reason
@@ -43,15 +42,17 @@ from embedgeo.formatting import reason
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000
 """A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
+_MOST_TENSORS = 200_000
+"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
+_IN_FILES = {"lm_head.weight": "embed_out.weight"}
+"""Names that files have for tensors of a model: of GPT-NeoX, whose head transformers 5 calls as that of others."""
+
+DeviceMap = str | Mapping[str, Any]
+"""``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read when it is needed."""
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False) -> PreTrainedConfig:
-    """The configuration of a model.
-
-    Args:
-        folder: with ``config.json``.
-        trust_remote_code: run code that comes with it.
-        may_be_both: whether it may be of an encoder-decoder.
+    """The configuration of the model in a folder, which ``may_be_both`` an encoder and a decoder.
 
     Raises:
         ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
@@ -81,16 +82,8 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
     return config
 
 
-DeviceMap = str | Mapping[str, Any]
-"""``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read when it is needed."""
-
-
 def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
     """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"`` as it is.
-
-    Raises:
-        ValueError: modules that the model does not have, devices that the machine does not have, or weights without a
-            device.
 
     >>> placement(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"": "cpu", "1": "disk"})
     {'0': 'cpu', '1': 'disk'}
@@ -105,7 +98,8 @@ def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
     placed: dict[str, str] = {}
 
     def place(name: str, part: nn.Module, outer: str | None) -> None:
-        prefix, device = f"{name}." if name else "", devices.get(name, outer)
+        prefix = f"{name}." if name else ""
+        device = devices.get(name, outer)
         if any(other.startswith(prefix) and other != name for other in devices):
             for child, inner in part.named_children():
                 place(prefix + child, inner, device)
@@ -136,10 +130,7 @@ def _device(value: Any) -> str:
 
 
 def import_named(name: str) -> Any:
-    """Import ``package.module.name``; modules in the working directory are found, too.
-
-    Raises:
-        Exception, SystemExit: there is nothing of this name, or its module fails or exits when it is imported.
+    """Import ``package.module.name``, also of a module in the working directory, which may raise anything.
 
     >>> import_named("fractions.Fraction")(3)
     Fraction(3, 1)
@@ -148,10 +139,6 @@ def import_named(name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     module_name, _, attribute = name.rpartition(".")
     return getattr(import_module(module_name), attribute)
-
-
-_MOST_TENSORS = 200_000
-"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
 
 
 @dataclass
@@ -177,11 +164,7 @@ def is_encoder(config: PreTrainedConfig) -> bool:
 
 
 def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a configuration, without memory for its weights.
-
-    Raises:
-        ValueError: it has more parameters than any real model.
-    """
+    """The model of a configuration, without memory for its weights, if it has no more than any real model."""
     num_tensors = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -231,12 +214,9 @@ def load_model(
         contents: which of them to load.
         dtype: of the weights.
         trust_remote_code: run code that comes with the checkpoint.
-        device_map: where the weights go, see `placement`; default: the CPU.
-        offload_folder: for those that go on disk and are not in a safetensors file as the model has them.
-        may_be_both: whether it may be of an encoder-decoder.
-
-    Raises:
-        ValueError: a file that cannot be read, or a configuration or a device map that does not match the weights.
+        device_map: see `placement`; default: the CPU.
+        offload_folder: for weights that go on disk and are not in a safetensors file as the model has them.
+        may_be_both: whether it may be an encoder-decoder.
     """
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
@@ -276,11 +256,7 @@ def load_model(
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder, or in a file as ``tokenizer.json``.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The tokenizer in a folder, or in a file as ``tokenizer.json``."""
     tokenizer: PreTrainedTokenizerBase
     file = path if path.is_file() else path / "tokenizer.json"
     if file.is_file():
@@ -295,16 +271,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 
 
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``.
-
-    Args:
-        path: the ``.ckpt`` file.
-        model_class: its LightningModule, as ``package.module.Class``.
-        dtype: of the weights.
-
-    Raises:
-        ValueError: ``model_class`` is not one, or a file that cannot be read.
-    """
+    """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``."""
     kind = import_class(model_class)
     require_readable(path)
     with harmless_allowed():
@@ -316,17 +283,13 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
 
 def has_own(module: nn.Module, method: str) -> bool:
-    """Whether a method is the model's own rather than one that Lightning has put there in its place."""
+    """Whether a method is the model's own rather than one of Lightning's in its place."""
     owner = str(getattr(type(module), method).__module__)
     return not owner.startswith(("lightning.", "pytorch_lightning."))
 
 
 def import_class(model_class: str) -> Any:
-    """The LightningModule of this name; modules in the working directory are found, too.
-
-    Raises:
-        ValueError: there is no such class, or its module fails or exits when it is imported.
-    """
+    """The LightningModule of this name, ``package.module.Class``."""
     try:
         kind = import_named(model_class)
         if not hasattr(kind, "load_from_checkpoint"):
@@ -339,36 +302,17 @@ def import_class(model_class: str) -> Any:
     return kind
 
 
-def lightning_step(path: Path) -> int:
-    """Optimizer steps taken, as stored in a Lightning checkpoint.
-
-    Raises:
-        ValueError: they cannot be read from the file.
-    """
-    stored = stored_values(path)
-    try:
-        return int(stored["global_step"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
-        ) from error
-
-
 def num_token_types(model: nn.Module) -> int | None:
     """Rows of the input embedding; None if the model has no embedding table."""
     return getattr(input_embedding(model), "num_embeddings", None)
-
-
-_IN_FILES = {"lm_head.weight": "embed_out.weight"}
-"""Names that files have for tensors of a model: of GPT-NeoX, whose head transformers 5 calls as that of others."""
 
 
 class Matrices(NamedTuple):
     """The embedding matrices of a model; their rows are the vocabulary.
 
     Attributes:
-        input: shape (vocabulary, d): what token ids are looked up in.
-        output: shape (vocabulary, d): what hidden states are multiplied with; None if the checkpoint has none.
+        input: shape (vocabulary, d): rows by token id.
+        output: shape (vocabulary, d): rows that hidden states are multiplied with; None if the checkpoint has none.
         is_tied: whether both are one matrix.
         model_class: of the model.
     """
@@ -379,16 +323,8 @@ class Matrices(NamedTuple):
     model_class: str
 
 
-class _Stored(NamedTuple):
-    """Where the matrices of a model may be in the files of its checkpoint.
-
-    Attributes:
-        input: names of the tensor.
-        output: likewise; none if the model has no such matrix.
-        shapes: of both.
-        is_tied: whether the configuration makes them one.
-        model_class: of the model.
-    """
+class _MatrixNames(NamedTuple):
+    """Names that the matrices of a model may have in the files of its checkpoint, of the output none if it has none."""
 
     input: list[str]
     output: list[str]
@@ -398,7 +334,7 @@ class _Stored(NamedTuple):
 
     def found(self, names: Mapping[str, object]) -> list[str] | None:
         """The names of the matrices among those of the files: one if they are tied; None if they are not all there."""
-        found = [next((name for name in kind if name in names), "") for kind in (self.input, self.output)]
+        found = [next((name for name in either if name in names), "") for either in (self.input, self.output)]
         if self.is_tied and any(found):
             return list(filter(None, found))
         wanted = found if self.output else found[:1]
@@ -406,21 +342,12 @@ class _Stored(NamedTuple):
 
 
 def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Matrices:
-    """The input and the output embedding of a Hugging Face checkpoint.
+    """The input and the output embedding of a Hugging Face checkpoint, of which `needed_contents` have to be there.
 
     Of safetensors files only these tensors are read, if they have the names and shapes of the model's; otherwise the
     model is loaded. A bias of the output is not part of its matrix.
-
-    Args:
-        folder: with the files.
-        contents: of the checkpoint; only the files of `needed_contents` have to be there.
-        dtype: of the matrices.
-        trust_remote_code: run code that comes with the checkpoint.
-
-    Raises:
-        ValueError: a file that cannot be read, or a model without an embedding table of tokens.
     """
-    stored = _stored(folder, trust_remote_code=trust_remote_code)
+    stored = _matrix_names(folder, trust_remote_code=trust_remote_code)
     files: dict[str, Path] = {}
     for path in (folder / file.name for file in weight_files(contents.weights)):
         if path.suffix == ".safetensors":
@@ -443,42 +370,39 @@ def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust
 def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool = False) -> Contents:
     """The files that `read_matrices` needs of a checkpoint in several safetensors files; all where that is not known.
 
-    Args:
-        contents: of the checkpoint.
-        folder: with its ``config.json`` and the index of its weights.
-        trust_remote_code: run code that comes with the checkpoint.
+    The folder need only have its ``config.json`` and the index of its weights.
     """
     index = next((file for file in contents.weights if file.name.endswith(".safetensors.index.json")), None)
     if index is None:
         return contents
     with reading(index.name):
         places = dict(json.loads((folder / index.name).read_text())["weight_map"])
-    names = _stored(folder, trust_remote_code=trust_remote_code).found(places)
+    names = _matrix_names(folder, trust_remote_code=trust_remote_code).found(places)
     if names is None:
         return contents
     wanted = {places[name] for name in names}
     return replace(contents, weights=tuple(file for file in contents.weights if file.name in wanted))
 
 
-def _stored(folder: Path, *, trust_remote_code: bool) -> _Stored:
+def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     model = empty_model(config, trust_remote_code=trust_remote_code)
     table, head = _weights(model)
     at_head = {f"{name}.weight" for name, module in model.named_modules() if module is _head(model)}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
 
-    def names_of(weight: Tensor | None, *, of_head: bool) -> list[str]:
-        every = model.named_parameters(remove_duplicate=False)
-        names = [name for name, each in every if each is weight and (name in at_head) == of_head]
+    def names_of(weight: Tensor, *, of_head: bool) -> list[str]:
+        parameters = model.named_parameters(remove_duplicate=False)
+        names = [name for name, own in parameters if own is weight and (name in at_head) == of_head]
         bare = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return [*names, *bare, *(_IN_FILES[name] for name in names if name in _IN_FILES)]
 
-    return _Stored(
-        names_of(table, of_head=False),
-        [] if head is None else names_of(head, of_head=True),
-        [weight.shape for weight in (table, head) if weight is not None],
-        head is table,
-        type(model).__name__,
+    return _MatrixNames(
+        input=names_of(table, of_head=False),
+        output=[] if head is None else names_of(head, of_head=True),
+        shapes=[weight.shape for weight in (table, head) if weight is not None],
+        is_tied=head is table,
+        model_class=type(model).__name__,
     )
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +16,14 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, needed_files
+from embedgeo.checkpoints.files import (
+    Contents,
+    StoredFile,
+    hashed_file,
+    lightning_step,
+    needed_files,
+    stored_values,
+)
 from embedgeo.formatting import listed
 
 _STEP = re.compile(
@@ -30,13 +37,19 @@ _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$", re.IGNORECASE
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
+_MOST_BYTES = 200
+"""Of a checkpoint's name: file systems take 255 for a file, whose name also says what it holds, of which step."""
+
+UNREADABLE = -1
+"""The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
 
 Steps = str | int | Sequence[int]
 """``"all"``, ``"log"``, ``"final"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
 
 
 class Position(NamedTuple):
-    """Where in its training run a checkpoint is.
+    """Place of a checkpoint in its training run.
 
     Attributes:
         step: optimizer steps taken, or the number of the checkpoint if its publisher counts these instead.
@@ -71,26 +84,6 @@ def parse_position(name: str) -> Position | None:
     return Position(_amount(match), None if tokens is None else _amount(tokens), series)
 
 
-def looks_like_step(name: str) -> bool:
-    """Whether a name may be meant to name a step, though `parse_position` reads none in it.
-
-    >>> [looks_like_step(name) for name in ("my step 5", "epoch3", "1000", "v1.0", "stepwise", "main")]
-    [True, True, True, False, False, False]
-    """
-    return parse_position(name) is None and _LIKE_STEP.search(name) is not None
-
-
-def name_overlooked(model: str, names: Iterable[str]) -> None:
-    """Warn of names that look like steps and are none, in one warning."""
-    overlooked = sorted(name for name in names if looks_like_step(name))
-    if overlooked:
-        warnings.warn(
-            f"{model}: left out {listed([repr(name) for name in overlooked])}, in which no step is read. Names with a "
-            "step are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
-            stacklevel=2,
-        )
-
-
 def _amount(match: re.Match[str]) -> int:
     return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
 
@@ -115,8 +108,7 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     if steps == "log":
         return _log_spaced(available)
     wanted = _numbers(steps)
-    unknown = sorted(wanted - set(available))
-    if unknown:
+    if unknown := sorted(wanted - set(available)):
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
             f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
@@ -147,10 +139,6 @@ def _log_spaced(available: Sequence[int]) -> set[int]:
 
 def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
     return min(available, key=lambda candidate: abs(scale(candidate) - scale(step)))
-
-
-UNREADABLE = -1
-"""The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
 
 
 @dataclass(frozen=True)
@@ -187,25 +175,18 @@ class Checkpoint:
             FileNotFoundError: weights or ``config.json`` are missing.
             ValueError: its step cannot be read.
         """
-        if self.step == UNREADABLE:
-            from embedgeo.checkpoints.loading import lightning_step
-
-            assert self.path is not None
-            lightning_step(self.path)
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
+        if self.step == UNREADABLE:
+            lightning_step(self.path)
         return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
 
     def weights_state(self) -> str:
-        """Sizes and times of local weight files, which change when these are replaced; empty on the Hub.
-
-        Raises:
-            OSError: weights or ``config.json`` are missing.
-        """
+        """Sizes and times of local weight files, which change when these are replaced; empty on the Hub."""
         if self.path is None:
             return ""
-        found = {path.name: path.stat() for path in local_files(self.path)[0]}
-        return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()})
+        stats = {path.name: path.stat() for path in local_files(self.path)[0]}
+        return json.dumps({name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()})
 
     def config_digest(self) -> str:
         """`Contents.config_digest`, without reading the weights."""
@@ -215,123 +196,22 @@ class Checkpoint:
 
 
 def local_files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The weights of a local checkpoint, and the other files that are needed.
-
-    Raises:
-        OSError: weights or ``config.json`` are missing.
-    """
+    """The weights of a local checkpoint, and the other files that are needed."""
     if path.is_file():
         return [path], []
     needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file())
     return [path / file.name for file in needed.weights], [path / file.name for file in needed.others]
 
 
-def joined(own: str, name: str) -> str:
-    """A name with that of its model before it, where several models are listed together."""
-    return f"{own}--{name}" if own else name
+def is_local(model: str) -> bool:
+    """Whether ``model`` is a folder or file rather than a repository."""
+    return Path(model).expanduser().exists()
 
 
-def file_name(name: str) -> str:
-    """A name as that of a file, which is not hidden."""
-    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
-
-
-def list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
-    """List the checkpoints of steps in a folder, and the folder itself where it is a model of no step.
-
-    Args:
-        model: the folder, or a file of Lightning, as it was given.
-        is_only: whether no other model is listed; otherwise names and series start with the folder's name.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-    """
-    folder = absolute(model)
-    own = "" if is_only else folder.name
-    candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
-    positions = {path: position for path in paths if (position := parse_position(path.name.removesuffix(".ckpt")))}
-    positions.update(_unnamed(paths, positions))
-    if not positions and (folder / "config.json").is_file():
-        itself = folder if parse_position(folder.name) else folder.resolve()
-        if position := parse_position(itself.name):
-            positions = {itself: position}
-    is_final = _is_final(folder, positions)
-    if is_final:
-        positions.pop(folder, None)
-    elif not positions:
-        raise FileNotFoundError(_neither(model, paths))
-    name_overlooked(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
-    for path, position in positions.items():
-        series = "" if path.is_file() else position.series
-        named = position._replace(series=joined(own, series))
-        yield Checkpoint(file_name(joined(own, path.name)), model, path.name, named, path=path)
-    if is_final:
-        final = Position(0, None, own)
-        yield Checkpoint(file_name(folder.name), model, folder.name, final, path=folder, has_step=False)
-
-
-def absolute(model: str) -> Path:
-    """The path of a folder or file under the name that was given: links are not followed."""
-    return Path(os.path.abspath(Path(model).expanduser()))
-
-
-def read_step(path: Path) -> int:
-    """The step inside a file of Lightning; see `embedgeo.checkpoints.loading.lightning_step`."""
-    from embedgeo.checkpoints.loading import lightning_step
-
-    return lightning_step(path)
-
-
-def _unnamed(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
-    """Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step inside them."""
-    steps = {position.step for position in named.values()}
-    found: dict[Path, Position] = {}
-    for path in paths:
-        if path.is_file() and path not in named:
-            try:
-                step = read_step(path)
-            except ValueError:
-                step = UNREADABLE
-            if step not in steps:
-                steps |= {step} - {UNREADABLE}
-                found[path] = Position(step, None, "")
-    return found
-
-
-def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
-    """Whether a folder or file is itself a model, and not of one of the steps that were found."""
-    if folder.is_file():
-        return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
-    if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
-        return False
-    try:
-        return not positions or bool(local_files(folder))
-    except (OSError, ValueError):  # beside the checkpoints, the configuration alone
-        return False
-
-
-def _holds_weights(path: Path) -> bool:
-    from embedgeo.checkpoints.files import stored_values
-
-    with suppress(ValueError, TypeError):
-        return "state_dict" in stored_values(path)
-    return False
-
-
-def _neither(model: str, paths: Collection[Path]) -> str:
-    """What to do about a folder that holds no checkpoint."""
-    inside = [str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()]
-    remedy = f" To measure the models in it, name them: --model {shlex.join(inside[:8])}" if inside else ""
-    return (
-        "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints with their steps in their "
-        f"names, such as step1000 or checkpoint-1000; {model} is none of these.{remedy}"
-    )
-
-
-_REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
-_MOST_BYTES = 200
-"""Of a checkpoint's name: file systems take 255 for a file, whose name also says what it holds, of which step."""
+def require_source(name: str, source: str) -> None:
+    """Check that an argument may name something: a path that exists, or else what a repository can be called."""
+    if not is_local(source) and not _REPOSITORY.fullmatch(source):
+        raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
 
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
@@ -353,17 +233,17 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
             one name, or a name that is too long for a file.
     """
     models = [model] if isinstance(model, str) else list(model)
-    runs = Counter(absolute(m).name for m in models if is_local(m))
-    if runs and max(runs.values()) > 1:
+    folders = [_absolute(name).name for name in models if is_local(name)]
+    if len(set(folders)) < len(folders):
         raise ValueError(
             f"folders must differ in their names, by which their results are kept apart; {listed(models)} do not. "
             "Give links to them under other names, or sweep each into an out of its own."
         )
     found: list[Checkpoint] = []
-    for each in models:
+    for name in models:
         of_steps: list[Checkpoint] = []
         of_none: list[Checkpoint] = []
-        for checkpoint in _list(each, revisions, is_only=len(models) == 1):
+        for checkpoint in _list_model(name, revisions, is_only=len(models) == 1):
             (of_steps if checkpoint.has_step else of_none).append(checkpoint)
         if final:
             of_steps = list({c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values())
@@ -372,6 +252,110 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
     _require_distinct(found)
     _require_file_names(found)
     return found
+
+
+def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
+    if is_local(model):
+        if revisions != "*":
+            raise ValueError(
+                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
+            )
+        return list(_list_folder(model, is_only))
+    require_source("model", model)
+    is_pattern = bool(set(model) & set("*?["))
+    repositories = hub.list_repositories(model) if is_pattern else [model]
+    is_only = is_only and not is_pattern
+    found = [checkpoint for one in repositories for checkpoint in _list_repository(one, revisions, is_only)]
+    if not found:
+        among = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
+        raise FileNotFoundError(
+            f"model must have a branch main, or branches or tags that name steps, such as step1000; {model} has "
+            f"none{among}."
+        )
+    return found
+
+
+def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
+    own = "" if is_only else repository.replace("/", "--")
+    commits = {name: c for name, c in hub.list_revisions(repository).items() if fnmatchcase(name, revisions)}
+    positions = {name: position for name in commits if (position := parse_position(name))}
+    _warn_of_others(repository, commits.keys() - positions.keys())
+    for name, position in positions.items():
+        own_position = position._replace(series=_with_model(own, position.series))
+        yield Checkpoint(_file_name(_with_model(own, name)), repository, name, own_position, commits[name])
+    name = "main" if "main" in commits else revisions  # one that is named exactly
+    if name in commits and name not in positions:
+        named = None if positions else parse_position(repository.rpartition("/")[2])
+        position = named or Position(0, None, own)
+        yield Checkpoint(
+            _file_name(_with_model(own, name)), repository, name, position, commits[name], has_step=named is not None
+        )
+
+
+def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
+    """The checkpoints of steps in a folder, and the folder itself where it is a model of no step."""
+    folder = _absolute(model)
+    own = "" if is_only else folder.name
+    candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
+    positions = {path: position for path in paths if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions.update(_unnamed_positions(paths, positions))
+    if not positions and (folder / "config.json").is_file():
+        itself = folder if parse_position(folder.name) else folder.resolve()
+        if position := parse_position(itself.name):
+            positions = {itself: position}
+    is_final = _is_final(folder, positions)
+    if is_final:
+        positions.pop(folder, None)
+    elif not positions:
+        inside = [str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()]
+        remedy = f" To measure the models in it, name them: --model {shlex.join(inside[:8])}" if inside else ""
+        raise FileNotFoundError(
+            "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints with their steps in "
+            f"their names, such as step1000 or checkpoint-1000; {model} is none of these.{remedy}"
+        )
+    _warn_of_others(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
+    for path, position in positions.items():
+        series = "" if path.is_file() else position.series
+        named = position._replace(series=_with_model(own, series))
+        yield Checkpoint(_file_name(_with_model(own, path.name)), model, path.name, named, path=path)
+    if is_final:
+        final = Position(0, None, own)
+        yield Checkpoint(_file_name(folder.name), model, folder.name, final, path=folder, has_step=False)
+
+
+def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
+    """Of Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step they hold."""
+    steps = {position.step for position in named.values()}
+    found: dict[Path, Position] = {}
+    for path in paths:
+        if path.is_file() and path not in named:
+            try:
+                step = lightning_step(path)
+            except ValueError:
+                step = UNREADABLE
+            if step not in steps:
+                steps |= {step} - {UNREADABLE}
+                found[path] = Position(step, None, "")
+    return found
+
+
+def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
+    """Whether a folder or file is itself a model, and not of one of the steps that were found."""
+    if folder.is_file():
+        return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
+    if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
+        return False
+    try:
+        return not positions or bool(local_files(folder))
+    except (OSError, ValueError):  # beside the checkpoints, the configuration alone
+        return False
+
+
+def _holds_weights(path: Path) -> bool:
+    with suppress(ValueError, TypeError):
+        return "state_dict" in stored_values(path)
+    return False
 
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
@@ -409,53 +393,36 @@ def _require_file_names(found: Sequence[Checkpoint]) -> None:
             )
 
 
-def is_local(model: str) -> bool:
-    """Whether ``model`` is a folder or file rather than a repository."""
-    return Path(model).expanduser().exists()
+def _absolute(model: str) -> Path:
+    """The path of a folder or file under the name that was given: links are not followed."""
+    return Path(os.path.abspath(Path(model).expanduser()))
 
 
-def require_source(name: str, source: str) -> None:
-    """Check that an argument may name something: a path that exists, or else what a repository can be called.
+def _with_model(model: str, name: str) -> str:
+    """A name with that of its model before it, where several models are listed together."""
+    return f"{model}--{name}" if model else name
 
-    Raises:
-        ValueError: it is a path that does not exist.
+
+def _file_name(name: str) -> str:
+    """A name as that of a file, which is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+
+
+def _warn_of_others(model: str, names: Iterable[str]) -> None:
+    """Warn of names that look like steps and are none, in one warning."""
+    overlooked = sorted(name for name in names if _looks_like_step(name))
+    if overlooked:
+        warnings.warn(
+            f"{model}: left out {listed([repr(name) for name in overlooked])}, in which no step is read. Names with a "
+            "step are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            stacklevel=2,
+        )
+
+
+def _looks_like_step(name: str) -> bool:
+    """Whether a name may be meant to name a step, though `parse_position` reads none in it.
+
+    >>> [_looks_like_step(name) for name in ("my step 5", "epoch3", "1000", "v1.0", "stepwise", "main")]
+    [True, True, True, False, False, False]
     """
-    if not is_local(source) and not _REPOSITORY.fullmatch(source):
-        raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
-
-
-def _list(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
-    if is_local(model):
-        if revisions != "*":
-            raise ValueError(
-                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
-            )
-        return list(list_folder(model, is_only))
-    require_source("model", model)
-    is_pattern = bool(set(model) & set("*?["))
-    repositories = hub.list_repositories(model) if is_pattern else [model]
-    found = [each for one in repositories for each in _list_repository(one, revisions, is_only and not is_pattern)]
-    if not found:
-        chosen = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
-        raise FileNotFoundError(
-            f"model must have a branch main, or branches or tags that name steps, such as step1000; {model} has "
-            f"none{chosen}."
-        )
-    return found
-
-
-def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
-    own = "" if is_only else repository.replace("/", "--")
-    commits = {name: c for name, c in hub.list_revisions(repository).items() if fnmatchcase(name, revisions)}
-    positions = {name: position for name in commits if (position := parse_position(name))}
-    name_overlooked(repository, commits.keys() - positions.keys())
-    for name, position in positions.items():
-        series = position._replace(series=joined(own, position.series))
-        yield Checkpoint(file_name(joined(own, name)), repository, name, series, commits[name])
-    name = "main" if "main" in commits else revisions  # one that is named exactly
-    if name in commits and name not in positions:
-        named = None if positions else parse_position(repository.rpartition("/")[2])
-        position = named or Position(0, None, own)
-        yield Checkpoint(
-            file_name(joined(own, name)), repository, name, position, commits[name], has_step=named is not None
-        )
+    return parse_position(name) is None and _LIKE_STEP.search(name) is not None

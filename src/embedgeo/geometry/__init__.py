@@ -1,4 +1,462 @@
 """Metrics at the layers of a model: what the monitor, the sweep and `observe` have in common."""
 
-from embedgeo.geometry.geometry import Geometry as Geometry
-from embedgeo.geometry.geometry import observe as observe
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
+from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.norms import Norms
+from embedgeo.capture.probe import Probe
+from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.functional.distributed import all_reduce_max, is_distributed
+from embedgeo.functional.precision import state_device
+from embedgeo.functional.rows import (
+    RowUnit,
+    Words,
+    find_words,
+    pool_tokens,
+    require_row_unit,
+    require_word_ids,
+    row_ids,
+)
+from embedgeo.geometry import export
+from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
+from embedgeo.geometry.drift import Drift
+from embedgeo.geometry.export import recorded_layers, recorded_metrics
+from embedgeo.metrics import MAX_STATE_BYTES, NextTokenGeometry, TokenMoments
+from embedgeo.metrics.defaults import (
+    for_token_types,
+    metric_factory,
+    require_distinct_keys,
+    require_same_values,
+    require_samples,
+)
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.results.records import Record
+from embedgeo.results.samples import LayerSample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Stage(Protocol):
+    """One stage of a pipeline."""
+
+    ranks: dist.ProcessGroup
+    """Those that have this stage."""
+
+    def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
+        """The records of the layers of all stages, given those of this one; every rank must call this."""
+
+
+class Geometry:
+    """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
+
+    Args:
+        model: any module. It and the arguments up to ``max_state_bytes`` are those of `observe`.
+        on_error: called with an exception raised in a hook, to which a note with the layer is added; default: raised.
+        device: the device on which ranks exchange values; default: that of the parameters.
+        process_group: the ranks that have different rows; others repeat theirs (tensor parallelism). Default: all.
+        sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
+        part: the blocks that the model has, if it is a stage of a pipeline.
+        stage: that stage, where there are others. Default: all ranks have the same layers.
+        drift: compares the rows with those of other layers, and with those that it was given before.
+
+    Attributes:
+        layers: of the model, in forward order.
+        make_metrics: makes the metrics of a layer, given its width.
+        inputs: records what the model is given.
+        probe: attaches the hooks, as a context manager.
+        norms: whose outputs layers are.
+        settings: what the results depend on beside model and data, as `save` records it.
+        device: the device on which ranks exchange values.
+        part: the blocks that the model has, if it is a stage of a pipeline.
+        stage: that stage, where there are others.
+
+    Raises:
+        TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: LayerSpec = "blocks",
+        metrics: MetricFactory | Literal["auto"] | None = None,
+        skip_first_positions: int = 0,
+        ignore_token_ids: Sequence[int] = (),
+        *,
+        rows: RowUnit = "tokens",
+        token_ids: PerToken | None = None,
+        mask: PerToken | None = None,
+        word_ids: PerToken | None = None,
+        no_grad_passes: bool = True,
+        jackknife: int = 0,
+        max_state_bytes: float = MAX_STATE_BYTES,
+        on_error: Callable[[Exception], None] | None = None,
+        device: torch.device | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        sequence_mesh: DeviceMesh | None = None,
+        part: Part | None = None,
+        stage: Stage | None = None,
+        drift: Drift | None = None,
+    ) -> None:
+        require_row_unit(rows)
+        if word_ids is not None:  # they may be given to the probe later, too
+            require_word_ids(rows, word_ids)
+        make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        described_layers = recorded_layers(layers)
+        if callable(layers) and isinstance(inner := layers(model), nn.Module):
+            model, layers = inner, "blocks"
+        self.model = model
+        self.layers = resolve_layers(model, layers, part)
+        self.part = part
+        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.probe.token_ids = token_ids
+        self.probe.mask = mask
+        self.probe.word_ids = word_ids
+        self.probe.sequence_mesh = sequence_mesh
+        self.make_metrics = make if rows == "words" else for_token_types(make, self.inputs.num_token_types)
+        require_distinct_keys(self.make_metrics)
+        self.norms = Norms(model, rows)
+        self.settings: dict[str, Any] = {
+            "layers": described_layers,
+            "rows": rows,
+            "skip_first_positions": skip_first_positions,
+            "ignore_token_ids": list(ignore_token_ids),
+            "metrics": recorded_metrics(self.make_metrics),
+            "jackknife": jackknife,
+        }
+        self.device = state_device(device or weights_device(model))
+        self.stage = stage
+        self._group = process_group
+        self._drift = drift
+        self._is_off = False
+        self._metrics = dict[str, LayerMetrics]()
+        needs_unembedding = any(isinstance(metric, NextTokenGeometry) for metric in self.make_metrics(2))
+        self._unembedding = _unembedding(model) if needs_unembedding else None
+
+    def records(self) -> list[Record]:
+        """A record for each metric at each layer, over the rows of all ranks; every rank must call this.
+
+        Layers that no forward pass has reached, on any rank, are left out.
+        """
+        return self.agreed(self._computed(in_thread=False))
+
+    def hand_over(self) -> tuple[Future[list[Record]], str]:
+        """Give the rows seen so far away, to a thread that computes their records; every rank must call this.
+
+        Returns:
+            This rank's records, for `agreed`; and `why_silent` of these rows.
+        """
+        records = self._computed(in_thread=True)
+        why_silent = self.why_silent()
+        self._metrics = {}
+        self.reset()
+        return records, why_silent
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Whether `agreed` needs all ranks at the same time."""
+        return self._group is not None
+
+    def agreed(self, computed: Future[list[Record]]) -> list[Record]:
+        """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline.
+
+        Raises:
+            Exception: of a metric.
+            ValueError: ranks that repeat rows have other values.
+        """
+
+        def own() -> list[Record]:
+            has_failed = computed.exception() is not None
+            if self._group is not None and not self._on_any_rank(has_failed):
+                names = [f"{record['metric']} at layer {record['layer']!r}" for record in computed.result()]
+                values = torch.tensor([record["value"] for record in computed.result()], dtype=torch.float64)
+                require_same_values(names, values.to(self.device), self._stage_group)
+            return computed.result()
+
+        return own() if self.stage is None else self.stage.join(len(self.layers), own)
+
+    def compute(self) -> dict[str, dict[str, float]]:
+        """The values of `records` as ``{layer: {metric: value}}``."""
+        values = dict[str, dict[str, float]]()
+        for record in self.records():
+            values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+        return values
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
+        return export.frame(self.records())
+
+    def _repr_html_(self) -> str:
+        return export.html_table(self)
+
+    def token_tables(self) -> "pd.DataFrame":
+        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
+        return export.tables_of_types("token_tables", self.measured_layers(), TokenMoments.table, ("Q", "M", "V"))
+
+    def token_planes(self) -> "pd.DataFrame":
+        """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
+        return export.tables_of_types("token_planes", self.measured_layers(), TokenMoments.plane, ("pc1", "pc2"))
+
+    def layer_tables(self) -> "dict[str, pd.DataFrame]":
+        """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""
+        return export.layer_tables(self.measured_layers())
+
+    def samples(self) -> dict[str, LayerSample]:
+        """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
+
+        Raises:
+            ValueError: the metrics hold none of these.
+        """
+        require_samples(self.make_metrics)
+        samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
+        return {name: sample for name, sample in samples.items() if sample is not None}
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: str,
+        step: int | None = None,
+        save_samples: bool = False,
+        token_tables: bool = False,
+    ) -> None:
+        """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
+
+        The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
+        and what it has under others stays. Nothing changes here: more rows may follow. Every rank must call this, and
+        rank 0 writes.
+
+        Args:
+            folder: a new one, or one that this method has made with the same settings.
+            model: name of the model; those of one name are a series of steps.
+            step: the number of optimizer steps that the weights have taken; None: they are no step's, as a final
+                model's.
+            save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
+            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables true`` does.
+
+        Raises:
+            ValueError: no name, one too long or a negative step, nothing was measured, or the folder holds something
+                else: a sweep, results of other settings, or another model's under a name that looks the same.
+            OSError: it cannot be written.
+            RuntimeError: rank 0 has failed.
+        """
+        export.save(self, folder, model=model, step=step, save_samples=save_samples, token_tables=token_tables)
+
+    def silent_layers(self) -> list[str]:
+        """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
+        return [layer.name for layer in self.layers if layer.name not in self._metrics]
+
+    def why_silent(self) -> str:
+        """A sentence that names the `silent_layers` and the reason; empty if there are none."""
+        silent = self.silent_layers()
+        if not silent:
+            return ""
+        if self.probe.layers_without_gradients.issuperset(silent):
+            names = ", ".join(silent)
+            return f"only forward passes without gradients reached {names}: count them by no_grad_passes=True."
+        graphs = ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
+        return f"no forward pass reached {', '.join(silent)}{graphs}."
+
+    def reset(self) -> None:
+        """Drop the rows seen so far and free their memory."""
+        for metrics in self._metrics.values():
+            metrics.reset()
+        self._metrics.clear()
+        self.probe.layers_without_gradients.clear()
+
+    def switch_off(self) -> None:
+        """Drop the rows seen and take no more; collectives inside forward passes are still taken part in."""
+        self._is_off = True
+        self.reset()
+
+    def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
+        """The layers that have rows on any rank, with their metrics; every rank must call this.
+
+        Args:
+            unembedding_may_change: whether the model may be trained before the metrics are computed.
+        """
+        known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
+        if is_distributed():
+            of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
+            known = all_reduce_max(of_this_rank, self._stage_group).tolist()
+        for layer, (dim, expected) in zip(self.layers, known, strict=True):
+            if dim and layer.name not in self._metrics:  # only other ranks have reached it
+                no_rows = torch.zeros(0, int(dim), device=self.device)
+                self._add_metrics(layer.name, int(dim)).update(no_rows, no_rows[:, 0].long())
+            if dim:
+                self._metrics[layer.name].expected_Q = expected
+        if self._unembedding is not None:
+            self._set_unembedding(self._unembedding.detach(), is_copied=unembedding_may_change)
+        return [
+            MeasuredLayer(layer.name, index, self._metrics[layer.name])
+            for index, layer in enumerate(self.layers)
+            if layer.name in self._metrics
+        ]
+
+    @property
+    def _stage_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same layers."""
+        return None if self.stage is None else self.stage.ranks
+
+    def _computed(self, *, in_thread: bool) -> Future[list[Record]]:
+        """This rank's records, or the exception in their place, raised once the ranks have agreed on it."""
+        records = Future[list[Record]]()
+        try:
+            layers = self.measured_layers(unembedding_may_change=in_thread)
+            if self._drift is not None:
+                self._drift.compare(layers)
+            if in_thread:
+                return compute_in_thread(layers)
+            records.set_result(compute(layers))
+        except Exception as error:
+            records.set_exception(error)
+        return records
+
+    def _on_any_rank(self, condition: bool) -> bool:
+        return bool(all_reduce_max(torch.tensor(int(condition), device=self.device), self._stage_group))
+
+    def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
+        hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
+        if self._is_off:
+            return
+        metrics = self._metrics.get(layer.name)
+        if metrics is None:
+            metrics = self._add_metrics(layer.name, hidden.shape[-1])
+            metrics.expected_Q = self.norms.expected_size(layer, hidden, rows.mask)
+        shape, device = hidden.shape[:-1], hidden.device
+        unit: RowUnit = self.settings["rows"]
+        # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
+        if unit == "tokens":
+            ids = rows.prepared_once(
+                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self.inputs.sequence_ids(shape))
+            )
+            metrics.update(hidden, ids=ids)
+        elif unit == "words":
+            require_word_ids(unit, rows.word_ids)
+            words = rows.prepared_once(device, lambda: self._words(rows, shape, device))
+            metrics.update(words.means(hidden), ids=words.ids)
+        else:
+            metrics.update(*pool_tokens(hidden, rows.token_ids, rows.mask, unit))
+
+    def _words(self, rows: RowTokens, shape: torch.Size, device: torch.device) -> Words:
+        """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
+        assert rows.word_ids is not None
+        ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
+        return find_words(device, rows.word_ids, self.inputs.sequence_ids(shape), **ids, mask=rows.mask)
+
+    def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
+        make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)
+        metrics = LayerMetrics(
+            make, dim, device=self.device, process_group=self._group, jackknife=self.settings["jackknife"]
+        )
+        self._metrics[layer_name] = metrics
+        return metrics
+
+    def _set_unembedding(self, weights: Tensor, *, is_copied: bool) -> None:
+        """Give the metrics the weights as they are now, of which each rank may have a part."""
+        if isinstance(weights, DTensor):
+            weights = weights.full_tensor()
+        elif is_copied:
+            weights = weights.clone()
+        for metrics in self._metrics.values():
+            metrics.set_unembedding(weights)
+
+
+def _unembedding(model: nn.Module) -> Tensor | None:
+    """The weights of a model's output embedding, if it has ``get_output_embeddings()`` as models of transformers do."""
+    head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
+    weights = getattr(head, "weight", None)
+    is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
+    return weights if is_usable else None
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    layers: LayerSpec = "blocks",
+    metrics: MetricFactory | Literal["auto"] | None = None,
+    skip_first_positions: int = 0,
+    ignore_token_ids: Sequence[int] = (),
+    rows: RowUnit = "tokens",
+    *,
+    token_ids: PerToken | None = None,
+    mask: PerToken | None = None,
+    word_ids: PerToken | None = None,
+    no_grad_passes: bool = True,
+    jackknife: int = 0,
+    max_state_bytes: float = MAX_STATE_BYTES,
+) -> Iterator[Geometry]:
+    """Measure the geometry of the hidden states of the forward passes that run inside.
+
+    Args:
+        model: any module.
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
+            `embedgeo.capture.layers.resolve_layers`.
+        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
+            those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`.
+        skip_first_positions: leave out this many real positions at the start of every sequence.
+        ignore_token_ids: leave out these token ids.
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"`` (in each
+            coordinate), the ``"first"`` or the ``"last"`` of its tokens that count. Means and maxima have no token ids:
+            the metrics that need them are absent. Or a word (``"words"``), by the mean of its tokens that count; words
+            of the same token ids are a token type. Averaging makes norms smaller, the more so the more tokens a word
+            has, and rare words have more: do not compare Q, M and V of words of different lengths (Yamagiwa &
+            Shimodaira 2025, appendix J).
+        token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
+            is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
+            a dict of its arguments by name, as in ``model(**batch)``.
+        mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
+            model is called with.
+        word_ids: for words, the number of each token's word within its sequence, -1 for tokens of no word, or a
+            function that returns those of a batch; a tokenizer's ``word_ids()`` has them. ``token_ids`` are then the
+            types of the words, of which a word's first token has it; ``ignore_token_ids`` are still tokens.
+        no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
+        jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
+            up to G + 1 times the memory; 0: there are none.
+        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``; else what its scatter
+            may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
+
+    Yields:
+        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a table.
+
+    Raises:
+        TypeError, ValueError: as `Geometry` does.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    >>> with observe(model, layers="1") as geometry:
+    ...     _ = model(torch.tensor([[1, 2, 3, 1]]))
+    >>> geometry.compute()["01"]["n"]
+    4.0
+    """
+    geometry = Geometry(
+        model,
+        layers,
+        metrics,
+        skip_first_positions,
+        ignore_token_ids,
+        rows=rows,
+        token_ids=token_ids,
+        mask=mask,
+        word_ids=word_ids,
+        no_grad_passes=no_grad_passes,
+        jackknife=jackknife,
+        max_state_bytes=max_state_bytes,
+    )
+    with geometry.probe:
+        yield geometry
+    if why := geometry.why_silent():
+        warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)

@@ -1,18 +1,20 @@
-"""How far the rows of a layer have moved: since the last measurement, since the first, and from the layer below."""
+"""Drift of the rows of a layer: since the last measurement, since the first, and from the layer below."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.alignment import drift_values, linearity_values
-from embedgeo.geometry.computing import Reached
+from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.rows import Rows
+from embedgeo.functional.sampling import Sample
+from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.layer_names import layers_below
-from embedgeo.metrics.base import ValuesAndErrors
-from embedgeo.metrics.layer import FixedRows, LayerMetrics, MetricFactory
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 
 
 class KeptRows(NamedTuple):
@@ -33,12 +35,18 @@ class KeptRows(NamedTuple):
     @classmethod
     def of(cls, metrics: LayerMetrics) -> "KeptRows":
         """Those of a layer, drawn from the rows of all ranks; every rank must call this."""
-        (fixed,) = metrics.synced(FixedRows)
-        sample = fixed.taken()
+        (compared,) = metrics.synced(ComparedRows)
+        sample = compared.drawn()
         numbers = metrics.row_numbers(sample.positions)
-        order = numbers.argsort()
-        rows = sample.rows[order].to(metrics.dtype or sample.rows.dtype)  # they came from it
-        return cls(rows.cpu(), numbers[order].cpu(), sample.labels[order].cpu(), int(sample.seen))
+        ascending = numbers.argsort()
+        rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
+        return cls(rows.cpu(), numbers[ascending].cpu(), sample.labels[ascending].cpu(), int(sample.seen))
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> "KeptRows":
+        """Those of a checkpoint."""
+        rows, row_numbers, token_ids = (state[name].cpu() for name in ("rows", "row_numbers", "token_ids"))
+        return cls(rows, row_numbers, token_ids, state["num_rows"])
 
     def is_comparable(self, other: "KeptRows") -> bool:
         """Whether these are the same rows, but for some that have a NaN or Inf in one of them."""
@@ -57,6 +65,50 @@ class KeptRows(NamedTuple):
     def _in_both(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
         numbers = self.row_numbers, other.row_numbers
         return torch.isin(*numbers), torch.isin(*reversed(numbers))
+
+
+class ComparedRows(GeometryMetric):
+    """A uniform sample of the rows with their token ids: the same ones whenever as many rows are seen.
+
+    Ranks share their rows once, in `drawn`, and not when metrics are synchronised.
+
+    Args:
+        dim: d, the width of the rows.
+        size: how many are drawn at most.
+
+    Attributes:
+        comparisons: other rows and these, by what the others are of, such as ``previous``.
+    """
+
+    has_copies = False
+
+    def __init__(self, dim: int, size: int, **kwargs: Any) -> None:
+        super().__init__(dim, size, **kwargs)
+        self.declare(Sample.empty(dim, size))
+        self.comparisons: Mapping[str, tuple[KeptRows, KeptRows]] = {}
+
+    def update_states(self, rows: Rows) -> None:
+        """Draw from the rows of a batch, too."""
+        stream = current_rank(self.process_group)
+        self.store(self.load(Sample).extend(rows.embeddings, rows.token_ids, rows.finite, seed=0, stream=stream))
+
+    def drawn(self) -> Sample:
+        """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""
+        sample = self.load(Sample)
+        return sample.all_reduce(self.process_group) if is_distributed() else sample
+
+    def compute(self) -> dict[str, Tensor]:
+        """Values of the comparisons; none before there are any."""
+        values: dict[str, Tensor] = {}
+        for name, (others, rows) in self.comparisons.items():
+            pair = others.paired(rows, self.device)
+            values |= {f"{key}_to_{name}": value for key, value in drift_values(*pair).items()}
+            if name == "below":
+                values |= linearity_values(*pair)
+        return values
+
+    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        pass
 
 
 class Drift:
@@ -83,25 +135,30 @@ class Drift:
         self._previous: dict[str, KeptRows] = {}
         self._has_warned = False
 
-    def with_fixed_rows(self, make: MetricFactory) -> MetricFactory:
-        """What makes the same metrics, and the rows to compare."""
-        return lambda dim: [*make(dim), FixedRows(dim, self.num_rows)]
+    def with_compared_rows(self, make: MetricFactory) -> MetricFactory:
+        """A factory of the metrics that another one makes, and of the rows to compare."""
+        return lambda dim: [*make(dim), ComparedRows(dim, self.num_rows)]
 
-    def compared(self, reached: Sequence[Reached]) -> list[Reached]:
-        """The layers of a measurement, each with what compares it; every rank must call this, once a measurement."""
-        now = {each.layer.name: KeptRows.of(each.metrics) for each in reached}
+    def compare(self, layers: Sequence[MeasuredLayer]) -> None:
+        """Give the metrics of all layers the rows to compare with; every rank must call this, once a measurement."""
+        now = {each.name: KeptRows.of(each.metrics) for each in layers}
         changed = [name for name, rows in now.items() if not rows.is_comparable(self._previous.get(name, rows))]
         if changed:
             self.forget()
             self._warn(changed[0])
-        given = []
-        for each, below in zip(reached, layers_below(now), strict=True):
-            name = each.layer.name
-            others = {"previous": self._previous.get(name), "first": self._first.get(name), "below": now.get(below)}
-            found = {to: rows for to, rows in others.items() if rows is not None and rows.is_comparable(now[name])}
-            given.append(each._replace(further=(partial(_values, now[name], found, each.metrics.device),)))
-        self._first, self._previous = now | self._first, self._previous | now
-        return given
+        for layer, below in zip(layers, layers_below(now), strict=True):
+            rows = now[layer.name]
+            others = {
+                "previous": self._previous.get(layer.name),
+                "first": self._first.get(layer.name),
+                "below": now.get(below),
+            }
+            (compared,) = layer.metrics.synced(ComparedRows)
+            compared.comparisons = {
+                name: (other, rows) for name, other in others.items() if other is not None and other.is_comparable(rows)
+            }
+        self._first = now | self._first
+        self._previous = self._previous | now
 
     @property
     def has_rows(self) -> bool:
@@ -110,17 +167,20 @@ class Drift:
 
     def forget(self) -> None:
         """Drop the rows of earlier measurements."""
-        self._first, self._previous = {}, {}
+        self._first = {}
+        self._previous = {}
 
     def state(self) -> dict[str, Any]:
         """The rows of the first and of the last measurement, as tensors and numbers for a checkpoint."""
-        of_both = {"first": self._first, "previous": self._previous}
-        return {which: {name: rows._asdict() for name, rows in kept.items()} for which, kept in of_both.items()}
+        return {
+            "first": {name: rows._asdict() for name, rows in self._first.items()},
+            "previous": {name: rows._asdict() for name, rows in self._previous.items()},
+        }
 
     def load(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Go on from what `state` has returned."""
-        of_both = [{name: _on_cpu(rows) for name, rows in state[which].items()} for which in ("first", "previous")]
-        self._first, self._previous = of_both
+        self._first = {name: KeptRows.load(rows) for name, rows in state["first"].items()}
+        self._previous = {name: KeptRows.load(rows) for name, rows in state["previous"].items()}
 
     def _warn(self, layer: str) -> None:
         if not self._has_warned:
@@ -131,18 +191,3 @@ class Drift:
                 "from a checkpoint with the same probe on as many ranks.",
                 stacklevel=2,
             )
-
-
-def _values(rows: KeptRows, others: Mapping[str, KeptRows], device: torch.device) -> ValuesAndErrors:
-    values: dict[str, Tensor] = {}
-    for to, other in others.items():
-        pair = other.paired(rows, device)
-        values |= {f"{key}_to_{to}": value for key, value in drift_values(*pair).items()}
-        if to == "below":
-            values |= linearity_values(*pair)
-    return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-
-
-def _on_cpu(kept: Mapping[str, Any]) -> KeptRows:
-    rows, row_numbers, token_ids = (kept[key].cpu() for key in ("rows", "row_numbers", "token_ids"))
-    return KeptRows(rows, row_numbers, token_ids, kept["num_rows"])

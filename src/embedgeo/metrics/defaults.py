@@ -16,7 +16,7 @@ from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import MetricFactory
+from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -257,8 +257,9 @@ def metric_factory(
 
     Raises:
         TypeError: ``metrics`` is none of these.
-        ValueError: ``max_state_bytes`` is not positive.
+        ValueError: ``max_state_bytes`` is not positive, or ``jackknife`` is no number of groups.
     """
+    require_num_groups(jackknife)
     if not max_state_bytes > 0:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
     if metrics is None:

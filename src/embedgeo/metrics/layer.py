@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,50 +12,19 @@ from torchmetrics import Metric
 from embedgeo.functional.distributed import all_gather_cat, current_rank, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows, row_ids
-from embedgeo.functional.sampling import Sample, row_numbers
-from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
+from embedgeo.functional.sampling import row_numbers
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.next_token import NextTokenGeometry
-
-
-class FixedRows(GeometryMetric):
-    """A uniform sample of the rows with their token ids: the same ones whenever as many rows are seen.
-
-    ``compute()`` returns nothing. Ranks share their rows once, in `taken`, and not when a metric is synchronised.
-
-    Args:
-        dim: d, the width of the rows.
-        size: how many are drawn at most.
-        kwargs: of `torchmetrics.Metric`.
-    """
-
-    has_copies = False
-
-    def __init__(self, dim: int, size: int, **kwargs: Any) -> None:
-        super().__init__(dim, size, **kwargs)
-        self.declare(Sample.empty(dim, size))
-
-    def update_states(self, rows: Rows) -> None:
-        given = rows.embeddings, rows.token_ids, rows.finite
-        self.store(self.load(Sample).extend(*given, seed=0, stream=current_rank(self.process_group)))
-
-    def taken(self) -> Sample:
-        """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""
-        sample = self.load(Sample)
-        return sample.all_reduce(self.process_group) if is_distributed() else sample
-
-    def compute(self) -> dict[str, Tensor]:
-        return {}
-
-    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        pass
-
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
 
+Values = dict[str, Tensor]
+"""Value and standard error of each key, shape (2,)."""
+
 
 class LayerMetrics:
-    """The metrics of one layer. Ranks are synchronised by `synced`, not whenever a value is computed.
+    """The metrics of one layer, whose values are computed over the rows of all ranks.
 
     For standard errors the sequences are dealt into G groups: sequence i of the S in batch b is in group b S + i modulo
     G, where the batches of R ranks are counted as one process would see them, those of rank r as r, r + R, r + 2 R ….
@@ -86,7 +54,7 @@ class LayerMetrics:
         self.dim = dim
         self.dtype: torch.dtype | None = None
         self.expected_Q = 0.0
-        self._batch_sizes: list[int] = []  # in rows
+        self._batch_sizes = list[int]()  # in rows
         self._num_groups = jackknife
         self._process_group = process_group
         self._num_batches = 0
@@ -97,7 +65,8 @@ class LayerMetrics:
         ]
         for metric in self._all():
             metric.to(device)
-            metric._to_sync = metric._should_unsync = False  # `compute` leaves that to `_in_sync`
+            metric._to_sync = False  # `compute` leaves that to `_in_sync`
+            metric._should_unsync = False
             metric.process_group = process_group
 
     def update(
@@ -142,20 +111,22 @@ class LayerMetrics:
             for copies in filter(None, self._copies):
                 _update(copies[group], hidden, part, of_group)
 
-    def synced(self, kind: type = Metric, having: str = "") -> Iterator[Any]:
-        """Yield the metrics of a kind, if an option is named those that have it.
+    def compute(self) -> tuple[Values, list[Exception]]:
+        """Values of the metrics, and exceptions of those that have none; every rank must call this.
 
-        Each has the rows of all ranks until the next one.
+        A rank on which a metric fails goes on with the others, in step with the ranks on which it does not.
         """
-        for metric in self._metrics:
-            if isinstance(metric, kind) and (not having or getattr(metric, having)):
-                with _in_sync([metric]):
-                    yield metric
-
-    @property
-    def device(self) -> torch.device:
-        """Where the metrics hold their states."""
-        return next((metric.device for metric in self._all()), torch.device("cpu"))
+        values, failures = Values(), list[Exception]()
+        for metric, copies in zip(self._metrics, self._copies, strict=True):
+            with _in_sync([metric, *copies]):
+                try:
+                    values |= self._values(metric, copies)
+                except Exception as error:
+                    failures.append(error)
+        if self.expected_Q and "Q" in values:
+            expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
+            values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)  # of no rows, nothing
+        return values, failures
 
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
@@ -169,14 +140,20 @@ class LayerMetrics:
             metric.sync()
             metric._cache = None
 
-    def computed(self) -> Iterator[Callable[[], ValuesAndErrors]]:
-        """Yield, for each metric, what computes its values over the rows of all ranks, and their standard errors.
+    def synced(self, kind: type = Metric, having: str = "") -> Iterator[Any]:
+        """Yield the metrics of a kind, if an option is named those that have it.
 
-        Every rank must call this, unless it has called `sync` or `reduce`.
+        Each has the rows of all ranks until the next one.
         """
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
-            with _in_sync([metric, *copies]):
-                yield partial(self._compute, metric, copies)
+        for metric in self._metrics:
+            if isinstance(metric, kind) and (not having or getattr(metric, having)):
+                with _in_sync([metric]):
+                    yield metric
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the states."""
+        return next((metric.device for metric in self._all()), torch.device("cpu"))
 
     def row_numbers(self, positions: Tensor) -> Tensor:
         """See `embedgeo.functional.sampling.row_numbers`; positions are those of `synced` metrics.
@@ -201,11 +178,13 @@ class LayerMetrics:
         for metric in self._all():
             metric.reset()
 
-    def _compute(self, metric: Metric, copies: Sequence[Any]) -> ValuesAndErrors:
+    def _values(self, metric: Metric, copies: Sequence[Any]) -> Values:
         if self._num_groups and isinstance(metric, GeometryMetric):
-            return metric.compute_with_errors(copies)
-        values = metric.compute()
-        return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+            values, errors = metric.compute_with_errors(copies)
+        else:
+            values, errors = metric.compute(), dict[str, Tensor]()
+        undefined = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+        return {key: torch.stack((value, errors.get(key, undefined[key]))) for key, value in values.items()}
 
     def _next_batch(self) -> int:
         """The number of the batch among those of all ranks, as one process would see them."""

@@ -24,7 +24,7 @@ from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints.loading import LoadedModel, import_named, num_token_types
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.geometry import of_token_types
+from embedgeo.geometry.export import tables_of_types
 from embedgeo.metrics import TokenMoments, TokenOccurrences, auto_metrics
 from embedgeo.metrics.defaults import require_distinct_keys, require_extra_names, require_samples
 from embedgeo.metrics.layer import MetricFactory
@@ -351,10 +351,12 @@ def _results(
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
-    tables["distances"] = of_token_types("token_tables", geometry._reached(), TokenMoments.distances, ["distance"])
+    tables["distances"] = tables_of_types(
+        "token_tables", geometry.measured_layers(), TokenMoments.distances, ["distance"]
+    )
     if text.shown_types:
-        shown = "token_tables", geometry._reached(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
-        tables["occurrences"] = of_token_types(*shown).merge(types[["layer", "token_id", "n"]])
+        shown = "token_tables", geometry.measured_layers(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
+        tables["occurrences"] = tables_of_types(*shown).merge(types[["layer", "token_id", "n"]])
     spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
     return Measured(records, spelled | of_layers, about, sample)
 

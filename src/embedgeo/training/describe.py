@@ -477,8 +477,7 @@ def _metric_seconds(make: Callable[[int], Metric], width: int, rows: ExpectedRow
         started = _now(device)
         timed.update(hidden[part], None if ids is None else ids[part], None, sequences[part])
         updated = _now(device)
-        for compute in timed.computed():
-            compute()
+        timed.compute()
         computed = _now(device)
         timed.reset()
     return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import running_stage, watched_calls
-from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, module_names, unwrapped
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import Computed
 from embedgeo.results.records import Record
 
 _ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard", re.I)
@@ -115,7 +113,8 @@ class Stage:
     """
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
-        self.stages, self.ranks = stages, ranks
+        self.ranks = ranks
+        self._stages = stages
         self.is_part = dist.get_world_size(stages) > 1
         self._model = unwrapped(model)
         self._attached = ExitStack()
@@ -138,7 +137,7 @@ class Stage:
         Stages after the first are given hidden states alone: of a batch as Hugging Face models take it they get the
         token ids, if the probe is given none.
         """
-        if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self.stages):
+        if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self._stages):
             probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         given = {name: getattr(probe, name) for name in ("token_ids", "mask", "word_ids")}
         whole = {name: tensor for name, tensor in given.items() if tensor is not None}
@@ -163,74 +162,84 @@ class Stage:
         """Undo `attach`; does nothing when not attached."""
         self._attached.close()
 
-    def require_one_a_rank(self) -> None:
-        """Raise ValueError if the pipeline that has run this stage has more stages than ranks."""
-        num_ranks = dist.get_world_size(self.stages)
-        if self._num_stages not in (None, num_ranks):
-            raise ValueError(
-                f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
-                "interleaved schedules have. Sweep over the checkpoints."
-            )
+    def geometry(self, make: Callable[[Part], Geometry]) -> Geometry:
+        """The metrics of this stage's layers, under the names that they have in the whole model.
 
+        Every rank must call this at the same time.
 
-class StageGeometry(Geometry):
-    """The metrics of a stage's layers, under the names that they have in the whole model.
+        Args:
+            make: makes them, given the blocks that the stage has.
 
-    Every rank must make it, and call `records`, at the same time.
-
-    Args:
-        model: the stage, with at least one block.
-        layers: as for `embedgeo.observe`; what none of the stages has is refused, and so is what needs several.
-        stage: where the others are.
-        options: as for `embedgeo.geometry.Geometry`.
-
-    Raises:
-        TypeError, ValueError: as `embedgeo.geometry.Geometry` does; no stage has a layer, or several have the same.
-        RuntimeError: there was an error on another stage.
-    """
-
-    def __init__(self, model: nn.Module, layers: LayerSpec = "blocks", *, stage: Stage, **options: Any) -> None:
-        self._stage, self._stages = stage, stage.stages
-        before = [0, *accumulate(_on_all(self._stages, lambda: _num_blocks(model)))]
+        Raises:
+            TypeError, ValueError: as ``make`` does; no stage has a layer, or several have the same.
+            RuntimeError: there was an error on another stage.
+        """
+        before = [0, *accumulate(self._on_all(lambda: _num_blocks(self._model)))]
         part = Part(before[dist.get_rank(self._stages)], before[-1])
+        made: list[Geometry] = []
 
-        def found() -> list[str]:
-            super(StageGeometry, self).__init__(model, layers, part=part, stage_group=stage.ranks, **options)
-            return [layer.name for layer in self.layers]
+        def own_names() -> list[str]:
+            made.append(make(part))
+            return [layer.name for layer in made[0].layers]
 
-        self._names = _on_all(self._stages, found)
-        names = [name for each in self._names for name in each]
+        names = [name for of_stage in self._on_all(own_names) for name in of_stage]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"layers must have other names on each stage of a pipeline; several have {listed(twice)}.")
         if not names:
-            raise ValueError(f"layers={layers!r} matches no layer of any stage of the pipeline.")
+            raise ValueError(f"layers={made[0].settings['layers']!r} matches no layer of any stage of the pipeline.")
+        return made[0]
 
-    @property
-    def needs_all_ranks(self) -> bool:
-        """Always: see `agreed`."""
-        return True
-
-    def agreed(self, computed: Computed) -> list[Record]:
+    def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this.
+
+        Args:
+            num_layers: number of layers of this stage.
+            own: returns its records.
 
         Raises:
             ValueError: a stage has counted other rows than the one before it, or a rank has several stages.
             RuntimeError: there was an error on another stage.
         """
 
-        def own() -> list[Record]:
-            self._stage.require_one_a_rank()
-            return super(StageGeometry, self).agreed(computed)
+        def of_this_stage() -> tuple[int, list[Record]]:
+            self._require_one_a_rank()
+            return num_layers, own()
 
-        every = _on_all(self._stages, own)
-        for before, after in pairwise(every):
+        every = self._on_all(of_this_stage)
+        for (_, before), (_, after) in pairwise(every):
             _require_same_rows(before, after)
-        firsts = [0, *accumulate(map(len, self._names))]
+        firsts = accumulate((num for num, _ in every), initial=0)
         return [
             Record(**{**record, "layer_index": record["layer_index"] + first})
-            for first, records in zip(firsts, every, strict=False)
+            for first, (_, records) in zip(firsts, every, strict=False)
             for record in records
         ]
+
+    def _require_one_a_rank(self) -> None:
+        """Raise ValueError if the pipeline that has run this stage has more stages than ranks."""
+        num_ranks = dist.get_world_size(self._stages)
+        if self._num_stages not in (None, num_ranks):
+            raise ValueError(
+                f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
+                "interleaved schedules have. Sweep over the checkpoints."
+            )
+
+    def _on_all(self, make: Callable[[], T]) -> list[T]:
+        """What ``make`` returns on each stage; raises on all of them what it raises on one."""
+        error: Exception | None = None
+        made: tuple[Any, str]
+        try:
+            made = make(), ""
+        except Exception as caught:
+            error, made = caught, (None, reason(caught))
+        every: list[Any] = [None] * dist.get_world_size(self._stages)
+        dist.all_gather_object(every, made, group=self._stages)
+        if error is not None:
+            raise error
+        for number, (_, why) in enumerate(every):
+            if why:
+                raise RuntimeError(f"it failed on stage {number} of the pipeline: {why}")
+        return [value for value, _ in every]
 
 
 def require_forward(probe: object, probe_forward: object) -> None:
@@ -249,24 +258,6 @@ def _num_blocks(model: nn.Module) -> int:
             f"each stage of a pipeline must have transformer blocks; found none in {type(model).__name__}."
         )
     return len(stack.blocks)
-
-
-def _on_all(stages: dist.ProcessGroup, make: Callable[[], T]) -> list[T]:
-    """What ``make`` returns on each stage; raises on all of them what it raises on one."""
-    error: Exception | None = None
-    made: tuple[Any, str]
-    try:
-        made = make(), ""
-    except Exception as caught:
-        error, made = caught, (None, reason(caught))
-    every: list[Any] = [None] * dist.get_world_size(stages)
-    dist.all_gather_object(every, made, group=stages)
-    if error is not None:
-        raise error
-    for number, (_, why) in enumerate(every):
-        if why:
-            raise RuntimeError(f"it failed on stage {number} of the pipeline: {why}")
-    return [value for value, _ in every]
 
 
 def _require_same_rows(before: list[Record], after: list[Record]) -> None:

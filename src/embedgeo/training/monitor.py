@@ -5,7 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from embedgeo.functional.alignment import NEIGHBORS
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import HandedOver, can_start_threads
+from embedgeo.geometry.computing import can_start_threads
 from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
-from embedgeo.metrics.layer import MetricFactory, require_num_groups
+from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, dated
 from embedgeo.training.adapter import (
     Compiled,
@@ -153,14 +153,16 @@ class Pending(NamedTuple):
     Attributes:
         step: at which it was made.
         geometry: what has handed it over.
-        handed_over: its numbers.
+        records: those of this rank, in time.
+        why_silent: see `embedgeo.geometry.Geometry.why_silent`.
         is_first: whether it is the first one of the run.
         process: the one with the thread that computes it; a fork of it has none.
     """
 
     step: int
     geometry: Geometry
-    handed_over: HandedOver
+    records: Future[list[Record]]
+    why_silent: str
     is_first: bool
     process: int
 
@@ -208,7 +210,8 @@ class Measuring:
         is_first, self._measured_step = self._measured_step is None, step
         with self._guarded():
             if self.background and not adapter.is_followed and can_start_threads():
-                self._pending = Pending(step, geometry, geometry.hand_over(), is_first=is_first, process=os.getpid())
+                records, why_silent = geometry.hand_over()
+                self._pending = Pending(step, geometry, records, why_silent, is_first, os.getpid())
                 atexit.register(self._complete, alone=True)
             else:
                 self._record(step, geometry.records(), geometry.why_silent(), is_first=is_first)
@@ -222,18 +225,18 @@ class Measuring:
         """
         if self._pending is None or self._pending.process != os.getpid():
             return
-        step, geometry, handed_over, is_first, _ = self._pending
-        wait([handed_over.computed])
+        step, geometry, computed, why_silent, is_first, _ = self._pending
+        wait([computed])
         if alone and geometry.needs_all_ranks:
             return
         self._forget()
         with self._guarded():
-            records = geometry.agreed(handed_over.computed.result())
-            self._record(step, records, handed_over.why_silent, is_first=is_first)
+            records = geometry.agreed(computed)
+            self._record(step, records, why_silent, is_first=is_first)
 
     def _complete_if_done(self) -> None:
         """The same without waiting; ranks would differ in when they are done, and wait for the next measured step."""
-        if self._pending is not None and self._pending.handed_over.computed.done() and not has_other_ranks():
+        if self._pending is not None and self._pending.records.done() and not has_other_ranks():
             self._complete()
 
     def _forget(self) -> None:
@@ -352,10 +355,11 @@ class Monitor(Measuring):
         self.drift = drift_rows(drift, has_probe=probe is not None)
         self._keeps_batches = measure_last and probe is None
         self.compiled, self._is_told = compiled, False
-        require_num_groups(jackknife)
         make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
         given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **exclusions}
-        self._make_geometry: partial[Any] = partial(Geometry, layers=layers, metrics=make, jackknife=jackknife, **given)
+        self._make_geometry: Callable[..., Geometry] = partial(
+            Geometry, layers=layers, metrics=make, jackknife=jackknife, **given
+        )
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:

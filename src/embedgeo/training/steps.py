@@ -21,7 +21,6 @@ from embedgeo.results.records import Record
 from embedgeo.training.adapter import TrainerAdapter
 from embedgeo.training.distributed import (
     Stage,
-    StageGeometry,
     data_parallel_group,
     require_forward,
     require_same_modules,
@@ -101,7 +100,10 @@ class StepMonitor(Monitor):
         self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
         if self._stage is not None and self._stage.is_part:
             require_forward(self.probe, self.probe_forward)
-            self._make_geometry = partial(StageGeometry, stage=self._stage, **self._make_geometry.keywords)
+            make, stage = self._make_geometry, self._stage
+            self._make_geometry = lambda model, **run: stage.geometry(
+                lambda part: make(model, part=part, stage=stage, **run)
+            )
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
         self._given_log = Log(log, self.prefix, self.on_error)  # may fail on one rank, which no other waits for now

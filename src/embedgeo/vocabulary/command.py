@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedgeo.capture.layers import Layer
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
 from embedgeo.functional.vocabulary import copies, untrained_rows
-from embedgeo.geometry.computing import Reached, computed
-from embedgeo.geometry.geometry import of_layers
-from embedgeo.geometry.saving import layer_sample
+from embedgeo.geometry.computing import MeasuredLayer, compute
+from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
@@ -254,13 +252,12 @@ class MatrixWorker:
         metrics = LayerMetrics(metric_factory(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
             metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
-            reached = [Reached(layer_index, Layer(layer, ()), metrics)]
-            numbers = computed(lambda: reached)
-            tables = of_layers(reached)
+            layers = [MeasuredLayer(layer, layer_index, metrics)]
+            records = compute(layers)
+            tables = layer_tables(layers)
             sample = layer_sample(metrics) if self.settings.save_samples else None
         if sample is not None and sample.row_numbers is not None:
             sample = replace(sample, row_numbers=kept[sample.row_numbers])
-        records = numbers.records([""] * layer_index + [layer])
         for metric, count in rows.counts().items():
             records.append(Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan}))
         tables["vocabulary"] = rows.table(names).assign(layer=layer, layer_index=layer_index)

@@ -1,9 +1,10 @@
-"""What was measured by hand, in the folder of a sweep: for the report, and for new numbers without a forward pass."""
+"""Results of a `Geometry` in other forms: tables, a notebook's cell, samples, and the folder of a sweep."""
 
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import nan
@@ -12,19 +13,29 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import torch
+from torch import Tensor
 
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import all_reduce_max, current_rank, is_distributed
-from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension
+from embedgeo.formatting import measured, reason
+from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.geometry.computing import MeasuredLayer
+from embedgeo.glossary import HEADLINES, in_order, term
+from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension, OutlierCoordinates, TokenMoments
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
-    from embedgeo.geometry.geometry import Results
+    import pandas as pd
+
+    from embedgeo.geometry import Geometry
     from embedgeo.results.folder import SweepFolder
+
+_MAX_COLUMNS = 8
+"""Of a notebook's table where none of the metrics is among those to look at first."""
 
 _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
@@ -32,17 +43,103 @@ _LONGEST_NAME = 200
 """Of a checkpoint, in bytes: its files are named after it, and file systems allow 255, with what is around it."""
 
 
+def frame(records: Sequence[Record]) -> "pd.DataFrame":
+    """The table of `embedgeo.Geometry.to_frame`."""
+    require_extra("report", "Geometry.to_frame", "pandas")
+    import pandas as pd
+
+    return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
+
+
+def tables_of_types(
+    method: str,
+    layers: Sequence[MeasuredLayer],
+    of: Callable[[Any], dict[str, Tensor]],
+    columns: Sequence[str],
+    kind: type = TokenMoments,
+) -> "pd.DataFrame":
+    """A row for each token type at each layer, as `embedgeo.Geometry.token_tables` has it.
+
+    Args:
+        method: of `embedgeo.Geometry`, as it was called.
+        layers: those that have rows.
+        of: a method that gives the columns of a layer.
+        columns: its columns, for an empty table.
+        kind: of metric that it is a method of.
+    """
+    require_extra("report", f"Geometry.{method}", "pandas")
+    import pandas as pd
+
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
+    for layer in layers:
+        for metric in layer.metrics.synced(kind):
+            table = {name: column.cpu().numpy() for name, column in of(metric).items()}
+            tables.append(pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **table}))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
+    """The tables of `embedgeo.Geometry.layer_tables`, by kind, without those that are empty."""
+    require_extra("report", "Geometry.layer_tables", "pandas")
+    import pandas as pd
+
+    found: dict[str, list[pd.DataFrame]] = {}
+    for layer in layers:
+        at = {"layer": layer.name, "layer_index": layer.layer_index}
+        for spectral in layer.metrics.synced(Anisotropy, having="spectrum"):
+            index = range(1, spectral.dim + 1)
+            columns = {"index": index, "eigenvalue": spectral.eigenvalues().cpu().numpy(), "n": int(spectral.num_rows)}
+            found.setdefault("spectra", []).append(pd.DataFrame({**at, **columns}))
+        for metric in layer.metrics.synced(OutlierCoordinates):
+            columns = {name: column.cpu().numpy() for name, column in metric.largest_coordinates().items()}
+            found.setdefault("coordinates", []).append(pd.DataFrame({**at, **columns}))
+    return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
+
+
+def html_table(geometry: "Geometry") -> str:
+    """A row for each layer and a column for each metric to look at first, with standard errors where there are any.
+
+    An undefined value is a dash. It never raises, and calls on no other process: where there are several, or nothing
+    was measured yet, it is a sentence.
+    """
+    start = f"Geometry of {len(geometry.layers)} layers"
+    if has_other_ranks():
+        return f"<p>{start}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
+    try:
+        records = geometry.records()
+    except Exception as error:  # a notebook would print the whole traceback
+        return f"<p>Geometry: it cannot be computed ({escape(reason(error))}).</p>"
+    if not records:
+        return f"<p>{start}: nothing was measured yet.</p>"
+    metrics = in_order(record["metric"] for record in records)
+    columns = [metric for metric in HEADLINES if metric in metrics] or metrics[:_MAX_COLUMNS]
+    cells: dict[str, dict[str, str]] = {}
+    for record in records:
+        is_defined = record["value"] == record["value"]
+        text = measured(record["value"], record["stderr"]) if is_defined else "–"
+        cells.setdefault(record["layer"], {})[record["metric"]] = text
+    titles = "".join(f'<th title="{escape(term(key).meaning)}">{escape(term(key).name)}</th>' for key in columns)
+    rows = "".join(
+        f"<tr><th>{escape(layer)}</th>" + "".join(f"<td>{of_layer.get(key, '–')}</td>" for key in columns) + "</tr>\n"
+        for layer, of_layer in cells.items()
+    )
+    num_more = len(metrics) - len(columns)
+    more = f"{num_more} more metrics: <code>to_frame()</code>. " if num_more else ""
+    why = geometry.why_silent()
+    caption = f"{start}. {more}{escape(why[:1].upper() + why[1:])}".strip()
+    return f"<table>\n<caption>{caption}</caption>\n<tr><th>layer</th>{titles}</tr>\n{rows}</table>"
+
+
 def save(
-    geometry: "Results",
+    geometry: "Geometry",
     folder: str | os.PathLike[str],
     *,
     model: str,
     step: int | None,
     save_samples: bool,
     token_tables: bool,
-    device: torch.device,
 ) -> None:
-    """See `Geometry.save`; ranks tell each other on ``device`` whether rank 0 has failed."""
+    """Write what `embedgeo.Geometry.save` says; ranks tell each other whether rank 0 has failed."""
     packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
     require_extra("report", "Geometry.save", *packages)
     name = _named(model, step)
@@ -89,7 +186,7 @@ def save(
             failure = error
     if failure is not None and not is_distributed():
         raise failure
-    if is_distributed() and bool(all_reduce_max(torch.tensor(int(failure is not None), device=device))):
+    if is_distributed() and bool(all_reduce_max(torch.tensor(int(failure is not None), device=geometry.device))):
         raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
 
 
@@ -110,15 +207,15 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     return LayerSample(**held) if held else None
 
 
-def described(metric: Any) -> str:
+def recorded_metric(metric: Any) -> str:
     """A metric's class and, of those of this package, the digest of its arguments."""
     digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
     return f"{type(metric).__name__} {digest}".strip()
 
 
-def described_metrics(make: MetricFactory) -> Any:
+def recorded_metrics(make: MetricFactory) -> Any:
     """What makes the metrics, as it is recorded: by the metrics, and if they depend on the width, by what on."""
-    metrics = [described(metric) for metric in make(2)]
+    metrics = [recorded_metric(metric) for metric in make(2)]
     given = getattr(make, "keywords", {})
     if is_auto(make):
         return {**given, "metrics": metrics}
@@ -126,10 +223,10 @@ def described_metrics(make: MetricFactory) -> Any:
     return metrics if limit == MAX_STATE_BYTES else {"max_state_bytes": limit, "metrics": metrics}
 
 
-def described_layers(layers: Any) -> Any:
+def recorded_layers(layers: Any) -> Any:
     """A choice of layers as it is recorded: functions by their names."""
     if isinstance(layers, list | tuple):
-        return [described_layers(each) for each in layers]
+        return [recorded_layers(each) for each in layers]
     return layers if isinstance(layers, str) else getattr(layers, "__qualname__", repr(layers))
 
 
