@@ -12,8 +12,8 @@ from embedgeo.text.reading import hashing as hashing
 from embedgeo.text.reading import read_documents as read_documents
 from embedgeo.text.reading import split_held_out as split_held_out
 from embedgeo.text.tokenizing import END_OF_TEXT as END_OF_TEXT
+from embedgeo.text.tokenizing import SpelledWords as SpelledWords
 from embedgeo.text.tokenizing import TokenizedText as TokenizedText
-from embedgeo.text.tokenizing import Words as Words
 from embedgeo.text.tokenizing import cut_sequences as cut_sequences
 from embedgeo.text.tokenizing import hash_ids as hash_ids
 from embedgeo.text.tokenizing import special_tokens_around as special_tokens_around

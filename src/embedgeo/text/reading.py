@@ -1,4 +1,4 @@
-"""Text read from files and datasets."""
+"""Text read from files and datasets, and cut into texts."""
 
 import codecs
 import gzip
@@ -28,6 +28,12 @@ _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with tha
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """Encodings by the byte order mark that a file begins with, which is no part of its text."""
+_PREFIX = "hf://datasets/"
+_FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
+_DRAWN_AT_ONCE = 4096
+
+Unit = Literal["sequence", "line", "sentence", "document"]
+"""Input of a model: a sequence cut from all documents in a row, or one text by itself."""
 
 
 def builtin_corpus() -> list[str]:
@@ -55,17 +61,15 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
 
 
 def _read(path: Path) -> Iterator[str]:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    is_packed = suffixes[-1:] == [".gz"]
-    is_lines = ".jsonl" in (suffixes[-2:-1] if is_packed else suffixes[-1:])
+    name = path.name.lower()
     try:
-        data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
-        text = _decoded(data)
+        data = path.read_bytes()
+        text = _decoded(gzip.decompress(data) if name.endswith(".gz") else data)
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise ValueError(
             f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
         ) from error
-    if not is_lines:
+    if not name.removesuffix(".gz").endswith(".jsonl"):
         yield text
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -98,28 +102,101 @@ class Documents:
     """The documents of files and datasets, in order; those of a dataset are read when they are asked for, every time.
 
     Args:
-        paths: files, as `read_documents` reads them, or addresses of datasets, as `stream_dataset` does. None for the
+        paths: files, as `read_documents` reads them, or addresses of datasets, as `parse_address` does. None for the
             built-in corpus.
 
     Attributes:
         sha256: of the documents; where there are datasets, of their addresses in place of what is there.
         is_streamed: whether there are datasets.
-
-    Raises:
-        ValueError: as `read_documents` does, or an address that is none.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
-        addresses = {path: parse_address(path) for path in paths if path.startswith(PREFIX)}
-        of_files = {path: read_documents([path]) for path in paths if path not in addresses}
-        self._parts = [addresses.get(path) or of_files[path] for path in paths] if paths else [builtin_corpus()]
-        named = ([part.given] if isinstance(part, Address) else part for part in self._parts)
-        self.is_streamed = bool(addresses)
-        self.sha256 = hash_documents(chain.from_iterable(named))
+        self._parts: list[Address | list[str]] = [
+            parse_address(path) if path.startswith(_PREFIX) else read_documents([path]) for path in paths
+        ] or [builtin_corpus()]
+        self.is_streamed = any(isinstance(part, Address) for part in self._parts)
+        parts = ([part.url] if isinstance(part, Address) else part for part in self._parts)
+        self.sha256 = hash_documents(chain.from_iterable(parts))
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
-            yield from stream_dataset(part) if isinstance(part, Address) else part
+            yield from _stream(part) if isinstance(part, Address) else part
+
+
+class Address(NamedTuple):
+    """Address of the text of a dataset.
+
+    Attributes:
+        url: the whole address.
+        name: of the dataset, ``author/name``.
+        config: its configuration; None for the default one.
+        split: of the dataset.
+        column: that holds the text.
+    """
+
+    url: str
+    name: str
+    config: str | None
+    split: str
+    column: str
+
+
+def parse_address(url: str) -> Address:
+    """Take ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]`` apart; default: the column ``text`` of the split ``train``.
+
+    >>> parse_address("hf://datasets/lab/web/en:test")[1:]
+    ('lab/web', 'en', 'test', 'text')
+    """
+    path, has_column, column = url.removeprefix(_PREFIX).partition("#")
+    path, has_split, split = path.partition(":")
+    parts = path.split("/")
+    if not all(parts) or len(parts) not in (2, 3) or (has_column and not column) or (has_split and not split):
+        raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}.")
+    return Address(url, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
+
+
+def _stream(address: Address) -> Iterator[str]:
+    """The documents of a dataset one by one, but for rows without text; no code of the dataset is run."""
+    require_extra("datasets", f"text: {address.url}")
+    import datasets
+
+    rows = iter(_opened(datasets, address))
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # of the network, of the files and of the library, of many kinds
+            raise OSError(f"text: {address.url} cannot be read to its end; {reason(error)}") from error
+        if row is None:
+            return
+        if address.column not in row:
+            raise ValueError(
+                f"text: {address.url} must have a column {address.column!r}; it has {listed(list(row))}. Name one by "
+                "#COLUMN."
+            )
+        document = row[address.column]
+        if document is not None:
+            if not isinstance(document, str):
+                raise ValueError(
+                    f"text: column {address.column!r} of {address.url} must hold strings; it holds "
+                    f"{type(document).__name__}."
+                )
+            yield document
+
+
+def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
+    if Path(address.name).exists():  # the library would read it
+        raise ValueError(
+            f"text: {address.url} is a dataset on the Hub; {Path(address.name).absolute()} would be read in its "
+            "place. Start the sweep in another folder."
+        )
+    try:
+        return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
+    except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
+        raise ValueError(
+            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that this user may read."
+        ) from error
+    except Exception as error:  # of many kinds
+        raise ValueError(f"text: {address.url} cannot be read; {reason(error)}") from error
 
 
 def hash_documents(documents: Iterable[str]) -> str:
@@ -159,103 +236,6 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
     return "\n\n".join(split[0]) + "\n", "\n\n".join(split[1]) + "\n"
 
 
-PREFIX = "hf://datasets/"
-_FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
-
-
-class Address(NamedTuple):
-    """Where the text of a dataset is.
-
-    Attributes:
-        given: the whole address.
-        name: of the dataset, ``author/name``.
-        config: its configuration; None for the default one.
-        split: of the dataset.
-        column: that holds the text.
-    """
-
-    given: str
-    name: str
-    config: str | None
-    split: str
-    column: str
-
-
-def parse_address(address: str) -> Address:
-    """Take ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]`` apart; default: the column ``text`` of the split ``train``.
-
-    Raises:
-        ValueError: it is none.
-
-    >>> parse_address("hf://datasets/lab/web/en:test")[1:]
-    ('lab/web', 'en', 'test', 'text')
-    """
-    path, has_column, column = address.removeprefix(PREFIX).partition("#")
-    path, has_split, split = path.partition(":")
-    parts = path.split("/")
-    if not all(parts) or len(parts) not in (2, 3) or (has_column and not column) or (has_split and not split):
-        raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {address!r}.")
-    return Address(address, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
-
-
-def stream_dataset(address: Address) -> Iterator[str]:
-    """Read the documents of a dataset one by one, through the library ``datasets``, which runs no code of a dataset.
-
-    Rows without text are left out.
-
-    Raises:
-        ImportError: the library is not installed.
-        ValueError: there is no such dataset, split or column, or no text in it.
-        OSError: it cannot be read.
-    """
-    require_extra("datasets", f"text: {address.given}")
-    import datasets
-
-    rows = iter(_opened(datasets, address))
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # of the network, of the files and of the library, of many kinds
-            raise OSError(f"text: {address.given} cannot be read to its end; {reason(error)}") from error
-        if row is None:
-            return
-        document = row.get(address.column)
-        if address.column not in row:
-            raise ValueError(
-                f"text: {address.given} must have a column {address.column!r}; it has {listed(list(row))}. Name one by "
-                "#COLUMN."
-            )
-        if document is not None:
-            if not isinstance(document, str):
-                raise ValueError(
-                    f"text: column {address.column!r} of {address.given} must hold strings; it holds "
-                    f"{type(document).__name__}."
-                )
-            yield document
-
-
-def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
-    if Path(address.name).exists():  # the library would read it
-        raise ValueError(
-            f"text: {address.given} is a dataset on the Hub; {Path(address.name).absolute()} would be read in its "
-            "place. Start the sweep in another folder."
-        )
-    try:
-        return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
-    except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
-        raise ValueError(
-            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that this user may read."
-        ) from error
-    except Exception as error:  # of many kinds
-        raise ValueError(f"text: {address.given} cannot be read; {reason(error)}") from error
-
-
-Unit = Literal["sequence", "line", "sentence", "document"]
-"""What a model is run on: a sequence cut from all documents in a row, or one text by itself."""
-
-_DRAWN_AT_ONCE = 4096
-
-
 def cut_texts(
     documents: Iterable[str],
     unit: Unit,
@@ -275,7 +255,7 @@ def cut_texts(
         min_words: leave out texts of fewer words, which white space separates.
         max_words: leave out texts of more words; 0: none.
         share: of the texts to keep, whatever their words. Each is drawn by a random number that depends only on the
-            seed and on how many come before it.
+            seed and on the number of those before it.
         seed: of the draw.
 
     >>> list(cut_texts(["One. Two words.  ", " "], "sentence", min_words=2))
@@ -289,7 +269,11 @@ def cut_texts(
 
 def _stripped(documents: Iterable[str], unit: Unit) -> Iterator[str]:
     for document in documents:
-        pieces = document.split("\n") if unit == "line" else _sentences(document) if unit == "sentence" else [document]
+        pieces: Iterable[str] = [document]
+        if unit == "line":
+            pieces = document.split("\n")
+        elif unit == "sentence":
+            pieces = _sentences(document)
         yield from filter(None, map(str.strip, pieces))
 
 

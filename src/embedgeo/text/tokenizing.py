@@ -9,6 +9,8 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+END_OF_TEXT = "<|endoftext|>"
+
 Tokenizer = Any
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
 
@@ -16,41 +18,8 @@ SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 """The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
 
 
-def choose_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
-    """Ids of the special tokens to put before and after a text.
-
-    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS. Where there is neither BOS nor ``[CLS]``, EOS stands for it:
-    in GPT-2 one token is both.
-
-    Raises:
-        ValueError: the tokenizer has none.
-    """
-    if special_tokens == "default":
-        return special_tokens_around(tokenizer)
-    wanted = () if special_tokens == "none" else special_tokens.split("+")
-    found: list[list[int]] = [[], []]
-    for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
-        if kinds[0] in wanted:
-            given = [getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds]
-            found[i] = [token_id for token_id in given if token_id is not None][:1]
-            if not found[i]:
-                raise ValueError(
-                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
-                    "none. Take 'none' or 'default'."
-                )
-    return found[0], found[1]
-
-
-def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Ids of the special tokens that a tokenizer puts before and after a text."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:start], whole[start + len(plain) :]
-
-
-class Words(NamedTuple):
-    """The word of each token.
+class SpelledWords(NamedTuple):
+    """The words of texts.
 
     Attributes:
         word_ids: shape (n,), int64: the number of the word, counted over all texts; -1 for tokens of no word, such as
@@ -64,49 +33,6 @@ class Words(NamedTuple):
     spelled: list[str]
 
 
-def find_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., Any]) -> Words:
-    """Number the words, and spell them. A word that was cut, at the end of a text, is a word of the tokens left.
-
-    Args:
-        token_ids: of all texts, shape (n,).
-        places: shape (n,), int64: the same for consecutive tokens of one word, another for those of the next; -1 for
-            tokens of no word.
-        lengths: number of tokens of each text, shape (texts,).
-        decode: the tokenizer's.
-
-    Raises:
-        ValueError: the tokenizer takes several words as one.
-    """
-    row = torch.arange(len(lengths)).repeat_interleave(lengths)
-    runs = torch.where(places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places)
-    of_run, run, counts = torch.unique_consecutive(runs, return_inverse=True, return_counts=True)
-    types: dict[str, int] = {}
-    seen: dict[tuple[int, ...], int] = {}
-    found, start, ids = [], 0, token_ids.tolist()
-    for is_word, count in zip((of_run >= 0).tolist(), counts.tolist(), strict=True):
-        tokens = tuple(ids[start : start + count]) if is_word else ()
-        start += count
-        if tokens not in seen:
-            word = str(decode(list(tokens), clean_up_tokenization_spaces=False)).strip() if tokens else ""
-            if len(word.split()) > 1:
-                raise ValueError(
-                    f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
-                    "other rows."
-                )
-            seen[tokens] = types.setdefault(word, len(types)) if word else -1
-        found.append(seen[tokens])
-    word_types = torch.tensor(found, dtype=torch.int64)[run]
-    return Words(torch.where(word_types < 0, -1, run), word_types, list(types))
-
-
-END_OF_TEXT = "<|endoftext|>"
-
-
-def hash_ids(token_ids: Tensor) -> str:
-    """The sha256 of token ids and their shape."""
-    return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
-
-
 class TokenizedText(NamedTuple):
     """Texts or sequences as tokens.
 
@@ -114,12 +40,12 @@ class TokenizedText(NamedTuple):
         token_ids: of all of them in a row, shape (n,), int64.
         lengths: number of tokens of each, int64.
         words: the word of each token, if asked for.
-        num_cut: how many texts were longer and have been cut.
+        num_cut: number of texts that were longer and have been cut.
     """
 
     token_ids: Tensor
     lengths: Tensor
-    words: Words | None = None
+    words: SpelledWords | None = None
     num_cut: int = 0
 
 
@@ -152,8 +78,14 @@ def tokenize_sequences(
         ValueError: a length or number that is not positive, text shorter than one sequence, or a tokenizer without the
             special tokens.
     """
-    options: dict[str, Any] = {"for_encoder": for_encoder, "special_tokens": special_tokens}
-    joined = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, **options)
+    joined = tokenize_joined(
+        documents,
+        tokenizer,
+        seq_len=seq_len,
+        num_tokens=num_tokens,
+        for_encoder=for_encoder,
+        special_tokens=special_tokens,
+    )
     return joined.token_ids.view(-1, seq_len)
 
 
@@ -168,12 +100,11 @@ def tokenize_joined(
     with_words: bool = False,
 ) -> TokenizedText:
     """The sequences of `tokenize_sequences`, and the words in them: those at the ends of sequences are cut."""
-    _require_positive(seq_len=seq_len, num_tokens=num_tokens)
+    by_document = special_tokens == "default" and not for_encoder
+    before, after = ([], []) if by_document else _chosen_special_tokens(tokenizer, special_tokens)
+    room = _room(seq_len, num_tokens, len(before) + len(after))
     if num_tokens < seq_len:
         raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
-    by_document = special_tokens == "default" and not for_encoder
-    before, after = ([], []) if by_document else choose_special_tokens(tokenizer, special_tokens)
-    room = _room(seq_len, before, after)
     body = num_tokens // seq_len * room
     encoded = list(_encoded(documents, tokenizer, body, with_special=by_document, with_words=with_words))
     inner = cut_sequences((ids for ids, _ in encoded), room, body)
@@ -181,8 +112,14 @@ def tokenize_joined(
     token_ids = _surrounded(inner, before, after)
     if not with_words:
         return TokenizedText(token_ids, lengths)
-    places = _surrounded(cut_sequences((places for _, places in encoded), room, body), *_no_words(before, after))
-    return TokenizedText(token_ids, lengths, find_words(token_ids, places, lengths, tokenizer.decode))
+    inner_places = cut_sequences((places for _, places in encoded), room, body)
+    places = _surrounded(inner_places, [-1] * len(before), [-1] * len(after))
+    return TokenizedText(token_ids, lengths, _spell_words(token_ids, places, lengths, tokenizer.decode))
+
+
+def _surrounded(inner: Tensor, before: list[int], after: list[int]) -> Tensor:
+    around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
+    return torch.cat((around[0], inner, around[1]), dim=1).flatten()
 
 
 def tokenize_texts(
@@ -203,27 +140,24 @@ def tokenize_texts(
         num_tokens: of all texts together, at most.
         special_tokens: around each text.
         with_words: also find the words.
-
-    Raises:
-        ValueError: a length or number that is not positive, no text, or a tokenizer without the special tokens.
     """
-    _require_positive(seq_len=max_length, num_tokens=num_tokens)
-    before, after = choose_special_tokens(tokenizer, special_tokens)
-    room = _room(max_length, before, after)
+    before, after = _chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
+    room = _room(max_length, num_tokens, num_special)
     token_ids: list[int] = []
     places: list[int] = []
     lengths: list[int] = []
-    num_cut, left = 0, num_tokens
+    num_cut = 0
+    left = num_tokens
     for ids, words in _encoded(texts, tokenizer, None, with_special=False, with_words=with_words):
-        length = min(len(ids), room) + num_special
-        left -= length if ids else 0
-        if left < 0:
-            break
         if ids:
+            length = min(len(ids), room) + num_special
+            left -= length
+            if left < 0:
+                break
             lengths.append(length)
             token_ids += [*before, *ids[:room], *after]
-            places += [*_no_words(before)[0], *words[:room], *_no_words(after)[0]]
+            places += [*[-1] * len(before), *words[:room], *[-1] * len(after)]
             num_cut += len(ids) > room
         if left <= num_special:
             break
@@ -233,31 +167,50 @@ def tokenize_texts(
             if left < 0
             else "text must have at least one text that unit, min_words, max_words and sample leave; it has none."
         )
-    flat, ragged = torch.tensor(token_ids), torch.tensor(lengths)
-    words_of = find_words(flat, torch.tensor(places), ragged, tokenizer.decode) if with_words else None
-    return TokenizedText(flat, ragged, words_of, num_cut)
+    flat = torch.tensor(token_ids)
+    ragged = torch.tensor(lengths)
+    spelled = _spell_words(flat, torch.tensor(places), ragged, tokenizer.decode) if with_words else None
+    return TokenizedText(flat, ragged, spelled, num_cut)
 
 
-def _require_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
+def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
+    """Ids of the special tokens to put before and after a text.
+
+    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS. Where there is neither BOS nor ``[CLS]``, EOS stands for it:
+    in GPT-2 one token is both.
+    """
+    if special_tokens == "default":
+        return special_tokens_around(tokenizer)
+    wanted = special_tokens.split("+")
+    found: list[list[int]] = [[], []]
+    for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
+        if kinds[0] in wanted:
+            known = (getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds)
+            found[i] = [token_id for token_id in known if token_id is not None][:1]
+            if not found[i]:
+                raise ValueError(
+                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    "none. Take 'none' or 'default'."
+                )
+    return found[0], found[1]
+
+
+def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Ids of the special tokens that a tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:start], whole[start + len(plain) :]
+
+
+def _room(length: int, num_tokens: int, num_special: int) -> int:
+    """Tokens of a sequence that are not special."""
+    for name, value in (("seq_len", length), ("num_tokens", num_tokens)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1 token; got {value}.")
-
-
-def _room(length: int, before: list[int], after: list[int]) -> int:
-    num_special = len(before) + len(after)
     if length <= num_special:
         raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {length}.")
     return length - num_special
-
-
-def _no_words(*special: list[int]) -> list[list[int]]:
-    return [[-1] * len(ids) for ids in special]
-
-
-def _surrounded(inner: Tensor, before: list[int], after: list[int]) -> Tensor:
-    around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
-    return torch.cat((around[0], inner, around[1]), dim=1).flatten()
 
 
 def _encoded(
@@ -269,7 +222,8 @@ def _encoded(
             f"rows='words' needs a tokenizer that says which word a token is of (tokenizer.json); "
             f"{type(tokenizer).__name__} does not. Take other rows."
         )
-    num_words, left = 0, num_tokens
+    num_words = 0
+    left = num_tokens
     for document in documents:
         encoding = tokenizer(document, add_special_tokens=with_special)
         token_ids: list[int] = encoding["input_ids"]
@@ -282,6 +236,40 @@ def _encoded(
             left -= len(token_ids)
             if left <= 0:
                 return
+
+
+def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., Any]) -> SpelledWords:
+    """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
+
+    Args:
+        token_ids: of all texts, shape (n,).
+        places: shape (n,), int64: one number for consecutive tokens of a word, another for those of the next; -1 for
+            tokens of no word.
+        lengths: number of tokens of each text, shape (texts,).
+        decode: the tokenizer's.
+    """
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+    runs = torch.where(places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places)
+    of_run, run, counts = torch.unique_consecutive(runs, return_inverse=True, return_counts=True)
+    types: dict[str, int] = {}
+    seen: dict[tuple[int, ...], int] = {}
+    found: list[int] = []
+    ids = token_ids.tolist()
+    start = 0
+    for is_word, count in zip((of_run >= 0).tolist(), counts.tolist(), strict=True):
+        tokens = tuple(ids[start : start + count]) if is_word else ()
+        start += count
+        if tokens not in seen:
+            word = str(decode(list(tokens), clean_up_tokenization_spaces=False)).strip() if tokens else ""
+            if len(word.split()) > 1:
+                raise ValueError(
+                    f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
+                    "other rows."
+                )
+            seen[tokens] = types.setdefault(word, len(types)) if word else -1
+        found.append(seen[tokens])
+    word_types = torch.tensor(found, dtype=torch.int64)[run]
+    return SpelledWords(torch.where(word_types < 0, -1, run), word_types, list(types))
 
 
 def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None) -> Tensor:
@@ -309,6 +297,11 @@ def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int 
             "Give more text or a smaller sequence length."
         )
     return tokens[: len(tokens) // seq_len * seq_len].view(-1, seq_len)
+
+
+def hash_ids(token_ids: Tensor) -> str:
+    """The sha256 of token ids and their shape."""
+    return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
 
 
 def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
