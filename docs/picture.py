@@ -15,9 +15,9 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from embedgeo.report.drawing import png, style
-from embedgeo.report.live import curves
-from embedgeo.report.reading import runs_of_records
+from embedgeo.drawing import png, style
+from embedgeo.report.figures import curves
+from embedgeo.report.runs import runs_of_records
 
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension")
 PAGES = {"tensorboard": ("images", 615), "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680)}

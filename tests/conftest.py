@@ -25,7 +25,7 @@ def unpainted() -> Iterator[None]:
         path.write_text("")
 
     with (
-        mock.patch("embedgeo.report.drawing.png", return_value=(b"a picture", 1, 1)),
+        mock.patch("embedgeo.drawing.png", return_value=(b"a picture", 1, 1)),
         mock.patch.object(Figure, "savefig", write_nothing),
     ):
         yield

@@ -15,15 +15,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from embedgeo.drawing import FigureData, style
 from embedgeo.formatting import listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
-from embedgeo.report import drift, figures, spectra
+from embedgeo.report import figures, spectra
 from embedgeo.report import tokens as token_figures
-from embedgeo.report.drawing import FigureData, style
-from embedgeo.report.reading import read_folder, runs_of_records, with_baseline
-from embedgeo.report.runs import Run
-from embedgeo.report.spectra import shares_of
+from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
@@ -106,7 +104,7 @@ def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame 
 
 def _spectra(geometry: Geometry, run: Run) -> dict[int, pd.DataFrame]:
     table = geometry.layer_tables().get("spectra")
-    shares = None if table is None else shares_of(table, run.depth)
+    shares = None if table is None else spectrum_shares(table, run.depth)
     return {} if shares is None or shares.empty else {run.steps[-1]: shares}
 
 
@@ -200,13 +198,12 @@ def composition(
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; M and V were not measured.
     """
-    draw = {"layer": figures.shares_by_layer, "step": figures.shares_by_step}.get(by)
-    if draw is None:
+    if by not in ("layer", "step"):
         raise ValueError(f'by must be "layer" or "step"; got {by!r}.')
     chosen = chosen_run(results, run, model)
-    if not figures.has_shares(chosen):
+    if not figures.has_composition(chosen):
         raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {metrics_of(chosen)}.")
-    return drawn(partial(draw, chosen), ax)
+    return drawn(partial(figures.composition, chosen, by), ax)
 
 
 def tokens(
@@ -355,9 +352,9 @@ def similarity(
             "drift on it; there are none."
         )
     if layer is not None:
-        require_known("layer", layer, drift.layers_over_steps(chosen))
-        return drawn(partial(drift.cka_of_steps, chosen, layer), ax)
-    steps = drift.steps_over_layers(chosen)
+        require_known("layer", layer, figures.layers_over_steps(chosen))
+        return drawn(partial(figures.cka_of_steps, chosen, layer), ax)
+    steps = figures.steps_over_layers(chosen)
     if step is not None or not steps:
         require_known("step", step, steps)
-    return drawn(partial(drift.cka_of_layers, chosen, max(steps) if step is None else step), ax)
+    return drawn(partial(figures.cka_of_layers, chosen, max(steps) if step is None else step), ax)

@@ -150,7 +150,7 @@ def test_what_a_sweep_costs(tmp_path, monkeypatch):
 
 
 def test_a_long_run(monkeypatch):
-    monkeypatch.setattr("embedgeo.report.live._pictures", lambda *_: ())  # drawing takes seconds
+    monkeypatch.setattr("embedgeo.report.live.draw_pictures", lambda *_: ())  # drawing takes seconds
     first, second = long_runs.growth((1, 2), TINY)
     holds(first)
     assert second.records == 2 * first.records

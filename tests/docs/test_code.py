@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn():
     """Monitors draw nothing, which takes most of the time of so short a run."""
-    with mock.patch("embedgeo.report.live._pictures", return_value=()):
+    with mock.patch("embedgeo.report.live.draw_pictures", return_value=()):
         yield
 
 

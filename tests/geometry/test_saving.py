@@ -10,7 +10,7 @@ import torch
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, OutlierCoordinates, TokenMoments, observe
 from embedgeo.report import write_report
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
 from embedgeo.sweep import SweepSettings, sweep

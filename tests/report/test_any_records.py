@@ -46,7 +46,7 @@ def records(draw: st.DrawFn) -> pd.DataFrame:
 
 
 def require_page(folder: Path) -> None:
-    with mock.patch("embedgeo.report.drawing.DPI", 20):
+    with mock.patch("embedgeo.drawing.DPI", 20):
         page = write_report([folder])
     assert page.read_text().count("<h1>") == 1
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, QuadMesh
 
-from embedgeo.report.drawing import png, style
-from embedgeo.report.live import curves
+from embedgeo.drawing import png, style
+from embedgeo.report.figures import curves
 from embedgeo.report.runs import make_run
 
 BLOCKS = [f"block.{i:02d}" for i in range(6)]
@@ -38,7 +38,9 @@ def drawn(values, steps=STEPS, metric="M_over_Q"):
 
 def panels(figure):
     """The axes that have lines of layers, from the top: the values of each line."""
-    found = [(ax, c) for ax in figure.axes for c in ax.collections if isinstance(c, LineCollection)]
+    found = [
+        (ax, c) for ax in figure.axes for c in ax.collections if isinstance(c, LineCollection) and c.get_segments()
+    ]
     return [(ax, [np.asarray(s).reshape(-1, 2)[:, 1] for s in collection.get_segments()]) for ax, collection in found]
 
 
@@ -67,9 +69,9 @@ def test_lines_are_coloured_by_depth_and_each_has_its_place_in_the_key():
     colours = collection.get_colors()[:, :3]
     lightness = colours @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(lightness) > 0.05).all()  # deeper is brighter, and no two are alike
-    (image,) = [image for ax in figure.axes for image in ax.images]
-    np.testing.assert_allclose(image.cmap(np.arange(6))[:, :3], colours)
-    assert [label.get_text() for label in image.axes.get_yticklabels()] == list("012345")
+    (key,) = [mesh for ax in figure.axes for mesh in ax.collections if isinstance(mesh, QuadMesh)]
+    np.testing.assert_allclose(key.to_rgba(key.axes.get_yticks())[:, :3], colours)
+    assert [label.get_text() for label in key.axes.get_yticklabels()] == list("012345")
 
 
 @pytest.mark.parametrize(("norm", "apart"), [(0.05, False), (9.0, True)])

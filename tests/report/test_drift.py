@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from embedgeo.drawing import png, style
 from embedgeo.glossary import DRIFT
-from embedgeo.report import drift, write_report
-from embedgeo.report.drawing import png, style
-from embedgeo.report.reading import read_runs
+from embedgeo.report import figures, write_report
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import CKA, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import layer_names, make_sweep
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def drawn(folder):
     (run,) = read_runs([folder])
     with style():
-        return {data.name: data for data in drift.matrices(run)}
+        return {data.name: data for data in figures.cka_figures(run)}
 
 
 def test_steps_are_compared_at_layers_and_layers_at_steps(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_of_a_single_step_the_layers_are_drawn(tmp_path: Path) -> None:
     make_sweep(tmp_path, (0,), metrics=("n", "cka_to_below"), changes=changes)
     (run,) = read_runs([tmp_path])
     with style():
-        assert [data.name for data in drift.of_metric(run, "cka_to_below")] == ["cka_to_below-profile"]
+        assert [data.name for data in figures.drift_figures(run, "cka_to_below")] == ["cka_to_below-profile"]
 
 
 def test_a_damaged_table_is_named(folder: Path) -> None:

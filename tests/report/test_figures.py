@@ -11,12 +11,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
+from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style
 from embedgeo.glossary import TERMS
-from embedgeo.report import figures, spectra, tokens
-from embedgeo.report.drawing import WIDTH, FigureData, StepAxis, new_figure, style
-from embedgeo.report.live import curves
-from embedgeo.report.reading import read_runs
-from embedgeo.report.runs import Run
+from embedgeo.report import comparison, figures, spectra, tokens
+from embedgeo.report.figures import curves
+from embedgeo.report.runs import Run, read_runs
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
 LONGEST = sorted((key for key, term in TERMS.items() if term.is_drawn), key=lambda metric: len(TERMS[metric].name))[-2:]
@@ -58,13 +57,13 @@ def drawn(run: Run) -> list[FigureData]:
         *(figures.dynamics(run, metric) for metric in metrics),
         *(figures.profile(run, metric) for metric in metrics),
         *(figures.heatmap(run, metric) for metric in metrics),
-        figures.shares_by_layer(run),
-        figures.shares_by_step(run),
+        figures.composition(run, "layer"),
+        figures.composition(run, "step"),
         figures.after_processing(run),
         figures.loss(run, [512]),
-        figures.compare_dynamics([run, run], "V"),
-        figures.compare_profiles([run, run], "V"),
-        figures.compare_profiles([run], "M_over_Q"),
+        comparison.compare_dynamics([run, run], "V"),
+        comparison.compare_profiles([run, run], "V"),
+        comparison.compare_profiles([run], "M_over_Q"),
         tokens.mean_against_variance(run),
         tokens.mean_against_variance(run, [run.depth[-1]]),
         tokens.statistics(run),
@@ -190,7 +189,7 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
 
 def test_shares_add_up_to_the_whole(large: Run) -> None:
     with style():
-        found, means = figures.shares_by_layer(large).numbers, figures.shares_by_step(large).numbers
+        found, means = figures.composition(large, "layer").numbers, figures.composition(large, "step").numbers
     np.testing.assert_allclose(found.sum(axis=1), 1)
     at = large.values.loc[4000, "block.20"]
     assert found.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
@@ -202,7 +201,7 @@ def test_without_token_ids_the_shares_are_those_of_offset_and_variance(tmp_path:
     nowhere = {(8, "block.00", "M"): np.nan, (8, "block.01", "M"): 0.0, (8, "block.01", "V"): 0.0}
     (run,) = read_runs([make_sweep(tmp_path, (0, 8), 2, metrics=("n", "M", "V"), changes=nowhere)])
     with style():
-        found = figures.shares_by_layer(run)
+        found = figures.composition(run, "layer")
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in found.figure.axes[0].containers}
     assert heights.keys() == {"M: offset", "V: variance"}
     np.testing.assert_allclose(np.sum([*heights.values()], axis=0), [1, 0, 0, 1])
@@ -213,7 +212,7 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
     with style():
         dynamics = figures.dynamics(two_sided, "M").numbers
         profile = figures.profile(two_sided, "M")
-        compared = figures.compare_profiles([two_sided], "M").numbers["M"]
+        compared = comparison.compare_profiles([two_sided], "M").numbers["M"]
         heatmap = figures.heatmap(two_sided, "M")
     values = two_sided.values["M"].unstack("layer")
     for side in ("encoder", "decoder"):
@@ -365,7 +364,7 @@ def test_one_layer_has_no_bar_of_layers(tmp_path: Path) -> None:
 def test_twelve_runs_have_twelve_colours_and_their_names_below_the_axes(large: Run) -> None:
     runs = [replace(large, label=f"a run with a rather long name, seed {i}") for i in range(12)]
     with style():
-        figure = figures.compare_dynamics(runs, "M_over_Q").figure
+        figure = comparison.compare_dynamics(runs, "M_over_Q").figure
         figure.canvas.draw()
     (ax,) = figure.axes
     (legend,) = figure.legends
@@ -380,7 +379,7 @@ def test_steps_of_several_runs_are_logarithmic_where_those_of_one_are(tmp_path: 
         [make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",)) for i in range(12)]
     )
     with style():
-        assert "log scale" in figures.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()
+        assert "log scale" in comparison.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()
 
 
 def bands(data: FigureData) -> list[tuple[float, float, float]]:
@@ -406,8 +405,8 @@ def with_errors(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         (figures.dynamics, 6),
         (figures.profile, 6),
-        (lambda *what: figures.compare_dynamics([what[0]], what[1]), 1),
-        (lambda *what: figures.compare_profiles([what[0]], what[1]), 1),
+        (lambda *what: comparison.compare_dynamics([what[0]], what[1]), 1),
+        (lambda *what: comparison.compare_profiles([what[0]], what[1]), 1),
         (curves, 4),
     ],
 )
@@ -427,7 +426,7 @@ def test_bands_are_one_standard_error_to_each_side(with_errors: Run, draw: Calla
 def test_standard_errors_lie_beside_the_numbers_of_a_figure(with_errors: Run) -> None:
     with style():
         dynamics, profile = figures.dynamics(with_errors, "M_over_Q"), figures.profile(with_errors, "M_over_Q")
-        compared = figures.compare_profiles([with_errors], "M_over_Q")
+        compared = comparison.compare_profiles([with_errors], "M_over_Q")
         without = figures.dynamics(replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q")
     for numbers, columns in ((dynamics.numbers, [*with_errors.layers, "mean over blocks"]), (profile.numbers, [8, 64])):
         for column in columns:
@@ -448,9 +447,9 @@ def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(wit
 
 def test_bands_that_are_wider_than_the_curves_do_not_squeeze_them(with_errors: Run) -> None:
     with style():
-        ax = figures.compare_profiles([replace(with_errors, errors=with_errors.values * 100)], "M_over_Q").figure.axes[
-            0
-        ]
+        ax = comparison.compare_profiles(
+            [replace(with_errors, errors=with_errors.values * 100)], "M_over_Q"
+        ).figure.axes[0]
     values = ax.lines[0].get_ydata()
     low, high = ax.get_ylim()
     assert 0.15 < np.ptp(values) / (high - low) < 0.3
@@ -458,7 +457,7 @@ def test_bands_that_are_wider_than_the_curves_do_not_squeeze_them(with_errors: R
 
 def test_shares_say_how_they_are_estimated(large: Run) -> None:
     with style():
-        texts = [text.get_text() for text in figures.shares_by_layer(large).figure.texts]
+        texts = [text.get_text() for text in figures.composition(large, "layer").figure.texts]
         statistics = [text.get_text() for text in tokens.statistics(large).figure.texts]
     assert "shares of the mean squared norm, from pairs in different sequences" in texts
     assert "over the token types with 10 ≤ n ≤ 100,000 occurrences" in statistics

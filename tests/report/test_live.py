@@ -44,7 +44,7 @@ class Clock:
     def __init__(self, monkeypatch, pictures):
         self.now = 0.0
         self.pictures = pictures
-        monkeypatch.setattr(live, "_pictures", self.draw)
+        monkeypatch.setattr(live, "draw_pictures", self.draw)
         monkeypatch.setattr(live, "monotonic", lambda: self.now)
 
     def draw(self, *args):
@@ -54,7 +54,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch, live._pictures)
+    return Clock(monkeypatch, live.draw_pictures)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from embedgeo.cli import main
-from embedgeo.report import figures, write_report
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import style
+from embedgeo.report import comparison, figures, write_report
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep
 
@@ -50,7 +50,7 @@ def write_texts(figure: Figure, path: Path, **_: object) -> None:
 def no_pictures() -> Iterator[None]:
     """Figures are made, but not painted, which takes most of the time; in place of an SVG there are its texts."""
     with (
-        mock.patch("embedgeo.report.drawing.png", return_value=(b"a picture", 1, 1)),
+        mock.patch("embedgeo.drawing.png", return_value=(b"a picture", 1, 1)),
         mock.patch.object(Figure, "savefig", write_texts),
     ):
         yield
@@ -105,7 +105,7 @@ def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> 
     groups = {"gpt-s": "decoder", "gpt-l": "old"}
     assert {run.label: run.group for run in runs} == {run.label: groups.get(run.label, "encoder") for run in runs}
     with style():
-        for draw in (lambda: figures.compare_profiles(runs, "Q"), lambda: figures.compare_types(runs)):
+        for draw in (lambda: comparison.compare_profiles(runs, "Q"), lambda: comparison.compare_types(runs)):
             data = draw()
             (legend,) = data.figure.legends
             looks = {text.get_text().strip(): line for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
@@ -122,7 +122,7 @@ def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> 
 def test_without_groups_nothing_is_said_of_them(tmp_path: Path) -> None:
     runs = read_runs([make_models(tmp_path / "a", {"a": 1, "b": 2}, metrics=("n", "Q"))])
     with style():
-        data = figures.compare_profiles(runs, "Q")
+        data = comparison.compare_profiles(runs, "Q")
     assert "group" not in data.text
     assert len(data.figure.legends[0].texts) == 2
 
@@ -229,7 +229,7 @@ def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) ->
     metric = "anisotropy_batch_mean"
     with style():
         drawn = [figures.dynamics(run, metric), figures.profile(run, metric)]
-        drawn += [figures.compare_dynamics([run], metric), figures.compare_profiles([run], metric)]
+        drawn += [comparison.compare_dynamics([run], metric), comparison.compare_profiles([run], metric)]
         for data in drawn:
             assert data.text.endswith("Bands: one standard deviation over batches to each side.")
             np.testing.assert_allclose(band_sizes(data.figure), 0.05)
@@ -263,7 +263,7 @@ def test_standard_errors_and_spreads_are_not_mixed_in_one_picture(tmp_path: Path
     runs = read_runs([make_models(tmp_path / "a", {"a": 2, "b": 2}, metrics=("n", "anisotropy", *OF_BATCHES))])
     one = replace(runs[0], errors=0.01 * runs[0].values)
     with style():
-        data = figures.compare_profiles([one, runs[1]], "anisotropy_batch_mean")
+        data = comparison.compare_profiles([one, runs[1]], "anisotropy_batch_mean")
     np.testing.assert_allclose(band_sizes(data.figure), [0.01])
     assert "standard error" in data.text
 

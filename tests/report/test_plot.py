@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedgeo import TokenMoments, load_results, observe, plot
+from embedgeo.drawing import style
 from embedgeo.report import figures, tokens
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from tests.models import gpt_neox
 from tests.report.synthetic import make_models, make_sweep
 
@@ -27,8 +27,8 @@ DRAWN = {  # what the report draws of a run, and how it is asked for here
     "dynamics": (lambda run: figures.dynamics(run, METRIC), partial(plot.dynamics, metric=METRIC)),
     "profile": (lambda run: figures.profile(run, METRIC), partial(plot.profile, metric=METRIC)),
     "heatmap": (lambda run: figures.heatmap(run, METRIC), partial(plot.heatmap, metric=METRIC)),
-    "by layer": (figures.shares_by_layer, plot.composition),
-    "by step": (figures.shares_by_step, partial(plot.composition, by="step")),
+    "by layer": (partial(figures.composition, by="layer"), plot.composition),
+    "by step": (partial(figures.composition, by="step"), partial(plot.composition, by="step")),
 }
 
 

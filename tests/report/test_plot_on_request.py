@@ -10,9 +10,9 @@ import torch
 from matplotlib.axes import Axes
 
 from embedgeo import Anisotropy, load_results, observe, plot
-from embedgeo.report import drift, figures, spectra
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.drawing import style
+from embedgeo.report import figures, spectra
+from embedgeo.report.runs import read_runs
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import AT_SCALES, METRICS, make_sweep
 from tests.report.test_drift import STEPS, write_cka
@@ -26,9 +26,9 @@ DRAWN = {  # what the report draws of a run, and how it is asked for here
     "spectra at a layer": (lambda run: spectra.by_step(run, ["block.01"]), partial(plot.spectrum, layer="block.01")),
     "scales": (figures.scales_by_layer, plot.scales),
     "scales by step": (figures.scales_by_step, partial(plot.scales, by="step")),
-    "layers": (lambda run: drift.cka_of_layers(run, 8), plot.similarity),
-    "layers at a step": (lambda run: drift.cka_of_layers(run, 8), partial(plot.similarity, step=8)),
-    "steps at a layer": (lambda run: drift.cka_of_steps(run, "embed"), partial(plot.similarity, layer="embed")),
+    "layers": (lambda run: figures.cka_of_layers(run, 8), plot.similarity),
+    "layers at a step": (lambda run: figures.cka_of_layers(run, 8), partial(plot.similarity, step=8)),
+    "steps at a layer": (lambda run: figures.cka_of_steps(run, "embed"), partial(plot.similarity, layer="embed")),
 }
 
 

@@ -17,7 +17,7 @@ from embedgeo.cli import main
 from embedgeo.report import figures, write_report
 from embedgeo.report import page as plan
 from embedgeo.report.page import BUDGET
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import make_sweep
 

@@ -3,10 +3,10 @@ import pandas as pd
 import pytest
 import torch
 
+from embedgeo.drawing import style
 from embedgeo.functional import gride_dimensions
 from embedgeo.report import figures, write_report
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from tests.data import gaussian
 from tests.report.synthetic import AT_SCALES, METRICS, make_sweep
 

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from embedgeo.drawing import style
 from embedgeo.report import spectra, write_report
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, read_runs, spectrum_shares
 from embedgeo.results.parquet import TABLES, write_parquet
 from tests.report.synthetic import make_models, make_sweep, spectrum_table
 
@@ -84,7 +83,7 @@ def test_what_is_zero_or_unknown_is_not_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("eigenvalues", [(1.7e308, 1.7e308), (np.inf, -np.inf), (np.inf, 1.0)])
 def test_eigenvalues_without_a_finite_mean_are_not_drawn(eigenvalues: tuple[float, float]) -> None:
     table = pd.DataFrame({"layer": "block.00", "index": [1, 2], "eigenvalue": eigenvalues, "n": 20})
-    shares = spectra.shares_of(table, ["block.00"])["share"]
+    shares = spectrum_shares(table, ["block.00"])["share"]
     assert not (shares > 0).any()
 
 

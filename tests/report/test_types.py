@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
+from embedgeo.drawing import style
 from embedgeo.report import tokens
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import make_sweep
 

@@ -10,7 +10,7 @@ import torch
 from embedgeo import load_results, load_sample
 from embedgeo.cli import main
 from embedgeo.functional import debiased_cka, drift_values, linearity_values
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
 from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record

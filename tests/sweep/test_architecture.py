@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
+from embedgeo.drawing import style
 from embedgeo.report import figures
-from embedgeo.report.drawing import style
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, model, write_files

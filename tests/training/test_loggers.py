@@ -265,7 +265,7 @@ def test_aims_logger_is_given_pictures_and_the_explanation(tmp_path, aim, monkey
     picture = Image.new("RGB", (3, 2), "red")
     picture.save(tmp_path / "drawn.png")
     drawn = (tmp_path / "drawn.png").read_bytes(), 3, 2
-    monkeypatch.setattr("embedgeo.report.drawing.png", lambda *args: drawn)
+    monkeypatch.setattr("embedgeo.drawing.png", lambda *args: drawn)
     logger = AimLogger()
     fit(tmp_path, GeometryMonitor(metrics=moments, on_error="raise"), logger=logger, max_steps=1)
     texts = [(name, step) for value, name, step in logger.tracked if isinstance(value, str)]

@@ -15,7 +15,7 @@ from embedgeo.checkpoints.files import hashed_file
 from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
-from embedgeo.report.reading import read_runs
+from embedgeo.report.runs import read_runs
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 from tests.data import floats
 from tests.models import t5

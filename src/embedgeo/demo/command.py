@@ -26,7 +26,7 @@ from embedgeo.results.files import make_empty
 from embedgeo.results.parquet import SCHEMA
 from embedgeo.results.records import Record
 from embedgeo.sweep import SweepSettings, sweep
-from embedgeo.sweep.processes import quiet
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.schedule import log_spaced_steps
@@ -150,7 +150,7 @@ def run_demo(settings: DemoSettings) -> None:
         f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
         f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
     )
-    with quiet():
+    with muted_libraries():
         trainer = Trainer(
             accelerator="cpu",
             devices=1,
@@ -167,7 +167,7 @@ def run_demo(settings: DemoSettings) -> None:
     records = to_records(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
-    with quiet():
+    with muted_libraries():
         sweep(
             SweepSettings(
                 model=str(out / "checkpoints"),

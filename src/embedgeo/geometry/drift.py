@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.alignment import drift_values, linearity_values
 from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.geometry.computing import MeasuredLayer

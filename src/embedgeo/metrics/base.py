@@ -4,17 +4,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
-from typing import Any, Protocol, Self, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.metric import CompositionalMetric
+from torchmetrics.utilities.plot import plot_single_or_multi_val
 
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
-from embedgeo.metrics.plotting import KeyMetric, Values, plot_values
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Values = Mapping[str, Tensor]
+"""Values by key, as ``compute`` or ``forward`` of a metric returns them."""
 
 
 class State(Protocol):
@@ -195,7 +204,7 @@ class GeometryMetric(Metric):
                 left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
         return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
 
-    def plot(self, val: Values | Sequence[Values] | None = None, ax: Any = None) -> tuple[Any, Any]:
+    def plot(self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
         """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
 
         ``metric[key].plot()`` draws one key.
@@ -207,10 +216,27 @@ class GeometryMetric(Metric):
 
         Returns:
             The figure, and its axes or array of axes.
-        """
-        return plot_values(self.compute() if val is None else val, ax, self.plotted)
 
-    def __getitem__(self, key: str) -> KeyMetric:  # type: ignore[override]
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: there are no values.
+        """
+        require_extra("report", "plot", "matplotlib", "pandas")
+        from embedgeo.drawing import draw_courses, draw_values
+
+        values = self.compute() if val is None else val
+        results = [values] if isinstance(values, Mapping) else list(values)
+        keys = list(dict.fromkeys(key for result in results for key in result))
+        if not keys:
+            raise ValueError("val must be what compute() or forward() has returned, or a list of these; got none.")
+        if ax is not None:
+            keys = [key for key in keys if key in self.plotted] or keys
+        courses = {key: [float(result.get(key, torch.nan)) for result in results] for key in keys}
+        if isinstance(values, Mapping):
+            return draw_values({key: value for key, (value,) in courses.items()}, ax)
+        return draw_courses(courses, ax)
+
+    def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
         return KeyMetric(self, key)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
@@ -248,3 +274,37 @@ class GeometryMetric(Metric):
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
         return super()._apply(move, exclude_state)
+
+
+class KeyMetric(CompositionalMetric):
+    """One value of a metric, by its key: ``metric[key]``."""
+
+    def __init__(self, metric: Metric, key: str) -> None:
+        super().__init__(itemgetter(key), metric, None)
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"{self.metric_a!r}[{self.key!r}]"
+
+    def plot(
+        self, val: Tensor | Values | Sequence[Tensor | Values] | None = None, ax: "Axes | None" = None
+    ) -> tuple[Any, Any]:
+        """Draw the value, or one after the other.
+
+        Args:
+            val: what ``compute`` or ``forward`` of this or of the whole metric has returned, or a list of these;
+                default: ``compute()`` now.
+            ax: axes to draw into; default: those of a new figure.
+
+        Returns:
+            The figure and its axes.
+        """
+        require_extra("report", "plot", "matplotlib")
+        results = self.compute() if val is None else val
+        values = [self._of_key(each) for each in results] if isinstance(results, Sequence) else self._of_key(results)
+        axes: Any
+        _, axes = plot_single_or_multi_val(values, ax=ax, name=self.key)
+        return axes.figure, axes
+
+    def _of_key(self, value: Tensor | Values) -> Tensor:
+        return value[self.key] if isinstance(value, Mapping) else value

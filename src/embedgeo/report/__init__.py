@@ -18,11 +18,10 @@ import pyarrow.csv
 from rich.console import Console
 from rich.progress import Progress
 
+from embedgeo.drawing import style
 from embedgeo.report import tokens
-from embedgeo.report.drawing import style
 from embedgeo.report.page import FigureWriter, Panel, Section, page_plan, write_page
-from embedgeo.report.reading import read_runs
-from embedgeo.report.runs import Run
+from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.records import MODEL
 

@@ -9,10 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
-from embedgeo.formatting import listed, number
-from embedgeo.glossary import term
-from embedgeo.layer_names import layer_labels
-from embedgeo.report.drawing import (
+from embedgeo.drawing import (
     ACCENT,
     BASELINE,
     HEIGHT,
@@ -22,12 +19,15 @@ from embedgeo.report.drawing import (
     layer_axis,
     legend,
     new_figure,
-    short,
     step_axis,
     thinned,
+    tick_label,
     value_axis,
     value_bar,
 )
+from embedgeo.formatting import listed, number
+from embedgeo.glossary import term
+from embedgeo.layer_names import layer_labels
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 
@@ -99,7 +99,7 @@ def largest(run: Run) -> FigureData:
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
     bar = value_bar(axes[-1], ScalarMappable(norm, "YlOrBr"), "share")
-    bar.ax.yaxis.set_major_formatter(short)
+    bar.ax.yaxis.set_major_formatter(tick_label)
     by_variance = by_share["share_of_V"]
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     often = by_variance["coordinate"].value_counts()
@@ -142,7 +142,7 @@ def followed(run: Run) -> FigureData:
         ax.set_title(layer, fontsize=8.8)
         ax.set_ylim(0, None)
         ax.locator_params(axis="y", nbins=6)
-        ax.yaxis.set_major_formatter(short)
+        ax.yaxis.set_major_formatter(tick_label)
     for coordinate in coloured:
         axes[0].plot([], color=colours[coordinate], lw=2, label=f"{coordinate:.0f}")
     if len(chosen["coordinate"].unique()) > len(coloured):

@@ -1,26 +1,24 @@
-"""Figures of metrics over steps and layers."""
+"""Figures of one run: its metrics over steps and layers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
 
-from embedgeo.formatting import number, printable
-from embedgeo.glossary import is_processed, term
-from embedgeo.layer_names import relative_depths
-from embedgeo.report.drawing import (
+from embedgeo import formatting
+from embedgeo.drawing import (
     ACCENT,
     BASELINE,
-    DASHES,
     RUNS,
+    UNKNOWN_COLOUR,
     Array,
     FigureData,
     band,
@@ -30,21 +28,53 @@ from embedgeo.report.drawing import (
     few_ticks,
     layer_axis,
     legend,
-    legend_below,
     lines,
     log_ticks,
+    mean_lines,
     new_figure,
-    run_colours,
-    short,
+    new_picture,
     step_axis,
+    thinned,
+    tick_label,
     time_bar,
     value_axis,
     value_bar,
 )
-from embedgeo.report.runs import Bands, Run, drawable
+from embedgeo.formatting import number, printable
+from embedgeo.glossary import Term, is_processed, term
+from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
+from embedgeo.report.runs import Run, drawable
+
+SCALES_TEXT = (
+    "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at all scales, it does "
+    "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. Where it falls, "
+    "small scales see noise, or the finer of two structures; a number from nearest neighbours alone would then grow "
+    "with the rows. Random embeddings fall, too, the wider the more: neighbours of high rank are then no longer near."
+)
+CKA_TEXT = (
+    "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry is the same but for "
+    "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
+)
 
 _EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
+_PARTS = {
+    "M": ("M: offset", "#0072b2"),
+    "V_W": ("V_W: context", "#009e73"),
+    "V_B": ("V_B: token", "#e69f00"),
+    "V": ("V: variance", "#999999"),
+}
+_COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
+_SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
+_GRIDE = "dimensions, GRIDE"
+
+_CURVES_SIZE = (3.5, 3.3)
+"""Inches: TensorBoard's image cards are 350 pixels wide."""
+
+_STRIP_HEIGHT, _STRIP_GAP = 0.38, 0.1
+_FINAL_NORMS = ("final_norm", "encoder.final_norm", "decoder.final_norm")
+_LEAST_OF_BLOCKS = 0.6
+"""Share of the height that blocks fill beside a norm that is drawn with them."""
 
 
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
@@ -56,7 +86,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         ax: axes to draw in; as for the other figures of one panel. Default: those of a new figure.
         has_bar: name the layers' colours in a bar, and draw all ticks, which is slow; else the text says what they are.
     """
-    table, (errors, of_means, is_spread), named = run.table(metric), run.bands(metric), term(metric)
+    table, (errors, mean_errors, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
     sidebar = has_bar and len(run.layers) > 1
     figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
@@ -65,9 +95,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     steps = table.index.to_numpy()
     lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
-    for name, line in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
-        ax.plot(means[name], label=name, ls=line, **_BOLD)
-        band(ax, steps, means[name].to_numpy(), of_means[name].to_numpy(), "black")
+    mean_lines(ax, means, mean_errors)
     expected = _expected(run, metric)
     if expected.notna().to_numpy().any():
         lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
@@ -76,16 +104,14 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         ax.plot([], label=_EXPECTED, **BASELINE)
     if not has_bar:
         few_ticks(ax)
-    norms = [layer for layer in run.layers if layer.endswith("final_norm")]
-    if _is_seen(ax, table[norms]):
+    if _is_seen(ax, table[[layer for layer in run.layers if layer.endswith("final_norm")]]):
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     legend(figure, ax)
-    randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
-    numbers = with_errors(table.join(means), errors.join(of_means), is_spread=is_spread)
-    numbers = numbers.join(random.set_axis(randoms, axis=1))
+    numbers = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
+    numbers = numbers.join(_named_random(random))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {course(means[name])}{_baseline_text(random[name])}" for name in run.blocks)
+    text = " ".join(f"{name.capitalize()}: {course(means[name])}{_random_text(random[name])}" for name in run.blocks)
     text += band_text(errors, is_spread=is_spread)
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
@@ -93,9 +119,9 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
-    of_layers, _, is_spread = run.bands(metric)
-    tables = (run.table(metric), of_layers, run.table(metric, run.baseline))
-    table, errors, random = (each.reindex(columns=run.axis) for each in tables)
+    layer_errors, _, is_spread = run.bands(metric)
+    tables = (run.table(metric), layer_errors, run.table(metric, run.baseline), _expected(run, metric))
+    table, errors, random, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     is_course = len(run.steps) > 1
     figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course, ax=ax)
@@ -106,22 +132,21 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         lines(ax, x, table.to_numpy(), time_bar(ax, run.steps), errors=errors.to_numpy())
     else:
         band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
-    known = _expected(run, metric).reindex(columns=run.axis).iloc[-1]
+    known = expected.iloc[-1]
     marks = {"marker": "_", "ms": 14, "mew": 1.3, **BASELINE}
     if known.notna().any():
         ax.plot(x, known.to_numpy(), **marks)
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
-    label = f"step {short(run.steps[-1])}" if run.has_steps else "measured"
-    ax.plot(x, last.to_numpy(), label=label, **look)
-    spanned, beside_it = np.vstack([table, known]), np.vstack([errors, known * np.nan])
-    value_axis(ax, named, spanned, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, beside_it)
+    ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
+    with_known, known_errors = np.vstack([table, known]), np.vstack([errors, known * np.nan])
+    value_axis(ax, named, with_known, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, known_errors)
     if _is_seen(ax, known):
         ax.plot([], label=_EXPECTED, **marks)
     legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
-    shown, beside, expected = (each.T.drop("", errors="ignore") for each in (table, errors, random))
-    numbers = with_errors(shown.rename(columns=columns), beside.rename(columns=columns), is_spread=is_spread)
-    numbers = numbers.assign(random=expected.iloc[:, -1])
+    values, errors_beside = (each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
+    numbers = with_errors(values, errors_beside, is_spread=is_spread)
+    numbers = numbers.assign(random=random.iloc[-1].drop("", errors="ignore"))
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
@@ -134,7 +159,7 @@ def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
 
 
 def _expected(run: Run, metric: str) -> pd.DataFrame:
-    """What a metric is where a layer is a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
+    """The value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
     is_known = metric == "Q" and "norm_Q_expected" in run.values
     return run.table("norm_Q_expected") if is_known else run.table(metric) * np.nan
 
@@ -149,9 +174,9 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     low, high, extend = colour_range(run.axis, table.to_numpy())
     is_log = named.is_logarithmic(np.array([low, high]))
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
-    ax.set_facecolor("#d0d0d0")
+    ax.set_facecolor(UNKNOWN_COLOUR)
     ax.grid(visible=False)
-    edges = _edges(ax, run.steps)
+    edges = _cell_edges(ax, run.steps)
     rows = np.arange(len(run.axis) + 1) - 0.5
     ax.pcolormesh(edges, rows, values.clip(low, high), norm=norm, cmap="cividis", rasterized=True)
     for gap in np.flatnonzero([not layer for layer in run.axis]):
@@ -160,7 +185,6 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     bar = value_bar(ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend)
     if is_log:
         log_ticks(bar.ax, low, high)
-    bar.ax.yaxis.set_major_formatter(short)
     text = "Undefined everywhere."
     if values.count():
         layer, step = np.unravel_index(values.argmax(), values.shape)
@@ -170,7 +194,7 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     return FigureData(f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text)
 
 
-def _edges(ax: Axes, steps: Sequence[int]) -> Array:
+def _cell_edges(ax: Axes, steps: Sequence[int]) -> Array:
     """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
     transform = ax.xaxis.get_transform()
     at = transform.transform(np.array(steps, dtype=float))
@@ -178,31 +202,105 @@ def _edges(ax: Axes, steps: Sequence[int]) -> Array:
     return transform.inverted().transform(np.concatenate((at[:1] - margin, (at[1:] + at[:-1]) / 2, at[-1:] + margin)))
 
 
+def curves(run: Run, metric: str) -> FigureData:
+    """A metric against the step, in a small picture: a line a layer, from dark at the first to bright at the last.
+
+    `embed` is drawn in a strip below, on a scale of its own; and so is the final norm where it would squeeze the lines
+    of the blocks. Means of the last blocks are dashed.
+    """
+    table, errors, named = run.table(metric), run.table(metric, run.errors), term(metric)
+    apart = [layer for layer in run.depth if _is_apart(layer, table, named)]
+    apart = apart if len(apart) < len(run.depth) else []
+    along = [layer for layer in run.depth if layer not in apart]
+    means = [layer for layer in run.layers if layer not in run.depth]
+    values = table[along + means].to_numpy()
+    unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
+    figure = new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
+    ax, *strips = _add_axes(figure, len(apart))
+    colours = depth_bar(ax, along, most=9)
+    for bar in figure.axes[1 + len(strips) :]:
+        bar.set_ylabel("")
+        bar.tick_params(length=0, labelsize=9.5)
+    steps = table.index.to_numpy()
+    lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[along].to_numpy().T)
+    for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
+        ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
+    if means:
+        ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
+    value_axis(ax, named, values, errors=errors[along + means].to_numpy())
+    for strip, layer in zip(strips, apart, strict=True):
+        line = table[layer].to_numpy()
+        lines(strip, steps, line[None], np.array([to_rgba(ACCENT)]))
+        value_axis(strip, named, line)
+        finite = line[np.isfinite(line)]
+        strip.yaxis.set_major_locator(FixedLocator(sorted({finite.min(), finite.max()}) if finite.size else []))
+        strip.yaxis.set_minor_locator(NullLocator())
+        strip.yaxis.set_major_formatter(lambda value, _: formatting.short(value, 2))
+        strip.tick_params(axis="y", labelsize=8.5)
+        (label,), _ = layer_labels([layer])
+        size = 9.5 if len(label) <= 6 else 7.5
+        strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=ACCENT, fontsize=size)
+    for each in (ax, *strips):
+        each.set_ylabel("")
+        step_axis(each, run.steps)
+    for each in (ax, *strips)[:-1]:
+        each.set_xlabel("")
+        each.tick_params(labelbottom=False)
+    alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
+    return FigureData(f"{metric}-curves", figure, table, alt, "The brighter a line, the deeper its layer.")
+
+
+def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
+    """Whether a layer enters the first block, or is a norm beside which blocks fill less than 60 % of the height."""
+    if layer not in _FINAL_NORMS:
+        return is_input(layer)
+    blocks = [block for blocks in blocks_by_side(map(str, table)).values() for block in blocks]
+    together = table[[*blocks, layer]].to_numpy()
+    scaled = np.log10(together) if named.is_logarithmic(together) else together
+    return bool(_span(scaled[:, :-1]) < _LEAST_OF_BLOCKS * _span(scaled))
+
+
+def _span(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.ptp(finite)) if finite.size else 0.0
+
+
+def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
+    """The main axes of a small picture, and strips below them."""
+    width, height = _CURVES_SIZE
+    left, right, bottom, top = 0.56, 0.68, 0.47, 0.54
+    room = height - bottom - top
+    strip = min(_STRIP_HEIGHT, 0.5 * room / max(1, num_strips) - _STRIP_GAP)
+    axes = []
+    low = height - top
+    for size in (room - (strip + _STRIP_GAP) * num_strips, *[strip] * num_strips):
+        low -= size
+        axes.append(figure.add_axes((left / width, low / height, 1 - (left + right) / width, size / height)))
+        low -= _STRIP_GAP
+    return axes
+
+
 def after_processing(run: Run) -> FigureData:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
     figure, axes = new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
-    shown: dict[str, pd.Series] = {}
+    values: dict[str, pd.Series] = {}
     errors: dict[str, pd.Series] = {}
-    colours: dict[str, str] = {"as it is": "black"}
+    colours = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
-        found = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
-        for key in (*([metric] if metric in run.values else []), *found):
-            shown[key], errors[key] = (
-                run.table(key, values).iloc[-1].reindex(run.axis) for values in (run.values, run.errors)
-            )
+        processed = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
+        for key in (*([metric] if metric in run.values else []), *processed):
+            values[key] = run.table(key).iloc[-1].reindex(run.axis)
+            errors[key] = run.table(key, run.errors).iloc[-1].reindex(run.axis)
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
             colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
-            ax.plot(shown[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-            band(ax, np.arange(float(len(run.axis))), shown[key].to_numpy(), errors[key].to_numpy(), colour)
+            ax.plot(values[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
+            band(ax, np.arange(float(len(run.axis))), values[key].to_numpy(), errors[key].to_numpy(), colour)
         layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     legend(figure, axes[-1])
-    numbers = with_errors(pd.DataFrame(shown), pd.DataFrame(errors)).drop("", errors="ignore")
-    means = run.means(numbers[[*shown]].T)
-    text = "; ".join(
-        f"{term(str(key)).name} {' and '.join(map(number, values))}"
-        for key, values in zip(means.index, means.to_numpy(), strict=True)
-    )
+    numbers = with_errors(pd.DataFrame(values), pd.DataFrame(errors)).drop("", errors="ignore")
+    means = run.means(numbers[[*values]].T)
+    text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
     return FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
@@ -226,13 +324,222 @@ def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
 
 
+def has_composition(run: Run) -> bool:
+    """Whether the composition of the mean squared norm was measured."""
+    return bool(run.depth and _parts(run))
+
+
+def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) -> FigureData:
+    """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over blocks."""
+    parts = run.values[_parts(run)].clip(lower=0)
+    total = parts.sum(axis=1, skipna=False)
+    shares = parts.div(total.where(total > 0), axis=0).rename(columns=lambda part: part.removesuffix("_unbiased"))
+    shares = shares.reindex(run.depth, level="layer")
+    means = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step").mean()
+    pairs, plug_in = ", from pairs in different sequences", ", plug-in estimates"
+    estimates = pairs if "V_W_unbiased" in parts else plug_in if "V_W" in parts else ""
+    title = run.titled("What Q is made of", run.steps[-1]) if by == "layer" else "What Q is made of, mean over blocks"
+    figure, (ax,) = new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
+    labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
+    first, last = (", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1))
+    alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
+    if by == "layer":
+        heights = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0).to_numpy()
+        bottoms = heights.cumsum(axis=1) - heights
+        for height, bottom, label, colour in zip(heights.T, bottoms.T, labels, colours, strict=True):
+            width = 0.86 if len(heights) <= 12 else 1
+            ax.bar(np.arange(len(heights)), height, width, bottom, color=colour, label=label)
+        layer_axis(ax, run.axis)
+        alt += "by layer."
+        text = f"Mean over blocks: {last}."
+    else:
+        step_axis(ax, run.steps)
+        ax.stackplot(means.index, means.to_numpy().T, labels=labels, colors=colours, lw=0)
+        alt += "against optimizer step."
+        text = f"Mean over blocks, first step: {first}; last step: {last}."
+    ax.set_ylabel("share of Q")
+    ax.set_ylim(0, 1)
+    ax.grid(visible=False)
+    legend(figure, ax)
+    if by == "step":
+        return FigureData("decomposition-dynamics", figure, means, alt, text)
+    return FigureData("decomposition", figure, shares if run.has_steps else shares.droplevel("step"), alt, text)
+
+
+def _parts(run: Run) -> list[str]:
+    known = (list(parts) for parts in _COMPOSITIONS if set(parts) <= set(run.values))
+    return next((parts for parts in known if run.values[parts].notna().any().all()), [])
+
+
+def measured_scales(run: Run) -> dict[int, str]:
+    """The metric at each scale, in order, of those at several scales that a run has."""
+    matched = {metric: _SCALE.fullmatch(metric) for metric in run.metrics if run.values[metric].notna().any()}
+    found = sorted((int(match[1]), metric) for metric, match in matched.items() if match)
+    return dict(found) if len(found) > 1 else {}
+
+
+def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
+    """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline."""
+    scales, step = measured_scales(run), run.steps[-1]
+
+    def at_last(values: pd.DataFrame, ending: str = "") -> pd.DataFrame:
+        columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
+        return pd.DataFrame(columns).loc[[step]].droplevel("step").reindex(run.depth).T.rename_axis("scale")
+
+    table, random = at_last(run.values), run.means(at_last(run.baseline))
+    errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
+    means = run.means(table)
+    title = run.titled("Intrinsic dimension against scale", step)
+    figure, (ax,) = new_figure(title, _GRIDE, sidebar=len(run.depth) > 1, ax=ax)
+    colours = depth_bar(ax, run.depth)
+    lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
+    mean_lines(ax, means, run.means(errors))
+    _scale_axes(ax, table, random, run.depth, errors)
+    legend(figure, ax)
+    numbers = with_errors(table.join(means), errors).join(_named_random(random))
+    alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
+    text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
+    return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
+
+
+def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
+    """The dimension against the scale, mean over blocks: a line for each step."""
+    scales = measured_scales(run)
+    table = pd.DataFrame({scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()})
+    title, unit = "Intrinsic dimension against scale, by step", f"{_GRIDE}, mean over blocks"
+    figure, (ax,) = new_figure(title, unit, sidebar=True, ax=ax)
+    lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), time_bar(ax, run.steps))
+    _scale_axes(ax, table.T)
+    alt = f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} steps."
+    first, last = (_ends(table.iloc[i]) for i in (0, -1))
+    text = f"Step {run.steps[0]:,}: {first}; step {run.steps[-1]:,}: {last}."
+    return FigureData("intrinsic-dimension-scales-by-step", figure, table, alt, text)
+
+
+def _scale_axes(
+    ax: Axes,
+    table: pd.DataFrame,
+    random: pd.DataFrame | None = None,
+    layers: Sequence[str] = (),
+    errors: pd.DataFrame | None = None,
+) -> None:
+    """The axes of dimensions and of scales, which are the rows of the tables."""
+    named = term("intrinsic_dimension")._replace(unit=_GRIDE)
+    value_axis(ax, named, table.to_numpy(), random, layers, np.nan if errors is None else errors.to_numpy())
+    scales = [int(scale) for scale in table.index]
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(scales[0], scales[-1])
+    ax.set_xticks(scales, [tick_label(scale) for scale in scales])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("scale: rank n₁ of the neighbour")
+
+
+def _ends(values: pd.Series) -> str:
+    known = values.dropna()
+    if known.empty:
+        return "undefined"
+    return f"{number(known.iloc[0])} at scale {known.index[0]}, {number(known.iloc[-1])} at scale {known.index[-1]}"
+
+
+def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
+    """A metric of the same rows at two places: over steps or, of one step, over layers."""
+    if not run.varies(metric):
+        return
+    is_over_time = not metric.startswith("linearity") and not metric.endswith("_to_below")
+    if len(run.steps) < 2:
+        yield profile(run, metric)
+    elif is_over_time or len(run.depth) < 2:
+        yield dynamics(run, metric)
+    else:
+        yield heatmap(run, metric)
+
+
+def cka_figures(run: Run) -> Iterator[FigureData]:
+    """The CKA of steps with steps, at some layers, and of layers with layers, at some steps."""
+    for layer in layers_over_steps(run):
+        yield cka_of_steps(run, layer)
+    for step in steps_over_layers(run):
+        yield cka_of_layers(run, step)
+
+
+def layers_over_steps(run: Run) -> list[str]:
+    """The layers at which steps were compared with steps."""
+    pairs = run.cka
+    compared = {*pairs.loc[(pairs["layer_a"] == pairs["layer_b"]) & (pairs["step_a"] != pairs["step_b"]), "layer_a"]}
+    return [layer for layer in run.layers if layer in compared]
+
+
+def steps_over_layers(run: Run) -> list[int]:
+    """The steps at which layers were compared with layers."""
+    pairs = run.cka
+    compared = pairs.loc[(pairs["step_a"] == pairs["step_b"]) & (pairs["layer_a"] != pairs["layer_b"]), "step_a"]
+    return [int(step) for step in compared.unique()]
+
+
+def cka_of_steps(run: Run, layer: str, ax: Axes | None = None) -> FigureData:
+    """The CKA of steps with steps at a layer, as a square of colours."""
+    pairs = run.cka[(run.cka["layer_a"] == layer) & (run.cka["layer_b"] == layer)]
+    steps = sorted({int(step) for step in (*pairs["step_a"], *pairs["step_b"])})
+    figure, ax, matrix = _square(pairs, "step", steps, f"Similarity of steps at {printable(layer)}", ax)
+    for axis, most in ((ax.xaxis, 5), (ax.yaxis, 9)):
+        named = thinned(len(steps), most)
+        axis.set_ticks(named, [tick_label(steps[i]) for i in named])
+    ax.set(xlabel="optimizer step", ylabel="optimizer step")
+    text = _least_alike(matrix, [f"step {step:,}" for step in steps])
+    alt = f"Similarity of steps at {layer} as a square of colours."
+    return FigureData(f"cka-steps-{layer}", figure, matrix, alt, text)
+
+
+def cka_of_layers(run: Run, step: int, ax: Axes | None = None) -> FigureData:
+    """The CKA of layers with layers at a step, as a square of colours."""
+    pairs = run.cka[(run.cka["step_a"] == step) & (run.cka["step_b"] == step)]
+    layers = [layer for layer in run.layers if layer in {*pairs["layer_a"], *pairs["layer_b"]}]
+    figure, ax, matrix = _square(pairs, "layer", layers, run.titled("Similarity of layers", step), ax)
+    layer_axis(ax, layers, most=6)
+    layer_axis(ax, layers, vertical=True, most=10)
+    alt = f"Similarity of {run.titled('layers', step)} as a square of colours."
+    return FigureData(f"cka-layers-{step}", figure, matrix, alt, _least_alike(matrix, layers))
+
+
+def _square(
+    pairs: pd.DataFrame, column: str, places: list[Any], title: str, ax: Axes | None
+) -> tuple[Figure, Axes, pd.DataFrame]:
+    """A figure of the similarity of places, and the numbers."""
+    half = pairs.pivot_table(index=f"{column}_a", columns=f"{column}_b", values="cka", dropna=False)
+    half = half.reindex(index=places, columns=places)
+    matrix = half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
+    figure, (ax,) = new_figure(title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True, ax=ax)
+    norm = Normalize(0, 1)
+    ax.set_facecolor(UNKNOWN_COLOUR)
+    ax.grid(visible=False)
+    ax.imshow(np.ma.masked_invalid(matrix.to_numpy()), norm=norm, cmap="cividis", origin="lower", aspect="equal")
+    ax.set_anchor("E")
+    value_bar(ax, ScalarMappable(norm, "cividis"), "CKA")
+    return figure, ax, matrix
+
+
+def _least_alike(matrix: pd.DataFrame, places: Sequence[str]) -> str:
+    values = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix.to_numpy())
+    if not np.isfinite(values).any():
+        return "Undefined everywhere."
+    i, j = divmod(int(np.nanargmin(values)), len(values))
+    beside = float(pd.Series(np.diagonal(values, 1)).mean())
+    pair = f"{places[i]} and {places[j]}, {number(values[i, j])}"
+    return f"Least alike: {pair}; side by side {number(beside)} on average."
+
+
 def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False) -> pd.DataFrame:
     """Numbers, and beside them the standard errors, or spreads over batches, of those columns that have any."""
     return numbers.join(errors.dropna(axis=1, how="all").add_prefix("std of " if is_spread else "stderr of "))
 
 
+def _named_random(random: pd.DataFrame) -> pd.DataFrame:
+    """Means of the baseline over blocks, under the names that they have beside those of the values."""
+    return random.rename(columns={name: f"random, {name}" if len(random.columns) > 1 else "random" for name in random})
+
+
 def band_text(errors: pd.DataFrame, *, is_spread: bool = False) -> str:
-    """What the bands are, where there are any."""
+    """Description of the bands, where there are any."""
     if not errors.notna().to_numpy().any():
         return ""
     return f" Bands: one {'standard deviation over batches' if is_spread else 'standard error'} to each side."
@@ -255,339 +562,6 @@ def _place(place: object) -> str:
     return place if isinstance(place, str) else f"step {place:,}"
 
 
-def _baseline_text(random: pd.Series) -> str:
+def _random_text(random: pd.Series) -> str:
     known = random.dropna()
     return f" Random embeddings: {number(known.iloc[-1])} at the last step." if len(known) else ""
-
-
-_PARTS = {
-    "M": ("M: offset", "#0072b2"),
-    "V_W": ("V_W: context", "#009e73"),
-    "V_B": ("V_B: token", "#e69f00"),
-    "V": ("V: variance", "#999999"),
-}
-_KNOWN = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
-
-
-def has_shares(run: Run) -> bool:
-    """Whether the composition of the mean squared norm was measured."""
-    return bool(run.depth and _parts(run))
-
-
-def shares_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The shares at each layer, at the last step."""
-    unit, shares = _shares(run)
-    last = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis)
-    figure, (ax,) = new_figure(run.titled("What Q is made of", run.steps[-1]), unit, ax=ax)
-    bottom = np.zeros(len(last))
-    for part in shares:
-        label, colour = _PARTS[str(part)]
-        height = last[part].fillna(0).to_numpy()
-        ax.bar(np.arange(len(last)), height, 0.86 if len(last) <= 12 else 1, bottom, color=colour, label=label)
-        bottom += height
-    layer_axis(ax, run.axis)
-    _share_axis(figure, ax)
-    alt = f"Shares of {_names(shares)} in Q, stacked, by layer."
-    text = f"Mean over blocks: {_percent(_means(run, shares), -1)}."
-    numbers = shares if run.has_steps else shares.droplevel("step")
-    return FigureData("decomposition", figure, numbers, alt, text)
-
-
-def shares_by_step(run: Run, ax: Axes | None = None) -> FigureData:
-    """The shares at each step, averaged over blocks."""
-    unit, shares = _shares(run)
-    means = _means(run, shares)
-    figure, (ax,) = new_figure("What Q is made of, mean over blocks", unit, ax=ax)
-    step_axis(ax, run.steps)
-    labels, colours = zip(*(_PARTS[str(part)] for part in means), strict=True)
-    ax.stackplot(means.index, means.to_numpy().T, labels=labels, colors=colours, lw=0)
-    _share_axis(figure, ax)
-    alt = f"Shares of {_names(shares)} in Q, stacked, against optimizer step."
-    text = f"Mean over blocks, first step: {_percent(means, 0)}; last step: {_percent(means, -1)}."
-    return FigureData("decomposition-dynamics", figure, means, alt, text)
-
-
-def _parts(run: Run) -> list[str]:
-    known = (list(parts) for parts in _KNOWN if set(parts) <= set(run.values))
-    return next((parts for parts in known if run.values[parts].notna().any().all()), [])
-
-
-def _shares(run: Run) -> tuple[str, pd.DataFrame]:
-    """A subtitle that names the estimates, and the shares at each step and layer."""
-    parts = run.values[_parts(run)].clip(lower=0)
-    pairs, plug_in = ", from pairs in different sequences", ", plug-in estimates"
-    kind = pairs if "V_W_unbiased" in parts else plug_in if "V_W" in parts else ""
-    total = parts.sum(axis=1, skipna=False)
-    shares = parts.div(total.where(total > 0), axis=0).rename(columns=lambda part: part.removesuffix("_unbiased"))
-    return f"shares of the mean squared norm{kind}", shares.reindex(run.depth, level="layer")
-
-
-def _means(run: Run, shares: pd.DataFrame) -> pd.DataFrame:
-    blocks = [block for blocks in run.blocks.values() for block in blocks]
-    return shares[shares.index.isin(blocks, "layer")].groupby("step").mean()
-
-
-def _share_axis(figure: Figure, ax: Axes) -> None:
-    ax.set_ylabel("share of Q")
-    ax.set_ylim(0, 1)
-    ax.grid(visible=False)
-    legend(figure, ax)
-
-
-def _names(shares: pd.DataFrame) -> str:
-    return ", ".join(map(str, shares))
-
-
-def _percent(means: pd.DataFrame, place: int) -> str:
-    return ", ".join(f"{part} {share:.0%}" for part, share in means.iloc[place].items())
-
-
-READING = (
-    "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at all scales, it does "
-    "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. Where it falls, "
-    "small scales see noise, or the finer of two structures; a number from nearest neighbours alone would then grow "
-    "with the rows. Random embeddings fall, too, the wider the more: neighbours of high rank are then no longer near."
-)
-"""How the figures are read."""
-
-_KEY = re.compile(r"intrinsic_dimension_at_(\d+)")
-_UNIT = "dimensions, GRIDE"
-_TERM = term("intrinsic_dimension")._replace(unit=_UNIT)
-
-
-def measured_scales(run: Run) -> dict[int, str]:
-    """The metric at each scale, in order, of those at several scales that a run has."""
-    matched = {metric: _KEY.fullmatch(metric) for metric in run.metrics if run.values[metric].notna().any()}
-    found = sorted((int(match[1]), metric) for metric, match in matched.items() if match)
-    return dict(found) if len(found) > 1 else {}
-
-
-def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline.
-
-    Args:
-        run: with `measured_scales`.
-        ax: axes to draw in; default: those of a new figure.
-    """
-    scales = measured_scales(run)
-    step = run.steps[-1]
-
-    def at_last(values: pd.DataFrame, ending: str = "") -> pd.DataFrame:
-        columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
-        return pd.DataFrame(columns).loc[[step]].droplevel("step").reindex(run.depth).T.rename_axis("scale")
-
-    table, random = at_last(run.values), run.means(at_last(run.baseline))
-    errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
-    means = run.means(table)
-    title = run.titled("Intrinsic dimension against scale", step)
-    figure, (ax,) = new_figure(title, _UNIT, sidebar=len(run.depth) > 1, ax=ax)
-    colours = depth_bar(ax, run.depth)
-    at = table.index.to_numpy(dtype=float)
-    lines(ax, at, table.to_numpy().T, colours, errors=errors.to_numpy().T)
-    of_means = run.means(errors)
-    for name, dashes in zip(means, ("-", (0, (3, 1, 1, 1))), strict=False):
-        ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
-        band(ax, at, means[name].to_numpy(), of_means[name].to_numpy(), "black")
-    value_axis(ax, _TERM, table.to_numpy(), random, run.depth, errors.to_numpy())
-    _scale_axis(ax, list(scales))
-    legend(figure, ax)
-    randoms = ["random" if len(means.columns) == 1 else f"random, {name}" for name in random]
-    numbers = with_errors(table.join(means), errors).join(random.set_axis(randoms, axis=1))
-    alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
-    text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
-    return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
-
-
-def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
-    """The dimension against the scale, mean over blocks: a line for each step; arguments as of `by_layer`."""
-    scales = measured_scales(run)
-    blocks = [block for blocks in run.blocks.values() for block in blocks]
-    table = pd.DataFrame({scale: run.table(key)[blocks].mean(axis=1) for scale, key in scales.items()})
-    title, unit = "Intrinsic dimension against scale, by step", f"{_UNIT}, mean over blocks"
-    figure, (ax,) = new_figure(title, unit, sidebar=True, ax=ax)
-    lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), time_bar(ax, run.steps))
-    value_axis(ax, _TERM, table.to_numpy())
-    _scale_axis(ax, list(scales))
-    alt = f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} steps."
-    first, last = (table.iloc[i] for i in (0, -1))
-    text = f"Step {run.steps[0]:,}: {_ends(first)}; step {run.steps[-1]:,}: {_ends(last)}."
-    return FigureData("intrinsic-dimension-scales-by-step", figure, table, alt, text)
-
-
-def _scale_axis(ax: Axes, scales: Sequence[int]) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xlim(scales[0], scales[-1])
-    ax.set_xticks(scales, [short(scale) for scale in scales])
-    ax.set_xticks([], minor=True)
-    ax.set_xlabel("scale: rank n₁ of the neighbour")
-
-
-def _ends(values: pd.Series) -> str:
-    known = values.dropna()
-    if known.empty:
-        return "undefined"
-    return f"{number(known.iloc[0])} at scale {known.index[0]}, {number(known.iloc[-1])} at scale {known.index[-1]}"
-
-
-OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
-"""Values over token types that all models are compared by in one figure."""
-
-_DEPTH = "relative depth (1: output of the last block)"
-
-Curves = dict[str, pd.Series]
-
-
-def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
-    """Means over blocks of several runs against the step."""
-    curves: Curves = {}
-    errors: Curves = {}
-    groups: dict[str, str] = {}
-    bands = _bands(runs, metric)
-    for run, (_, of_means, _) in zip(runs, bands, strict=True):
-        means = run.means(run.table(metric))
-        for name in run.blocks:
-            label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
-            curves[label], errors[label], groups[label] = means[name], of_means[name], run.group
-    is_spread = bands[0].is_spread
-    numbers = with_errors(pd.DataFrame(curves), pd.DataFrame(errors), is_spread=is_spread)
-    named = term(metric)
-    figure, (ax,), text = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", groups)
-    _draw(ax, metric, curves, errors, groups)
-    step_axis(ax, *(run.steps for run in runs))
-    alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
-    text = f"{_courses(curves)}{band_text(pd.DataFrame(errors), is_spread=is_spread)}{text}"
-    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
-
-
-def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
-    """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
-    curves, errors, groups, is_spread = _profiles(runs, metric)
-    named = term(metric)
-    figure, (ax,), text = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", groups)
-    _draw(ax, metric, curves, errors, groups)
-    _depth_axis(ax, _DEPTH)
-    columns, of_columns = (pd.concat(found, names=["run", "depth"]).to_frame(metric) for found in (curves, errors))
-    numbers = with_errors(columns, of_columns, is_spread=is_spread)
-    alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    text = f"{_courses(curves)}{band_text(of_columns, is_spread=is_spread)}{text}"
-    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, text)
-
-
-def compare_types(runs: Sequence[Run]) -> FigureData:
-    """C.V. of Q, and slope and R² of V on M, over token types, of all models against relative depth."""
-    found = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
-    groups = found[OVER_TYPES[0]][2]
-    subtitle = f"over the token types in the regressions{_last_step(runs)}"
-    figure, axes, text = _compared("Token types of all models over relative depth", subtitle, groups, panels=3)
-    parts, ranges = [], []
-    for ax, (metric, (curves, errors, _, is_spread)) in zip(axes, found.items(), strict=True):
-        _draw(ax, metric, curves, errors, groups)
-        _depth_axis(ax, "relative depth (1: last block)")
-        columns, of_columns = (pd.concat(each, names=["run", "depth"]).to_frame(metric) for each in (curves, errors))
-        parts.append(with_errors(columns, of_columns, is_spread=is_spread))
-        known = columns[metric].dropna()
-        known_range = f"from {number(known.min())} to {number(known.max())}" if len(known) else "undefined"
-        ranges.append(f"{term(metric).name} {known_range}")
-    numbers = pd.concat(parts, axis=1)
-    alt = f"C.V. of Q, slope and R² of V on M against relative depth, a line for each of {len(groups)} models."
-    words = f"{', '.join(ranges)}.{band_text(numbers.filter(like='stderr of '))}{text}"
-    return FigureData("token-types-compared", figure, numbers, alt, words)
-
-
-def _bands(runs: Sequence[Run], metric: str) -> list[Bands]:
-    """The bands of each run: of one kind, standard errors where any run has them."""
-    bands = [run.bands(metric) for run in runs]
-    kinds = {each.is_spread for each in bands if each.values.notna().to_numpy().any()}
-    is_spread = kinds == {True}
-    return [
-        each if each.is_spread == is_spread else Bands(each.values * np.nan, each.means * np.nan, is_spread=is_spread)
-        for each in bands
-    ]
-
-
-def _profiles(runs: Sequence[Run], metric: str) -> tuple[Curves, Curves, dict[str, str], bool]:
-    """Curves of the last values over relative depth, their bands, their groups, and whether the bands are spreads."""
-    curves: Curves = {}
-    errors: Curves = {}
-    groups: dict[str, str] = {}
-    bands = _bands(runs, metric)
-    for run, (of_values, *_) in zip(runs, bands, strict=True):
-        last, last_errors = (table.iloc[-1] for table in (run.table(metric), of_values))
-        for part, depths in relative_depths(run.depth).items():
-            label = f"{run.label}, {part[:-1]}" if part else run.label
-            curves[label], errors[label] = (
-                pd.Series(each[[*depths]].to_numpy(), [*depths.values()]) for each in (last, last_errors)
-            )
-            groups[label] = run.group
-    return curves, errors, groups, bands[0].is_spread
-
-
-def _last_step(runs: Sequence[Run]) -> str:
-    training = [run.has_steps for run in runs]
-    return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
-
-
-def _depth_axis(ax: Axes, label: str) -> None:
-    ax.set_xlabel(label)
-    ax.set_xlim(-0.02, 1.02)
-
-
-def _compared(title: str, subtitle: str, groups: Mapping[str, str], panels: int = 1) -> tuple[Figure, list[Axes], str]:
-    """A figure with a legend of curves and of their groups, and the groups in words."""
-    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, groups)]
-    looks = [Line2D([], [], **look) for look in _looks(groups).values()]
-    members: dict[str, list[str]] = {}
-    for label, group in groups.items():
-        members.setdefault(group, []).append(label)
-    members = {group: members[group] for group in _in_order(groups)} if any(groups.values()) else {}
-    for group, dashes in zip(members, cycle(DASHES), strict=False):
-        names.append(printable(group) or "in no group")
-        looks.append(Line2D([], [], color="black", ls=dashes, lw=1.3))
-    figure, axes = new_figure(title, subtitle, panels=panels, names=names)
-    legend_below(figure, looks, names)
-    listed = "; ".join(f"{group or 'no group'}: {', '.join(labels)}" for group, labels in members.items())
-    return figure, axes, f" Line styles are by group: {listed}." if members else ""
-
-
-def _in_order(groups: Mapping[str, str]) -> list[str]:
-    """The groups, as they come; at the end that of the curves in none."""
-    return sorted(dict.fromkeys(groups.values()), key=lambda group: not group)
-
-
-def _looks(groups: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The look of each curve: colour and marker are its own; the dashes are its group's, where there are groups."""
-    by_group = dict(zip(_in_order(groups), cycle(DASHES), strict=False))
-    own = zip(groups, run_colours(len(groups)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
-    return {
-        label: {
-            "color": colour,
-            "marker": marker,
-            "ls": by_group[groups[label]] if any(by_group) else dashes,
-            "ms": 3.5,
-            "lw": 1.3,
-        }
-        for label, colour, marker, dashes in own
-    }
-
-
-def _draw(ax: Axes, metric: str, curves: Curves, errors: Curves, groups: Mapping[str, str]) -> None:
-    """Draw a line and a band for each curve, and the axis of values."""
-    values, spread = (np.concatenate([each.to_numpy() for each in found.values()]) for found in (curves, errors))
-    value_axis(ax, term(metric), values, errors=spread)
-    most, share = (13, 0.12) if any(groups.values()) else (40, 0.06)  # dashes have to be seen between the markers
-    for label, look in _looks(groups).items():
-        curve = curves[label]
-        every = 1 if len(curve) <= most else share  # of the diagonal
-        ax.plot(curve.dropna(), markevery=every, **look)
-        beside = (curve.to_numpy(), errors[label].to_numpy())
-        band(ax, curve.index.to_numpy(), *beside, look["color"], alpha=max(0.06, min(0.2, 0.5 / len(curves))))
-
-
-def _courses(curves: Curves) -> str:
-    """Each of a few curves in words; of many, at which values they end."""
-    if len(curves) <= 3:
-        return " ".join(f"{label}: {course(curve)}" for label, curve in curves.items())
-    last = pd.Series({label: curve.dropna().iloc[-1] for label, curve in curves.items() if curve.notna().any()})
-    if last.empty:
-        return "undefined."
-    return f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} ({last.idxmax()})."

@@ -1,26 +1,44 @@
-"""A training run, or a final model, as the figures need it: its records as tables of metrics at steps and layers."""
+"""Training runs and final models: their records, read from folders or tables, as metrics at steps and layers."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from math import nan
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from embedgeo.drawing import Array, StepAxis, thinned, tick_label
+from embedgeo.formatting import listed
 from embedgeo.layer_names import blocks_by_side, is_along, side
-from embedgeo.results.folder import CKA
-from embedgeo.results.records import MODEL
+from embedgeo.report.baseline import SIZES, baseline_values
+from embedgeo.results.folder import CKA, SweepFolder, read_cka
+from embedgeo.results.loading import monitored_runs
+from embedgeo.results.parquet import SCHEMA, read_table
+from embedgeo.results.records import MODEL, groups_of
 
 _LARGEST = 1e300
-_ABOUT = ["model", "revision", "weights_sha256", "duplicate_of"]
+"""Value beyond which the length of an axis would be infinite."""
+
+_LARGEST_OF_TYPE = 1e100
+"""Value of a token type that can be squared."""
+
+_OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _SPREADS = {"anisotropy_batch_mean": "anisotropy_batch_std", "intrinsic_dimension": "intrinsic_dimension_std"}
 """Means over batches of rows, and their standard deviations over them."""
 
+_SPECTRA, _EIGENVALUES = 9, 120
+"""Steps whose spectra are drawn, and eigenvalues of each."""
+
 
 class Bands(NamedTuple):
-    """How far to each side of its lines the bands of a metric reach.
+    """Distances to each side of its lines that the bands of a metric reach.
 
     Attributes:
         values: at each step (rows) and layer (columns); NaN where unknown.
@@ -48,7 +66,7 @@ class Run:
         checkpoints: model, revision, weights_sha256 and duplicate_of, where known; the index is the step.
         tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
         projections: the last checkpoint's table of chosen tokens in the plane, by step.
-        spectra: eigenvalues of some checkpoints, by step: see `embedgeo.report.spectra.read_spectra`.
+        spectra: eigenvalues of some checkpoints, by step: see `read_spectra`.
         coordinates: tables of the largest coordinates of all checkpoints that have one, by step.
         occurrences: the last checkpoint's table of occurrences of chosen tokens in their plane, by step.
         distances: the last checkpoint's table of how far token types are from the mean, by step.
@@ -110,6 +128,16 @@ class Run:
         blocks = blocks_by_side(self.depth) or {"": self.depth}
         return {f"{part[:-1]} mean" if part else "mean over blocks": layers for part, layers in blocks.items()}
 
+    @property
+    def all_blocks(self) -> list[str]:
+        """The `blocks` of encoder and decoder together."""
+        return [block for blocks in self.blocks.values() for block in blocks]
+
+    @property
+    def token_types(self) -> tuple[int, pd.DataFrame]:
+        """The step and the table of token types of the last checkpoint that has one."""
+        return max(self.tokens.items())
+
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
         column = (self.values if values is None else values)[metric].to_numpy()
@@ -132,8 +160,8 @@ class Run:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
         return self._mean_errors(self.table(metric), self.table(metric, self.errors))
 
-    def bands(self, metric: str) -> "Bands":
-        """What is drawn around the values of a metric: standard errors; else the spread over batches of rows."""
+    def bands(self, metric: str) -> Bands:
+        """The bands around the values of a metric: standard errors; else the spread over batches of rows."""
         table, errors, std = self.table(metric), self.table(metric, self.errors), _SPREADS.get(metric)
         is_spread = False
         if std in self.values and not errors.notna().to_numpy().any():
@@ -149,36 +177,41 @@ class Run:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
 
+    def step_label(self, step: int) -> str:
+        """The name of a step in a legend."""
+        return f"step {tick_label(step)}" if self.has_steps else "measured"
+
     def varies(self, metric: str) -> bool:
         """Whether a metric was measured and has more than one value."""
         return metric in self.values and self.values[metric].nunique() > 1
 
 
-def make_run(label: str, records: pd.DataFrame, **more: Any) -> Run:
-    """A run from records in a table; ``more`` sets further attributes. Its baseline is unknown.
+def make_run(label: str, records: pd.DataFrame, **attributes: Any) -> Run:
+    """A run from records in a table, with further attributes. Its baseline is unknown.
 
     An infinite value at a layer counts as undefined.
     """
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
-    order = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
+    layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
     errors = drawable(_wide(at_layers, ["step", "layer"], "stderr"))
     widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
-    about = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
-    about = about.reindex(columns=_ABOUT).astype(object)
-    about = about.where(about.notna(), "")
-    about["revision"] = about["revision"].where(about["revision"] != "", "step" + about.index.astype(str))
+    checkpoints = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
+    checkpoints = checkpoints.reindex(columns=_OF_CHECKPOINT).astype(object)
+    checkpoints = checkpoints.where(checkpoints.notna(), "")
+    revisions = checkpoints["revision"]
+    checkpoints["revision"] = revisions.where(revisions != "", "step" + checkpoints.index.astype(str))
     return Run(
         label=label,
-        layers=[str(layer) for layer in order],
+        layers=[str(layer) for layer in layers],
         values=values,
         errors=errors.where((errors >= 0) & values.notna()),
         widths=widths.where(widths > 0),
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
-        checkpoints=about,
-        **more,
+        checkpoints=checkpoints,
+        **attributes,
     )
 
 
@@ -191,3 +224,241 @@ def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.
     """A column of records as one for each metric; of what is there twice, the last."""
     last = records.drop_duplicates([*index, "metric"], keep="last")
     return last.pivot(index=index, columns="metric", values=column).sort_index().astype(float)
+
+
+def with_baseline(run: Run, metric: str | None = None) -> Run:
+    """The run with the baseline of a metric; default: of all that it has."""
+    values = run.values
+    if metric is not None:
+        values = values[[name for name in values if name in (metric, *SIZES)]]
+    baseline = baseline_values(values, run.widths, _type_counts(run))
+    return replace(run, baseline=baseline.reindex(columns=run.values.columns))
+
+
+def _type_counts(run: Run) -> Array | None:
+    """Occurrences of each token type, at the first layer of the last table."""
+    if not run.tokens:
+        return None
+    _, table = run.token_types
+    counts = table[table["layer"] == table["layer"].iloc[0]]["n"].to_numpy(dtype=float)
+    return counts[counts >= 1]
+
+
+def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})) -> list[Run]:
+    """The runs of some folders, with distinct labels. A final model has its own name, a run that of its folder.
+
+    Args:
+        folders: of sweeps or monitored runs.
+        groups: of models, by the name of the model or the label of the run; instead of what the sweep was told.
+
+    Raises:
+        FileNotFoundError: a folder that is not there.
+        ValueError: a folder that holds no results, a file that cannot be read, or a group of models that are not there.
+    """
+    runs: list[Run] = []
+    for folder in folders:
+        in_folder = read_folder(folder)
+        name = folder.resolve().name
+        for run in in_folder:
+            label = f"{name}: {run.label}" if len(in_folder) > 1 else name
+            runs.append(replace(run, label=label if run.has_steps else run.label or name))
+    labels = [run.label for run in runs]
+    for i, run in enumerate(runs):
+        place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
+        runs[i] = replace(with_baseline(run), label=run.label + place)
+    names = [[run.label, *run.checkpoints["model"].unique()] for run in runs]
+    group_of = groups_of(groups, [name for names_of_run in names for name in names_of_run if name])
+    return [
+        replace(run, group=next((group_of[name] for name in names_of_run if name in group_of), run.group))
+        for run, names_of_run in zip(runs, names, strict=True)
+    ]
+
+
+def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
+    """The runs in a table of records, labelled by their names, or by their models where these are at the same steps.
+
+    Their baselines are unknown: see `with_baseline`.
+
+    Args:
+        records: columns layer, metric and value, and of run, model, revision, step, layer_index, width and stderr those
+            that are known, as `embedgeo.load_results` has them. Without steps it is of a final model.
+        token_types: the table of token types of the last step: columns layer, token_id, n, Q, M and V.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    missing = [column for column in ("layer", "metric", "value") if column not in records]
+    if missing:
+        raise ValueError(
+            f"a table of results must have the columns layer, metric and value; {', '.join(missing)} missing."
+        )
+    has_steps = "step" in records
+    defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
+    defaults["layer_index"] = pd.factorize(records["layer"])[0]
+    records = records.assign(**{name: value for name, value in defaults.items() if name not in records})
+    runs = []
+    for name, of_run in records.groupby("run", sort=False):
+        are_several = of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
+        for model, part in of_run.groupby("model", sort=False) if are_several else [("", of_run)]:
+            runs.append(make_run(str(model or name), part, has_steps=has_steps and not _is_final(part)))
+    if token_types is not None and len(runs) == 1 and len(token_types):
+        runs[0] = replace(runs[0], tokens={runs[0].steps[-1]: _drawable_types(token_types, runs[0].depth)})
+    return runs
+
+
+def _is_final(records: pd.DataFrame) -> bool:
+    """Whether records are of a final model: at step 0, and of a revision that is not called so."""
+    revisions = set(records["revision"]) if "revision" in records else {""}
+    return bool((records["step"] == 0).all()) and revisions.isdisjoint({"", "step0"})
+
+
+def read_folder(folder: Path) -> list[Run]:
+    """The runs in a folder, each labelled by what tells it from the others, a final model by its name.
+
+    Their baselines are unknown: see `with_baseline`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it holds no results, or a file that cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
+    sweep = SweepFolder(folder)
+    if sweep.done():
+        runs = list(_runs_of_sweep(sweep))
+    else:
+        runs = [make_run(name, records) for name, records in monitored_runs(folder)]
+    if not runs:
+        raise ValueError(
+            f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run (history.parquet) or "
+            f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
+        )
+    return runs
+
+
+def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
+    """The runs and final models of a sweep; the first of them has the failures."""
+    by_series = sweep.runs()
+    facts = {name: sweep.facts(name) for checkpoints in by_series.values() for name in checkpoints}
+    finals = {name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"}
+    apart = {
+        series: listed(list(checkpoints), 4)
+        for series, checkpoints in by_series.items()
+        if _is_split(sweep, checkpoints)
+    }
+    failures, cka = sweep.failures(), read_cka(sweep.path)
+    if not by_series:
+        yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=failures)
+    for series, checkpoints in _told_apart(by_series, finals):
+        records = pd.concat(checkpoints.values(), ignore_index=True)
+        layers = [layer for layer in records["layer"].unique() if is_along(layer)]
+        steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
+        tables = {
+            kind: dict(sorted((steps[name], path) for name, path in sweep.tables(kind).items() if name in steps))
+            for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates")
+        }
+        with_types = [*tables["tokens"]]
+        last_types = {
+            kind: _read_types(tables[kind], layers, [*tables[kind]][-1:])
+            for kind in ("projections", "occurrences", "distances")
+        }
+        last = facts[[*checkpoints][-1]]
+        lengths = json.loads(last.get("text_lengths", "{}"))
+        yield make_run(
+            series,
+            records,
+            has_steps=not finals & checkpoints.keys(),
+            group=last.get("group", ""),
+            num_parameters=float(last.get("num_parameters") or "nan"),
+            tokens=_read_types(tables["tokens"], layers, [with_types[i] for i in thinned(len(with_types), 3)]),
+            projections=last_types["projections"],
+            occurrences=last_types["occurrences"],
+            distances=last_types["distances"],
+            spectra=read_spectra(tables["spectra"], layers),
+            coordinates=_read_coordinates(tables["coordinates"], layers),
+            cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
+            text_lengths={int(length): count for length, count in lengths.items()},
+            failures=failures,
+            apart=apart if series in apart else {},
+        )
+        failures = {}
+
+
+def _told_apart(
+    by_series: Mapping[str, Mapping[str, pd.DataFrame]], finals: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, pd.DataFrame]]]:
+    """The runs by their series without the final models, each of which follows by itself, under its own name."""
+    models = {
+        name: str(records["model"].iloc[0] or "").rstrip("/") or name
+        for checkpoints in by_series.values()
+        for name, records in checkpoints.items()
+        if name in finals
+    }
+    without_author = {name: Path(model).name for name, model in models.items()}
+    names = list(without_author.values())
+    for series, checkpoints in by_series.items():
+        if training := {name: records for name, records in checkpoints.items() if name not in finals}:
+            yield series, training
+        for name, records in checkpoints.items():
+            if name in finals:
+                own = without_author[name]
+                yield own if names.count(own) == 1 else models[name], {name: records}
+
+
+def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:
+    """Whether the series of some checkpoints has other models, too, from which they are kept apart."""
+    name, records = next(iter(checkpoints.items()))
+    return str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0])
+
+
+def _read_types(paths: Mapping[int, Path], layers: Collection[str], steps: Sequence[int]) -> dict[int, pd.DataFrame]:
+    """Tables of token types of some steps that have any: what lies at layers, and can be drawn."""
+    tables = {step: _drawable_types(read_table(paths[step]), layers) for step in steps}
+    return {step: table for step, table in tables.items() if (table["token_id"] >= 0).any()}
+
+
+def _drawable_types(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
+    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2", "distance"])]
+    is_origin = (table["token_id"] < 0) & ("pc1" in table)
+    is_drawable = (numbers.abs() <= _LARGEST_OF_TYPE).all(axis=1) & ((table["n"] >= 1) | is_origin)
+    return table[is_drawable & table["layer"].isin(layers)]
+
+
+def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
+    """Tables of coordinates that have any, in the order of steps: those of known shares at some layers."""
+    tables = {step: read_table(paths[step]) for step in sorted(paths)}
+    for step, table in tables.items():
+        table["share_of_cosine"] = table["share_of_cosine"].where(table["share_of_cosine"].between(0, 1))
+        is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0) & table["layer"].isin(layers)
+        tables[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
+    return {step: table for step, table in tables.items() if len(table)}
+
+
+def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
+    """The spectra of some steps, evenly spaced on their axis: see `spectrum_shares`."""
+    if not paths:
+        return {}
+    steps = np.array(sorted(paths))
+    at = StepAxis(steps.tolist()).position(steps.tolist())
+    chosen = sorted({int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _SPECTRA)})
+    tables = {step: spectrum_shares(read_table(paths[step]), layers) for step in chosen}
+    return {step: table for step, table in tables.items() if len(table)}
+
+
+@np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
+def spectrum_shares(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
+    """Eigenvalues over their mean, at some of the indices, of the layers that have any variance.
+
+    Args:
+        table: columns ``layer``, ``index``, ``eigenvalue`` and ``n``.
+        layers: those to keep.
+
+    Returns:
+        A table with the columns ``layer``, ``index``, ``share``, ``n`` and ``width``.
+    """
+    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
+    of_layers = table.groupby("layer")["eigenvalue"]
+    table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
+    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _EIGENVALUES).round()
+    is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
+    return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]

@@ -1,31 +1,28 @@
 """Figures of eigenvalue spectra: at all layers of the last step, and over steps at some layers."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from embedgeo.formatting import number, printable
-from embedgeo.report.baseline import gaussian_eigenvalues
-from embedgeo.report.drawing import (
+from embedgeo.drawing import (
     ACCENT,
     BASELINE,
     Array,
     FigureData,
-    StepAxis,
     depth_bar,
     legend,
     log_ticks,
     new_figure,
-    short,
+    tick_label,
     time_bar,
 )
+from embedgeo.formatting import number, printable
+from embedgeo.report.baseline import gaussian_eigenvalues
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
-from embedgeo.results.parquet import read_table
 
 ABOUT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "
@@ -33,8 +30,6 @@ ABOUT = (
     "out. A straight line is a power law, whose exponent α-ReQ is."
 )
 
-_STEPS = 9
-_POINTS = 120
 _WIDEST = 20_000
 """Width beyond which nothing is simulated."""
 
@@ -42,36 +37,6 @@ _DEEPEST = 1e-9
 """What is less, as a share of the largest eigenvalue, is rounding, and beyond the axis."""
 
 _UNIT = "λᵢ over their mean, V / d"
-
-
-def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
-    """The spectra of some steps, evenly spaced on their axis, at some of the indices, by step.
-
-    Args:
-        paths: the tables of spectra by step.
-        layers: those to keep, where they have any variance.
-
-    Returns:
-        Tables with the columns ``layer``, ``index``, ``share``, ``n`` and ``width``: the eigenvalues over their mean.
-    """
-    steps = np.array(sorted(paths))
-    if not len(steps):
-        return {}
-    at = StepAxis(steps.tolist()).position(steps.tolist())
-    chosen = sorted({int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _STEPS)})
-    found = {step: shares_of(read_table(paths[step]), layers) for step in chosen}
-    return {step: table for step, table in found.items() if len(table)}
-
-
-@np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
-def shares_of(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    """A table of spectra as `read_spectra` returns it, from the columns ``layer``, ``index``, ``eigenvalue``, ``n``."""
-    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
-    of_layers = table.groupby("layer")["eigenvalue"]
-    table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
-    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _POINTS).round()
-    is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
-    return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
 
 
 def figures_of(run: Run) -> Iterator[FigureData]:
@@ -175,4 +140,4 @@ def _axes(ax: Axes, shares: pd.DataFrame) -> None:
     )
     ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
     log_ticks(ax, low, high)
-    ax.xaxis.set_major_formatter(short)
+    ax.xaxis.set_major_formatter(tick_label)

@@ -1,7 +1,7 @@
 """Figures of token types, from the tables of the checkpoints."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,30 +11,47 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from embedgeo.formatting import number
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
-from embedgeo.report.baseline import type_statistics
-from embedgeo.report.drawing import (
+from embedgeo.drawing import (
     ACCENT,
     BASELINE,
     RUNS,
     Array,
     FigureData,
-    TableData,
     depth_bar,
     layer_axis,
     legend,
     log_ticks,
     new_figure,
-    short,
     thinned,
+    tick_label,
     value_bar,
 )
+from embedgeo.formatting import number
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
+from embedgeo.report.baseline import type_statistics
 from embedgeo.report.runs import Run
 
 _REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
 _LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
+
+
+class TableData(NamedTuple):
+    """A table for the page.
+
+    Attributes:
+        name: of its file.
+        caption: its title.
+        cells: as they are shown.
+        numbers: the values.
+        text: explanation.
+    """
+
+    name: str
+    caption: str
+    cells: pd.DataFrame
+    numbers: pd.DataFrame
+    text: str
 
 
 def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
@@ -72,8 +89,8 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
             legend(figure, ax)
         panel.set_xlabel("M of the token type")
         panel.locator_params(nbins=5)
-        panel.xaxis.set_major_formatter(short)
-        panel.yaxis.set_major_formatter(short)
+        panel.xaxis.set_major_formatter(tick_label)
+        panel.yaxis.set_major_formatter(tick_label)
         texts.append(f"{layer}: {fit_text(slope, r2)} over {len(types)} token types")
     axes[0].set_ylabel("V of the token type")
     bar = value_bar(axes[-1], ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
@@ -102,7 +119,7 @@ def statistics(run: Run) -> FigureData:
                 color=colour,
                 marker=marker,
                 ms=3.5,
-                label=f"step {short(step)}" if run.has_steps else "measured",
+                label=f"step {tick_label(step)}" if run.has_steps else "measured",
             )
         if key in run.baseline:
             random = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
@@ -246,8 +263,8 @@ def occurrences(run: Run) -> FigureData:
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first direction")
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_formatter(short)
-        ax.yaxis.set_major_formatter(short)
+        ax.xaxis.set_major_formatter(tick_label)
+        ax.yaxis.set_major_formatter(tick_label)
     axes[0].set_ylabel("second direction")
     log_ticks(value_bar(axes[-1], ScalarMappable(norm, "viridis"), "occurrences n (log scale)").ax, least, most)
     numbers = shown.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
@@ -284,7 +301,7 @@ def raw_against_frequency(run: Run) -> FigureData:
         ax.set_title(fit_text(slope, r2), fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(f"{key} of the token type")
-        ax.yaxis.set_major_formatter(short)
+        ax.yaxis.set_major_formatter(tick_label)
         texts.append(f"{key} {number(slope)}")
     alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
     text = f"Slopes over {int(is_regressed.sum()):,} of {len(at):,} token types: {', '.join(texts)}. "
@@ -320,7 +337,7 @@ def lengths_and_frequencies(run: Run) -> FigureData:
             ax.set_ylim(0.7)
         ax.set_xlabel(label)
         ax.set_ylabel(what)
-        ax.yaxis.set_major_formatter(short)
+        ax.yaxis.set_major_formatter(tick_label)
         numbers[name] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
     least, most = REGRESSION_COUNT_RANGE
     share = types["n"].between(least, most).mean()
@@ -395,8 +412,8 @@ def words(run: Run, layer: str) -> FigureData:
         ax.set_xlabel("log10 n, occurrences" if x != "M" else "M of the word")
         ax.set_ylabel(f"{y} of the word")
         ax.locator_params(nbins=5)
-        ax.xaxis.set_major_formatter(short)
-        ax.yaxis.set_major_formatter(short)
+        ax.xaxis.set_major_formatter(tick_label)
+        ax.yaxis.set_major_formatter(tick_label)
     legend(figure, axes[0])
     medians = at.groupby(sizes)["Q"].agg(["median", "size"])
     text = ", ".join(

@@ -19,7 +19,7 @@ from embedgeo.capture.inspection import Inspection, inspect_forward, token_modul
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.formatting import listed, number, reason, size
-from embedgeo.functional.alignment import drift_values, linearity_values
+from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name, width_notes

@@ -1,0 +1,679 @@
+"""The look of all pictures: figures, legends, axes of steps, layers and values, lines, colours, and files."""
+
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from colorsys import hls_to_rgb
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from embedgeo import formatting
+from embedgeo.formatting import listed
+from embedgeo.glossary import Term
+from embedgeo.layer_names import blocks_by_side, layer_labels, layer_ticks
+
+Array = NDArray[np.float64]
+
+DPI = 170
+WIDTH, HEIGHT = 4.6, 3.5
+ACCENT = "#c1440e"
+GREY = "#444444"
+UNKNOWN_COLOUR = "#d0d0d0"
+RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
+MEAN_DASHES = ("-", (0, (3, 1, 1, 1)))
+"""Of the means over the blocks of an encoder and of its decoder."""
+
+BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
+DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
+TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
+"""Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
+
+_LEGEND_LETTERS = 34
+"""Letters in the names of a legend in one row, of ordinary size."""
+
+_LEGEND_LINE = 0.165
+"""Inches of a line of a legend."""
+
+_X_LABEL = 0.285
+"""Inches from the axes down to the label of the x axis."""
+
+_USUAL_AXES = (2.8, 2.2)
+"""Width and height, in inches, of the axes of a report's figure."""
+
+_FILLED = 0.3
+"""Share of an axis that blocks fill at least where layers far from them are shown, too."""
+
+_LONGEST_LABEL = 30
+"""Letters of ordinary size beside an axis."""
+
+_LEAST_LENGTH = 1e-300
+"""Length of an axis of which there are fractions."""
+
+_SUBTITLE = "embedgeo.subtitle"
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "axes.unicode_minus": False,
+    "text.parse_math": False,  # names are the users'
+    "svg.hashsalt": "embedgeo",
+    "svg.fonttype": "none",
+}
+
+
+class FigureData(NamedTuple):
+    """A figure with the numbers and texts that go with it.
+
+    Attributes:
+        name: of its files.
+        figure: the picture.
+        numbers: the values drawn.
+        alt: the kind of figure, for readers who do not see it.
+        text: what it shows, in one or two sentences.
+    """
+
+    name: str
+    figure: Figure
+    numbers: pd.DataFrame
+    alt: str
+    text: str
+
+
+class Picture(Figure):
+    """A figure of fixed margins that has its own look, whatever the settings of the session it is painted in.
+
+    pyplot does not know it: a notebook shows it once, as the value of a cell.
+    """
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Paint it."""
+        with style():
+            super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of all figures."""
+    parameters: Any = mpl.rcParams
+    if all(parameters[name] == value for name, value in _STYLE.items()):  # setting it takes time
+        yield
+        return
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
+        mpl.rcdefaults()
+        parameters.update(_STYLE)
+        yield
+
+
+def new_picture(width: float, height: float, title: str, subtitle: str) -> Picture:
+    """A picture without axes yet, of a size in inches."""
+    figure = Picture(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
+    figure.text(0.12 / width, 1 - 0.27 / height, subtitle, va="top", fontsize=8.5, color=GREY)
+    return figure
+
+
+def new_figure(
+    title: str,
+    subtitle: str = "",
+    *,
+    panels: int = 1,
+    sidebar: bool = False,
+    names: Sequence[str] = (),
+    ax: Axes | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side; its margins are fixed, which is much faster than fitting them.
+
+    Args:
+        title: of the whole figure, in bold.
+        subtitle: below the title: units, estimators.
+        panels: how many axes.
+        sidebar: leave room for a colour bar.
+        names: leave room for these in `legend_below`.
+        ax: put the title and the look on these axes of somebody else's figure instead.
+    """
+    if ax is not None:
+        return _dress(ax, title, subtitle), [ax]
+    width = WIDTH * (1 if panels == 1 else 0.8 * panels)
+    below = _LEGEND_LINE * math.ceil(len(names) / _legend_columns(names, width)) if names else 0
+    height = HEIGHT + below - (0.22 if names else 0)
+    figure = new_picture(width, height, title, subtitle)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
+    top = 0.5 if names else 0.88 if panels > 1 else 0.72
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
+    for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
+        panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
+    return figure, list(axes)
+
+
+def _dress(ax: Axes, title: str, subtitle: str) -> Any:
+    """Give somebody else's axes the look of the report's, with the title above them; their figure."""
+    ax.set_facecolor("white")  # lines are black, on any ground
+    ax.set_axisbelow(True)
+    ax.grid(visible=True, color=mpl.rcParams["grid.color"], lw=mpl.rcParams["grid.linewidth"])
+    ax.spines[["top", "right"]].set_visible(False)
+    for label in (ax.xaxis.label, ax.yaxis.label):
+        label.set(parse_math=False)
+    rows = textwrap.wrap(subtitle, _letters_above(ax))
+    _set_title(ax, title, 4 + 10.5 * len(rows))
+    if rows:
+        text = ax.annotate("\n".join(rows), (0, 1), (0, 3), "axes fraction", "offset points", va="bottom", fontsize=8)
+        text.set(color=ax.title.get_color(), gid=_SUBTITLE, in_layout=False)
+    return ax.figure
+
+
+def _set_title(ax: Axes, title: str, pad: float) -> None:
+    ax.set_title(title, loc="left", fontsize=10, weight="bold", pad=pad, parse_math=False)
+
+
+def _letters_above(ax: Axes) -> int:
+    return max(10, round(_inches(ax)[0] * 16))
+
+
+def _inches(ax: Axes) -> tuple[float, float]:
+    box = ax.get_window_extent()
+    return box.width / ax.figure.dpi, box.height / ax.figure.dpi
+
+
+def legend(figure: Figure, ax: Axes) -> None:
+    """The legend of an axes, in a row below the subtitle."""
+    handles, labels = ax.get_legend_handles_labels()
+    if handles and not isinstance(figure, Picture):
+        _legend_above(ax, handles, labels)
+    elif handles:
+        width = figure.get_size_inches()[0]
+        is_narrow = width <= WIDTH
+        is_long = is_narrow and len("".join(labels)) > _LEGEND_LETTERS
+        figure.legend(
+            handles,
+            labels,
+            loc="upper left",
+            bbox_to_anchor=(0.04 / width, 1 - 0.43 / HEIGHT),
+            borderpad=0,
+            ncols=4 if is_narrow else 6,
+            columnspacing=0.8 if is_long else 1.1,
+            handlelength=1.5 if is_long else 1.7,
+            fontsize=7.5 if is_long else None,
+        )
+
+
+def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """A legend between the subtitle and axes of somebody else's figure."""
+    most, longest = _letters_above(ax), max(map(len, names)) + 6
+    is_row = sum(len(name) + 4 for name in names) <= most
+    ncols = len(names) if is_row else max(1, most // longest)
+    height = 11.5 * math.ceil(len(names) / ncols) + 2
+    box = ax.legend(
+        handles,
+        names,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=ncols,
+        frameon=True,
+        facecolor="white",
+        edgecolor="none",
+        framealpha=1,
+        fontsize=8,
+        columnspacing=1.0,
+        handlelength=1.5,
+        labelspacing=0.2,
+        borderpad=0.1,
+        borderaxespad=0.2,
+    )
+    box.set_in_layout(False)  # the title, which makes room for it, is
+    rows = 0
+    for text in ax.texts:
+        if text.get_gid() == _SUBTITLE:
+            text.set_y(3 + height)
+            rows = text.get_text().count("\n") + 1
+    _set_title(ax, ax.get_title("left"), 4 + 10.5 * rows + height)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """A legend below the axes of a figure that was made with these names."""
+    width = figure.get_size_inches()[0]
+    figure.legend(
+        handles,
+        [f" {name}" for name in names],  # the first letter may be "_", which would hide it
+        loc="lower left",
+        bbox_to_anchor=(0.06 / width, 0.0),
+        ncols=_legend_columns(names, width),
+        labelspacing=0.25,
+        columnspacing=1.2,
+        handlelength=2.6,
+        fontsize=8,
+    )
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    longest = max(map(len, names))
+    return min(len(names), int(width / WIDTH) * (1 if longest > 24 else 2 if longest > 12 else 3))
+
+
+@lru_cache(maxsize=8)
+def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:
+    """A renderer for figures of one size: it remembers the extents of texts, most of which are in many of them."""
+    return RendererAgg(width, height, dpi)
+
+
+def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:
+    """The picture as a PNG of at most 256 colours, its width and height."""
+    figure.set_dpi(dpi)
+    width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
+    renderer = _renderer(width, height, dpi, get_ident())
+    renderer.clear()
+    figure.draw(renderer)
+    image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
+    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # the default is slow
+    image.putpalette([255 if level == 254 else level for level in image.getpalette() or ()])  # white stays white
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue(), image.width, image.height
+
+
+def save(data: FigureData, folder: Path) -> bytes:
+    """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
+    data.numbers.to_csv(folder / f"{data.name}.csv", lineterminator="\n")
+    data.figure.savefig(folder / f"{data.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None})
+    picture, *_ = png(data.figure)
+    (folder / f"{data.name}.png").write_bytes(picture)
+    return picture
+
+
+def run_colours(count: int) -> list[Any]:
+    """A colour for each of some runs, none of them twice."""
+    return list(RUNS[:count]) if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
+
+
+def tick_label(number: float, _: object = None) -> str:
+    """The label of a tick; ticks are round numbers already."""
+    return formatting.short(number, 6)
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last included.
+
+    >>> thinned(5, 9), thinned(34, 6)
+    ([0, 1, 2, 3, 4], [0, 7, 13, 20, 26, 33])
+    """
+    return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
+
+
+class StepAxis:
+    """An axis of steps, logarithmic in 1 + step if the first steps are much closer together than most.
+
+    Args:
+        steps: ascending.
+        is_log: says so instead, for the steps of several runs together.
+
+    >>> StepAxis([0, 1, 2, 4, 8, 16, 32]).is_log, StepAxis([0, 100, 200, 300]).is_log
+    (True, False)
+    """
+
+    def __init__(self, steps: Sequence[int], *, is_log: bool | None = None) -> None:
+        gaps = np.diff(np.asarray(steps, dtype=float))
+        is_denser = bool(len(gaps) and steps[0] >= 0 and np.median(gaps) >= 3 * gaps[0])
+        self.is_log = is_denser if is_log is None else is_log
+        self.first = steps[0]
+        self.last = steps[-1]
+        self.label = "optimizer step" + (" (log scale)" if self.is_log else "")
+
+    def position(self, steps: Sequence[int]) -> Array:
+        """Positions of steps along the axis: 0 for its first step, 1 for its last."""
+        scaled = (np.log1p if self.is_log else np.asarray)(np.array([self.first, self.last, *steps], dtype=float))
+        return (scaled[2:] - scaled[0]) / (scaled[1] - scaled[0] or 1)
+
+    def ticks(self, digits: Sequence[int] = (1,)) -> list[int]:
+        """Round steps to name; on a logarithmic axis, steps of one of the digits followed by zeros."""
+        if self.is_log:
+            candidates = [0, *(digit * 10**k for k in range(19) for digit in digits)]
+        else:
+            units = (digit * 10**k for k in range(20) for digit in (1, 2, 5))
+            unit = next(unit for unit in units if self.last - self.first <= 6 * unit)
+            candidates = list(range(self.first // unit * unit, self.last + 1, unit))
+        ticks = [step for step in candidates if self.first <= step <= self.last]
+        if self.is_log and len(digits) == 1 and len(ticks) < 2:
+            return self.ticks((1, 2, 5))
+        return ticks or list(dict.fromkeys((self.first, self.last)))
+
+
+def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
+    """Put the steps of a run, or of several, on the x axis."""
+    steps = sorted({step for run in runs for step in run})
+    axis = StepAxis(steps, is_log=steps[0] >= 0 and any(StepAxis(run).is_log for run in runs))
+    ax.set_xlabel(axis.label)
+    if axis.is_log:
+        ax.set_xscale("function", functions=(np.log1p, np.expm1))
+        ax.xaxis.set_minor_locator(ticker.FixedLocator(axis.ticks((2, 5))))
+    ax.xaxis.set_major_locator(ticker.FixedLocator(axis.ticks()))
+    ax.xaxis.set_major_formatter(tick_label)
+    if float(steps[0]) < float(steps[-1]):
+        ax.set_xlim(steps[0], steps[-1])
+
+
+def few_ticks(ax: Axes) -> None:
+    """Leave out minor ticks, and every second one of five or more: ticks take most of the time that drawing takes."""
+    ax.minorticks_off()
+    for axis in (ax.xaxis, ax.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        axis.set_major_locator(ticker.FixedLocator(ticks[:: 2 if len(ticks) >= 5 else 1]))
+
+
+def round_ticks(ax: Axes) -> None:
+    """Few ticks on both axes, with short labels."""
+    ax.locator_params(nbins=5)
+    ax.xaxis.set_major_formatter(tick_label)
+    ax.yaxis.set_major_formatter(tick_label)
+
+
+def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
+    """Put layers on an axis, and name so few of them that the names do not overlap."""
+    labels, pattern = layer_labels(layers)
+    if not isinstance(ax.figure, Picture):  # fewer where somebody else's axes are smaller
+        most = max(3, round(most * min(1, _inches(ax)[vertical] / _USUAL_AXES[vertical])))
+    longest = max(map(len, labels))
+    named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(1, longest))))
+    axis = ax.yaxis if vertical else ax.xaxis
+    axis.set_ticks(named, [labels[i] for i in named], parse_math=False)
+    if vertical:
+        ax.set_ylabel("layer" if longest <= 6 else "", labelpad=2)
+    else:
+        are_blocks = any(label.rpartition(" ")[2].isdecimal() for label in labels)
+        are_counted = any(label.startswith("#") for label in labels)
+        meaning = " (numbers are blocks)" if are_blocks else " (#0 is the first)" if are_counted else ""
+        ax.set_xlabel(f"layer: * in {pattern}" if pattern else f"layer{meaning}")
+
+
+def value_axis(
+    ax: Axes,
+    term: Term,
+    values: Array,
+    baseline: pd.Series | pd.DataFrame | None = None,
+    layers: Sequence[str] = (),
+    errors: Array | float = np.nan,
+) -> None:
+    """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
+
+    A baseline of which most lies so far away that showing it would squeeze the measured values is only named in the
+    legend. Layers that are no blocks, if they would leave these less than 30 % of the axis, are named at the margin,
+    with their values.
+
+    Args:
+        ax: the axes.
+        term: of the metric.
+        values: all that is drawn.
+        baseline: the expected values, by abscissa.
+        layers: of the columns of ``values``, where these are of layers; the axis then spans those of the blocks.
+        errors: standard errors of ``values``, whose bands the axis spans too, unless that would squeeze the lines.
+    """
+    finite = values[np.isfinite(values)]
+    low, high, _ = colour_range(layers, values)
+    is_log = term.is_logarithmic(np.array([low, high]))
+    name = term.name + (" (log scale)" if is_log else "")
+    ax.set_ylabel(name, fontsize=float(ax.yaxis.label.get_fontsize()) * _LONGEST_LABEL / max(_LONGEST_LABEL, len(name)))
+    span = (high - low) or abs(high) or 1.0
+    room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
+
+    def extended(more: Array, low: float, high: float) -> tuple[float, float]:
+        near = more[(more >= room[0]) & (more <= room[1])]
+        return min([low, *near]), max([high, *near])
+
+    inner = low, high
+    low, high = extended(finite, *_widened(inner, inner, finite, is_log=is_log))
+    room = min(room[0], low), max(room[1], high)
+    ends = np.array([values - errors, values + errors])[:, (values >= low) & (values <= high)]
+    ends = ends[np.isfinite(ends)].clip(*((low / 10, high * 10) if is_log else (low - 2 * span, high + 2 * span)))
+    low, high = min([low, *ends]), max([high, *ends])
+    known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
+    known = known[np.isfinite(known)]
+    if baseline is not None and known.size:
+        middle = np.median(known)
+        if room[0] <= middle <= room[1]:
+            low, high = extended(known, *_widened(inner, (low, high), known, is_log=is_log))
+            for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
+                ax.plot(baseline.index, column, label="" if i else "random", **BASELINE)
+        else:
+            ax.plot([], label=f"random: {_range_text(known)} {'↑' if middle > high else '↓'}", **BASELINE)
+    below, above = (0.12 if is_named else 0.05 for is_named in _name_beyond(ax, layers, values, low, high))
+    if is_log:
+        decades = np.log10(high) - np.log10(low)
+        ax.set_ylim(low / 10 ** (decades * below), high * 10 ** (decades * above))  # before the scale looks for limits
+        ax.set_yscale("log")
+        log_ticks(ax, low, high)
+    else:
+        ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        ax.yaxis.set_major_formatter(tick_label)
+        length = max((high - low) or abs(high) or 1.0, _LEAST_LENGTH)
+        ax.set_ylim(low - length * below, high + length * above)
+
+
+def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
+    """The range of values that the colours of a heatmap span: that of the blocks, if their values differ.
+
+    Args:
+        layers: names; without any block, all of them count.
+        values: shape (steps, layers).
+
+    Returns:
+        The least and the largest value, and at which end other values lie beyond: ``"neither"``, ``"min"``, ``"max"``
+        or ``"both"``.
+    """
+    blocks = {block for blocks in blocks_by_side(layers).values() for block in blocks}
+    finite = values[np.isfinite(values)]
+    inside = values[:, [layer in blocks for layer in layers]] if blocks else finite
+    inside = inside[np.isfinite(inside)]
+    if not inside.size or inside.min() == inside.max():
+        inside = finite
+    low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
+    return low, high, ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
+
+
+def _widened(
+    inner: tuple[float, float], shown: tuple[float, float], values: Array, *, is_log: bool
+) -> tuple[float, float]:
+    """A range with values beyond both of its ends, or else beyond one, of which the inner one is still a good part."""
+    values = values[values > 0] if is_log else values
+    low, high = shown
+    least, most = float(values.min(initial=low)), float(values.max(initial=high))
+
+    def length(low: float, high: float) -> float:
+        return math.log10(high) - math.log10(low) if is_log else high - low
+
+    wider = ((least, most), (low, most), (least, high))
+    return next((ends for ends in wider if length(*inner) >= _FILLED * length(*ends)), shown)
+
+
+def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, high: float) -> list[bool]:
+    """Name the layers with values beyond the axis at its lower and upper margin; whether there are any."""
+    labels, _ = layer_labels(layers)
+    columns = {label: column[np.isfinite(column)] for label, column in zip(labels, values.T, strict=False)}
+    are_named = []
+    for y, va, arrow, sign, bound in ((0.015, "bottom", "↓", -1, low), (0.985, "top", "↑", 1, high)):
+        outside = {label: column[sign * column > sign * bound] for label, column in columns.items()}
+        names = [f"{label} {_range_text(column)}" for label, column in outside.items() if column.size]
+        if names:
+            text = ax.text(0.5, y, f"{arrow} beyond: {listed(names, 2)}", transform=ax.transAxes, ha="center", va=va)
+            text.set(fontsize=7.5, color=GREY, zorder=5)
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
+        are_named.append(bool(names))
+    return are_named
+
+
+def _range_text(values: Array) -> str:
+    return " to ".join(dict.fromkeys(formatting.short(value) for value in (values.min(), values.max())))
+
+
+def log_ticks(ax: Axes, low: float, high: float) -> None:
+    """Set the ticks of a logarithmic y axis: also at 2 and 5 where it spans less than three decades."""
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    ax.yaxis.set_major_formatter(tick_label)
+    ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def lines(
+    ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-", errors: Array | None = None
+) -> None:
+    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not finite, and bands."""
+    for row, error, colour in zip(rows, rows * np.nan if errors is None else errors, colours, strict=True):
+        band(ax, x, row, error, colour)
+    segments = [np.column_stack((x, row)) for row in rows]
+    collection = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
+    ax.add_collection(collection, autolim=False)
+    if rows.size <= 800:
+        ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
+
+
+def mean_lines(ax: Axes, means: pd.DataFrame, errors: pd.DataFrame) -> None:
+    """Draw the means over blocks, of encoder and decoder apart, with their bands."""
+    for name, dashes in zip(means, MEAN_DASHES, strict=False):
+        ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
+        band(ax, means.index.to_numpy(dtype=float), means[name].to_numpy(), errors[name].to_numpy(), "black")
+
+
+def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: float = 0.2) -> None:
+    """Draw a band of one error to each side of a line, where it is known."""
+    if np.isfinite(errors).any():
+        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
+
+
+def depth_bar(ax: Axes, layers: Sequence[str], most: int = 12) -> Array:
+    """Add a colour bar for layers, if there are several; the colours of the layers."""
+    if len(layers) > 1:
+        bar = value_bar(ax, ScalarMappable(Normalize(0, len(layers) - 1), DEPTH), "")
+        layer_axis(bar.ax, layers, vertical=True, most=most)
+    return depth_colours(len(layers))
+
+
+def depth_colours(num_layers: int) -> Array:
+    """The colours of layers, from violet for the first to green for the last."""
+    return DEPTH(np.arange(num_layers) / max(1, num_layers - 1))
+
+
+def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
+    """Add a colour bar for steps; the colours of the steps."""
+    axis = StepAxis(steps)
+    bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
+    bar.set_ticks(axis.position(axis.ticks()), labels=[tick_label(step) for step in axis.ticks()])
+    return TIME(axis.position(steps))
+
+
+def count_bar(ax: Axes, least: float, most: float, cmap: str) -> LogNorm:
+    """Add a colour bar for how often token types occur; the scale of its colours."""
+    norm = LogNorm(least, most)
+    log_ticks(value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)").ax, least, most)
+    return norm
+
+
+def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
+    """Add a colour bar to the right of an axes; in somebody else's figure it takes room from the axes."""
+    figure: Any = ax.figure
+    place: dict[str, Any] = {"ax": ax, "fraction": 0.05, "pad": 0.03, "aspect": 22}
+    if isinstance(figure, Picture):
+        box = ax.get_position()
+        width = figure.get_size_inches()[0]
+        place = {"cax": figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))}
+    bar = figure.colorbar(mappable, **place, extend=extend, extendfrac=0.04)
+    bar.set_label(label, fontsize=8.5, labelpad=4, color=ax.yaxis.label.get_color())
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_formatter(tick_label)
+    bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+    bar.ax.tick_params(labelsize=8, length=2, pad=1.5, labelcolor=ax.yaxis.label.get_color())
+    bar.ax.grid(visible=False)
+    return bar
+
+
+def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]:
+    """Draw a row for each key, with the value as a point and as a number; the figure, pyplot's if new, and its axes."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(6.4, 0.9 + 0.24 * len(values)), layout="constrained")
+    at = range(len(values))
+    finite = [value if math.isfinite(value) else math.nan for value in values.values()]
+    ax.hlines(at, 0, finite, color=RUNS[0], lw=1, alpha=0.5)
+    ax.plot(finite, at, ls="", marker="o", ms=5, color=RUNS[0])
+    ax.axvline(0, color="grey", lw=0.8)
+    known = [value for value in finite if math.isfinite(value)]
+    low, high = min([0.0, *known]), max([0.0, *known])
+    if max(-low, high) > 5:
+        ax.set_xscale("symlog", linthresh=0.01, linscale=0.3)
+        powers = [10.0**k for k in range(0, 308, 2)]
+        ax.set_xticks([0, *(x for power in powers for x in (-power, power) if low <= x <= high)])
+        ax.set_xlim(3 * low or -0.01, 100 * high or 0.01)  # with room for the numbers
+    else:
+        span = (high - low) or 1
+        ax.set_xlim(low - 0.05 * span, high + 0.25 * span)
+    for y, value in enumerate(finite):
+        text, x = ("–", 0) if math.isnan(value) else (f"{value:.4g}", max(value, 0))
+        ax.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize="small")
+    ax.set_yticks(at, list(values), fontsize="small", parse_math=False)
+    ax.set_ylim(len(values) - 0.5, -0.5)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax.figure, ax
+
+
+def draw_courses(courses: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
+    """Draw a line for each key; each in a panel of its own of a new figure of pyplot's, unless there are axes."""
+    if ax is not None:
+        for key, values in courses.items():
+            ax.plot(values, marker="o", ms=4, label=key)
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        ax.set_xlabel("Step")
+        ax.legend(fontsize="small", frameon=False)
+        return ax.figure, ax
+    import matplotlib.pyplot as plt
+
+    ncols = min(4, len(courses))
+    nrows = math.ceil(len(courses) / ncols)
+    size = (2.7 * ncols, 0.4 + 1.7 * nrows)
+    figure, axes = plt.subplots(nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained")
+    for panel, (key, values) in zip(axes.flat, courses.items(), strict=False):
+        panel.plot(values, marker="o", ms=3.5, color=RUNS[0])
+        panel.set_title(key, fontsize="small", parse_math=False)
+        panel.tick_params(labelsize="small")
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    for panel in axes.flat[len(courses) :]:
+        panel.set_axis_off()
+    for panel in axes[-1]:
+        panel.set_xlabel("Step", fontsize="small")
+    return figure, axes

@@ -1,0 +1,190 @@
+"""Figures of several runs or models beside each other."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from embedgeo.drawing import DASHES, FigureData, band, legend_below, new_figure, run_colours, step_axis, value_axis
+from embedgeo.formatting import number, printable
+from embedgeo.glossary import term
+from embedgeo.layer_names import relative_depths
+from embedgeo.report.figures import band_text, course, with_errors
+from embedgeo.report.runs import Bands, Run
+
+OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
+"""Values over token types that all models are compared by in one figure."""
+
+
+class Curve(NamedTuple):
+    """Values of a run or model, their errors, and the group of models that it is in."""
+
+    values: pd.Series
+    errors: pd.Series
+    group: str
+
+
+Curves = Mapping[str, Curve]
+
+
+def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
+    """Means over blocks of several runs against the step."""
+    curves = {}
+    bands = _bands(runs, metric)
+    for run, (_, mean_errors, _) in zip(runs, bands, strict=True):
+        means = run.means(run.table(metric))
+        for name in run.blocks:
+            label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
+            curves[label] = Curve(means[name], mean_errors[name], run.group)
+    values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
+    errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
+    is_spread = bands[0].is_spread
+    named = term(metric)
+    figure, (ax,), text = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
+    _draw(ax, metric, curves)
+    step_axis(ax, *(run.steps for run in runs))
+    numbers = with_errors(values, errors, is_spread=is_spread)
+    alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
+    text = f"{_courses(curves)}{band_text(errors, is_spread=is_spread)}{text}"
+    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
+
+
+def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
+    """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
+    curves, is_spread = _profiles(runs, metric)
+    named = term(metric)
+    figure, (ax,), text = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
+    _draw(ax, metric, curves)
+    _depth_axis(ax, "relative depth (1: output of the last block)")
+    values, errors = _columns(curves, metric)
+    numbers = with_errors(values, errors, is_spread=is_spread)
+    alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
+    text = f"{_courses(curves)}{band_text(errors, is_spread=is_spread)}{text}"
+    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, text)
+
+
+def compare_types(runs: Sequence[Run]) -> FigureData:
+    """C.V. of Q, and slope and R² of V on M, over token types, of all models against relative depth."""
+    profiles = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
+    labels = profiles[OVER_TYPES[0]][0]
+    subtitle = f"over the token types in the regressions{_last_step(runs)}"
+    figure, axes, text = _compared("Token types of all models over relative depth", subtitle, labels, panels=3)
+    parts, ranges = [], []
+    for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
+        _draw(ax, metric, curves)
+        _depth_axis(ax, "relative depth (1: last block)")
+        values, errors = _columns(curves, metric)
+        parts.append(with_errors(values, errors, is_spread=is_spread))
+        known = values[metric].dropna()
+        known_range = f"from {number(known.min())} to {number(known.max())}" if len(known) else "undefined"
+        ranges.append(f"{term(metric).name} {known_range}")
+    numbers = pd.concat(parts, axis=1)
+    alt = f"C.V. of Q, slope and R² of V on M against relative depth, a line for each of {len(labels)} models."
+    text = f"{', '.join(ranges)}.{band_text(numbers.filter(like='stderr of '))}{text}"
+    return FigureData("token-types-compared", figure, numbers, alt, text)
+
+
+def _bands(runs: Sequence[Run], metric: str) -> list[Bands]:
+    """The bands of each run: of one kind, standard errors where any run has them."""
+    bands = [run.bands(metric) for run in runs]
+    is_spread = {each.is_spread for each in bands if each.values.notna().to_numpy().any()} == {True}
+    return [
+        each if each.is_spread == is_spread else Bands(each.values * np.nan, each.means * np.nan, is_spread=is_spread)
+        for each in bands
+    ]
+
+
+def _profiles(runs: Sequence[Run], metric: str) -> tuple[Curves, bool]:
+    """Curves of the last values over relative depth, and whether their bands are spreads."""
+    curves = {}
+    bands = _bands(runs, metric)
+    for run, (layer_errors, *_) in zip(runs, bands, strict=True):
+        last, last_errors = (table.iloc[-1] for table in (run.table(metric), layer_errors))
+        for part, depths in relative_depths(run.depth).items():
+            values, errors = (pd.Series(row[[*depths]].to_numpy(), [*depths.values()]) for row in (last, last_errors))
+            curves[f"{run.label}, {part[:-1]}" if part else run.label] = Curve(values, errors, run.group)
+    return curves, bands[0].is_spread
+
+
+def _columns(curves: Curves, metric: str) -> list[pd.DataFrame]:
+    """The values of curves over relative depth in one column, and their errors in another."""
+    values = {label: curve.values for label, curve in curves.items()}
+    errors = {label: curve.errors for label, curve in curves.items()}
+    return [pd.concat(each, names=["run", "depth"]).to_frame(metric) for each in (values, errors)]
+
+
+def _last_step(runs: Sequence[Run]) -> str:
+    training = [run.has_steps for run in runs]
+    return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
+
+
+def _depth_axis(ax: Axes, label: str) -> None:
+    ax.set_xlabel(label)
+    ax.set_xlim(-0.02, 1.02)
+
+
+def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
+    """A figure with a legend of curves and of their groups, and the groups in words."""
+    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
+    looks = [Line2D([], [], **look) for look in _looks(curves).values()]
+    by_group = _dashes_by_group(curves)
+    for group, dashes in by_group.items():
+        names.append(printable(group) or "in no group")
+        looks.append(Line2D([], [], color="black", ls=dashes, lw=1.3))
+    figure, axes = new_figure(title, subtitle, panels=panels, names=names)
+    legend_below(figure, looks, names)
+    members = {group: [label for label, curve in curves.items() if curve.group == group] for group in by_group}
+    text = "; ".join(f"{group or 'no group'}: {', '.join(labels)}" for group, labels in members.items())
+    return figure, axes, f" Line styles are by group: {text}." if members else ""
+
+
+def _dashes_by_group(curves: Curves) -> dict[str, Any]:
+    """The dashes of each group, as they come, at the end of curves in none; empty where there are no groups."""
+    groups = sorted(dict.fromkeys(curve.group for curve in curves.values()), key=lambda group: not group)
+    return dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
+
+
+def _looks(curves: Curves) -> dict[str, dict[str, Any]]:
+    """The look of each curve: colour and marker are its own; the dashes are its group's, where there are groups."""
+    by_group = _dashes_by_group(curves)
+    own = zip(curves, run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
+    return {
+        label: {
+            "color": colour,
+            "marker": marker,
+            "ls": by_group.get(curves[label].group, dashes),
+            "ms": 3.5,
+            "lw": 1.3,
+        }
+        for label, colour, marker, dashes in own
+    }
+
+
+def _draw(ax: Axes, metric: str, curves: Curves) -> None:
+    """Draw a line and a band for each curve, and the axis of values."""
+    values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
+    value_axis(ax, term(metric), values, errors=np.concatenate([curve.errors.to_numpy() for curve in curves.values()]))
+    most, share = (13, 0.12) if _dashes_by_group(curves) else (40, 0.06)  # dashes are seen between the markers
+    alpha = max(0.06, min(0.2, 0.5 / len(curves)))
+    for label, look in _looks(curves).items():
+        curve = curves[label]
+        every = 1 if len(curve.values) <= most else share  # of the diagonal
+        ax.plot(curve.values.dropna(), markevery=every, **look)
+        x, y = curve.values.index.to_numpy(), curve.values.to_numpy()
+        band(ax, x, y, curve.errors.to_numpy(), look["color"], alpha=alpha)
+
+
+def _courses(curves: Curves) -> str:
+    """Each of a few curves in words; of many, at which values they end."""
+    if len(curves) <= 3:
+        return " ".join(f"{label}: {course(curve.values)}" for label, curve in curves.items())
+    ends = {label: curve.values.dropna() for label, curve in curves.items()}
+    last = pd.Series({label: values.iloc[-1] for label, values in ends.items() if len(values)})
+    if last.empty:
+        return "undefined."
+    return f"Last values: from {number(last.min())} ({last.idxmin()}) to {number(last.max())} ({last.idxmax()})."
