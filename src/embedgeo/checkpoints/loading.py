@@ -208,15 +208,7 @@ def load_model(
     """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files, which must stay.
-
-    Args:
-        folder: with the files.
-        contents: which of them to load.
-        dtype: of the weights.
-        trust_remote_code: run code that comes with the checkpoint.
-        device_map: see `placement`; default: the CPU.
-        offload_folder: for weights that go on disk and are not in a safetensors file as the model has them.
-        may_be_both: whether it may be an encoder-decoder.
+    Others that a `placement` puts on disk go into the ``offload_folder``.
     """
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
