@@ -26,9 +26,9 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
     """
     if not _is_watched(module):
         own: Any = type(module)
-        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-        names |= {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
-        module.__class__ = type(own)(own.__name__, (_Watched, own), names)
+        names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        state = {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
+        module.__class__ = type(own)(own.__name__, (_Watched, own), names | state)
     watched: Any = type(module)
     contexts: list[CallContext] = watched._embedgeo_contexts
     contexts.append(make_context)

@@ -150,25 +150,28 @@ class Norms:
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        rows = _first_rows(hidden, mask)
-        module = layer.calls[0].module
         if layer.name not in self._candidates:
             self._candidates[layer.name] = [*self._possible(layer)]
-        near: list[nn.Module] = []
-        norm, least = None, max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-        for candidate in self._candidates[layer.name]:
-            found = as_norm(candidate, hidden.shape[-1])
+        own = None if layer.takes_input else unwrapped(layer.calls[0].module)
+        least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
+        norm = None
+        rows = None
+        near = []
+        for module in self._candidates[layer.name]:
+            found = as_norm(module, hidden.shape[-1])
             if found is None:
                 continue
-            is_layer = candidate is unwrapped(module) and not layer.takes_input
-            deviation = 0.0 if is_layer else found.deviation(rows, of_embeddings=candidate not in self._late)
+            if module is own:
+                norm = found
+                near = [module]
+                break
+            rows = _first_rows(hidden, mask) if rows is None else rows
+            deviation = found.deviation(rows, of_embeddings=module not in self._late)
             if deviation < _FAR:
-                near.append(candidate)
+                near.append(module)
             if deviation < least:
                 norm, least = found, deviation
-            if is_layer:
-                break
-        if len(rows):
+        if rows is None or len(rows):
             self._candidates[layer.name] = near
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
