@@ -161,9 +161,10 @@ def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) 
     m2 = mean.new_zeros(len(lengths))
     step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
     ends = lengths.cumsum(0)
-    runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)[1].tolist()
+    _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
+    num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
     first = 0
-    for size, places in zip(lengths.split(runs), order.split([int(part.sum()) for part in lengths.split(runs)])):
+    for size, places in zip(lengths.split(runs.tolist()), order.split(num_rows.tolist()), strict=True):
         run = torch.arange(len(size), device=x.device).repeat_interleave(size, output_size=len(places))
         stop = size.cumsum(0)
         rows = x.index_select(0, places).to(dtype)
