@@ -70,7 +70,7 @@ class ProbeText:
         words: the word of each token, if asked for.
         token_texts: each token type as text, if tables of token types are asked for; or each type of words.
         type_sizes: mean number of tokens of the words of each type.
-        shown_types: those of which occurrences are kept, if tables of token types are asked for.
+        occurrence_types: those of which occurrences are kept, if tables of token types are asked for.
         num_cut: how many texts were longer and have been cut.
         text_sha256: hash of the documents that it was made from; of a dataset, of the texts taken from it.
     """
@@ -83,7 +83,7 @@ class ProbeText:
     words: SpelledWords | None = None
     token_texts: Mapping[int, str] = field(default_factory=dict)
     type_sizes: Mapping[int, float] = field(default_factory=dict)
-    shown_types: tuple[int, ...] = ()
+    occurrence_types: tuple[int, ...] = ()
     num_cut: int = 0
     text_sha256: str = ""
 
@@ -358,7 +358,7 @@ def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:
 _LEAST_LETTERS = 3
 
 
-def shown_types(
+def frequent_types(
     text: TokenizedText, spelled: Mapping[int, str], special: Collection[int], settings: SweepSettings
 ) -> tuple[int, ...]:
     """The token types that `embedgeo.functional.types_by_frequency` chooses, the same at every layer and checkpoint.
@@ -468,7 +468,7 @@ def _prepare(
         words,
         spelled,
         _type_sizes(tokenized, settings),
-        shown_types(tokenized, spelled, tokenizer.all_special_ids, settings) if settings.token_tables else (),
+        frequent_types(tokenized, spelled, tokenizer.all_special_ids, settings) if settings.token_tables else (),
         tokenized.num_cut,
         digest.hexdigest(),
     )

@@ -24,11 +24,10 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
-from embedgeo.sweep.command import finish, plan_for
-from embedgeo.sweep.measure import Measured, metric_factory
-from embedgeo.sweep.plan import Planned, describe, parse_shard, shard_of
-from embedgeo.sweep.processes import make_fabric, quiet
-from embedgeo.sweep.run import Downloads, Sweep, versions
+from embedgeo.sweep.measure import Downloads, Measured, metrics_function
+from embedgeo.sweep.plan import Planned, describe, plan_of
+from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
+from embedgeo.sweep.run import Sweep, finish, measure_here
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import MissingTokenizerError, find_tokenizer, small_files
 from embedgeo.vocabulary import VocabularySettings
@@ -183,12 +182,12 @@ class MatrixWorker:
     downloads: Downloads
     only_trained: bool
 
-    def measured(self, planned: Planned, upcoming: Callable[[], Planned | None]) -> Measured:
+    def measured(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
         """Measure the matrices of a checkpoint, while the files of the next one are fetched.
 
         Args:
             planned: the checkpoint.
-            upcoming: chooses the next one.
+            choose_next: chooses the next one.
 
         Raises:
             Exception: of any kind: it cannot be fetched, read or measured.
@@ -200,7 +199,7 @@ class MatrixWorker:
                 raise ValueError(f"a vocabulary is that of a Hugging Face model; {path.name} is a file of Lightning's.")
             assert planned.contents is not None
             matrices = read_matrices(path, planned.contents, **self._loading)
-            if (following := upcoming()) is not None:
+            if (following := choose_next()) is not None:
                 self.downloads.start(self._narrowed(following))
             return self._of_both(matrices, self.names[planned.checkpoint.model])
         finally:
@@ -249,7 +248,7 @@ class MatrixWorker:
         """The records of a matrix, its tables by kind, and its sample, where that is asked for."""
         rows = NamedRows.of(matrix, names)
         kept = rows.trained() if self.only_trained else torch.arange(len(matrix))
-        metrics = LayerMetrics(metric_factory(self.settings), matrix.shape[1], device=matrix.device)
+        metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
             metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
             layers = [MeasuredLayer(layer, layer_index, metrics)]
@@ -266,42 +265,26 @@ class MatrixWorker:
 
 def run_vocabulary(settings: VocabularySettings) -> int:
     """See `embedgeo.vocabulary.vocabulary`."""
-    given, part = settings.as_sweep(), parse_shard(settings.shard)
-    metric_factory(given)  # before anything is downloaded
-    asked = settings.as_manifest()
+    of_sweep = settings.as_sweep()
+    metrics_function(of_sweep)  # which is refused before anything is downloaded
+    manifest = settings.as_manifest()
     folder = SweepFolder(settings.folder)
-    folder.require_settings(asked)
-    with quiet():
-        plan, done = plan_for(given, folder), folder.done()
-        mine = shard_of(plan, part)
+    folder.require_settings(manifest)
+    with muted_libraries():
+        plan, mine = plan_of(of_sweep, folder)
+        done = folder.done()
         if settings.dry_run:
             print(describe(mine, done))
             return 0
-        pending = [each for each in mine if each.name not in done or each.is_stale]
-        names = _names(pending, given)
-        folder.open(asked, {"versions": {"python": platform.python_version(), **versions()}})
-        fabric = make_fabric({"accelerator": "cpu"})
-        run = VocabularySweep(fabric, given, plan, pending, {}, folder, names, settings.rows == "trained")
-        failures = run.run()
-    status = finish(folder, plan, mine, failures)
+        pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
+        names = _names(pending, of_sweep)
+        folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}})
+        sweep = Sweep(make_fabric({"accelerator": "cpu"}), of_sweep, plan, pending, {}, folder)
+        with sweep.at_work(), Downloads(folder.path, evict=settings.evict) as downloads:
+            measure_here(sweep, MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained"))
+    status = finish(folder, plan, mine, sweep.failures)
     print(*_said(folder, mine), sep="\n")
     return status
-
-
-@dataclass
-class VocabularySweep(Sweep):
-    """A sweep over embedding matrices.
-
-    Args:
-        names: see `MatrixWorker`.
-        only_trained: likewise.
-    """
-
-    names: Mapping[str, Names | None]
-    only_trained: bool
-
-    def _worker(self, downloads: Downloads) -> MatrixWorker:
-        return MatrixWorker(self.settings, self.names, downloads, self.only_trained)
 
 
 def _names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, Names | None]:
