@@ -19,6 +19,7 @@ import torch
 from embedgeo.checkpoints import list_checkpoints, loading
 from embedgeo.checkpoints.loading import load_config
 from embedgeo.geometry import Geometry
+from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.run import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
@@ -76,18 +77,17 @@ def without_logits(folder: Path, steps: list[int]) -> dict[str, Any]:
 def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
     """The same checkpoints in a sweep: seconds from the start of each to its Parquet file."""
     seconds, begun = [], []
-    measured, write = Sweep._measured, Sweep._write
+    copied, write = Sweep.copied, SweepFolder.write
 
     def begin(self: Sweep, *arguments: Any) -> Any:
         begun.append(clocks())
-        return measured(self, *arguments)
+        return copied(self, *arguments)
 
-    def end(self: Sweep, *arguments: Any) -> Any:
-        frame = write(self, *arguments)
+    def end(self: SweepFolder, *arguments: Any) -> None:
+        write(self, *arguments)
         seconds.append([after - before for before, after in zip(begun[-1], clocks(), strict=True)])
-        return frame
 
-    Sweep._measured, Sweep._write = begin, end  # type: ignore[method-assign]
+    Sweep.copied, SweepFolder.write = begin, end  # type: ignore[method-assign]
     try:
         sweep(
             SweepSettings(
@@ -101,7 +101,7 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
             )
         )
     finally:
-        Sweep._measured, Sweep._write = measured, write  # type: ignore[method-assign]
+        Sweep.copied, SweepFolder.write = copied, write  # type: ignore[method-assign]
     return {"seconds": seconds, "peak": peak_bytes()}
 
 

@@ -19,7 +19,7 @@ from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.functional import row_moments, token_table, variance_split, within_variance
 from embedgeo.functional.tokens import unbiased_split
-from embedgeo.sweep.processes import quiet as quiet_libraries
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6
@@ -101,7 +101,7 @@ def trained(settings: DemoSettings) -> tuple[GPTNeoXForCausalLM, Tensor]:
         "enable_model_summary": False,
     }
     trainer = Trainer(accelerator="cpu", max_epochs=1, **quiet)
-    with quiet_libraries():
+    with muted_libraries():
         trainer.fit(
             LanguageModel(model, settings.learning_rate, settings.max_steps), training_batches(token_ids, settings)
         )

@@ -210,16 +210,13 @@ def coordinate_shares(x):
     }
 
 
-def two_nearest(x):
-    """Distances to the two nearest other rows, from all differences."""
-    return nearest(x, 2)
-
-
 def nearest(x, k):
     """Distances to the k nearest other rows, from all differences."""
     x = np.asarray(x, dtype=np.float64)
     found = np.full((len(x), k), np.nan)
     for i, row in enumerate(x):
-        distances = np.sort(np.sqrt(((np.delete(x, i, axis=0) - row) ** 2).sum(1)))[:k]
-        found[i, : len(distances)] = distances
+        distances = np.sqrt(((x - row) ** 2).sum(1))
+        distances[i] = np.inf
+        nearest = np.sort(distances)[: len(x) - 1][:k]
+        found[i, : len(nearest)] = nearest
     return found

@@ -7,9 +7,9 @@ from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, default_metrics
 from embedgeo.functional import two_nearest_distances
 from embedgeo.metrics.layer import LayerMetrics
 from tests import references
+from tests.clouds import CLOUDS
 from tests.cuda import GPU, deterministic, waits
 from tests.data import KINDS, assert_values, floats, gaussian, metrics, texts, token_rows
-from tests.functional.test_neighbors import CLOUDS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 KIND = pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def test_nearest_distances_equal_brute_force(x, dtype, precision):
         got = two_nearest_distances(x.to(GPU)).cpu()
     finally:
         torch.set_float32_matmul_precision("highest")
-    torch.testing.assert_close(got, torch.from_numpy(references.two_nearest(x.double())), rtol=1e-6, atol=0)
+    torch.testing.assert_close(got, torch.from_numpy(references.nearest(x.double(), 2)), rtol=1e-6, atol=0)
 
 
 def test_nearest_distances_of_many_rows():

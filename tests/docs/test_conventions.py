@@ -54,7 +54,7 @@ def dimension(x, **options):
 
 
 def ascending_log_mu(x):
-    first, second = references.two_nearest(x).T
+    first, second = references.nearest(x, 2).T
     return np.sort(np.log(second / first))
 
 

@@ -1,167 +1,142 @@
-import itertools
 import math
 import subprocess
 import sys
 
 import pytest
 import torch
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial.distance import cdist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedgeo.functional import neighbors, top_eigenvalue, two_nearest_distances, twonn_dimension
+from embedgeo.functional import (
+    merge_duplicates,
+    nearest_distances,
+    top_eigenvalue,
+    two_nearest_distances,
+    twonn_dimension,
+)
 from tests import references
-from tests.data import gaussian
+from tests.clouds import CLOUDS, manifold
+from tests.data import gaussian, generator
 
-
-def manifold(n=300, dim=768, intrinsic=12):
-    return torch.tanh(gaussian(n, intrinsic) @ gaussian(intrinsic, dim, seed=1) / 4)
-
-
-def clusters(n=320, dim=32):
-    """Groups of eight rows at 1e-4 of the distance between groups."""
-    return gaussian(n // 8, dim).repeat_interleave(8, 0) + 1e-4 * gaussian(n, dim, seed=1)
-
-
-def circle(n=1500):
-    """Neighbours nearer than bfloat16 can tell, and not so near that float32 could not."""
-    angle = 6.28 * torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return torch.stack((angle.cos(), angle.sin()), dim=1)
-
-
-def outlier(n=300, dim=16):
-    x = gaussian(n, dim)
-    x[7] *= 1e4
-    return x
-
-
-def shell():
-    """The origin is nearer to the last two rows than to the 384 others; all squared distances round to 260."""
-    signs = torch.cartesian_prod(*(torch.tensor([-1.0, 1.0]),) * 4)
-    rows = torch.tensor(list(itertools.permutations((16, 1.5, 1, 0.5))))
-    nearer = torch.tensor([[16.0, 1, 1, 1]])
-    return torch.cat((torch.zeros(1, 4), (signs[:, None] * rows).flatten(0, 1), nearer, -nearer)).double()
-
-
-def duplicates(n=300, dim=16):
-    return gaussian(n, dim)[torch.randint(0, 100, (n,), generator=torch.Generator().manual_seed(0))]
-
-
-CLOUDS = {
-    "gaussian": gaussian(500, 24),
-    "one dimension": gaussian(300, 1),
-    "manifold": manifold(),
-    "mean 1000 x std": 1000 + gaussian(300, 48),
-    "manifold at mean 1000 x std": 1000 + manifold(200),
-    "clusters": clusters(),
-    "tight clusters": 1000 + 1e-3 * clusters(),
-    "huge": 1e25 * gaussian(300, 16),
-    "squares that float32 holds, and some that it does not": 1e19 * gaussian(700, 2),
-    "fine beside far off": torch.cat((5e-4 * gaussian(640, 1), 3000 + gaussian(60, 1, seed=1))),
-    "tiny": 1e-22 * gaussian(300, 16),
-    "tiny beside ordinary": torch.cat((1e-22 * gaussian(150, 16), gaussian(150, 16, seed=1))),
-    "circle": circle(),
-    "outlier": outlier(),
-    "shell": shell(),
-    "duplicates": duplicates(),
-    "many copies of one row": torch.cat((gaussian(1, 8).expand(40, 8), gaussian(100, 8, seed=1))),
-    "grid": torch.cartesian_prod(torch.arange(15.0), torch.arange(15.0)).double(),
-    "all at the same distance": torch.eye(64).double(),
-}
-FIRST_PRODUCTS = pytest.mark.usefixtures("first_products")
 CLOUD = pytest.mark.parametrize("x", CLOUDS.values(), ids=CLOUDS.keys())
+DTYPE = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+FIRST_PRODUCTS = pytest.mark.usefixtures("first_products")
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def first_products(request, monkeypatch):
-    """What the first products are taken in depends on the processor: each is tried on any."""
-    dtype = getattr(torch, request.param)
-    monkeypatch.setattr(neighbors, "fast_dtype", lambda device: dtype)
-    return dtype
+    """The first products are taken in what the processor is fast in: each is tried on any."""
+    has = {"avx512_bf16": request.param == "bfloat16"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+    return getattr(torch, request.param)
 
 
-def assert_exact(x):
-    got = two_nearest_distances(x)
+def rogue(n=300, dim=64):
+    """Two coordinates, and some rows, are a hundred times the others."""
+    x = gaussian(n, dim)
+    x[:, :2] *= 100
+    x[5:9] *= 100
+    return x
+
+
+def near_copies(n=200, dim=32):
+    """Each row twice, at 1e-7 of its norm from itself."""
+    x = gaussian(n // 2, dim).repeat(2, 1)
+    return x + 1e-7 * gaussian(n, dim, seed=1)
+
+
+def assert_two(x):
+    """The distances to two neighbours are those of brute force."""
+    assert_exact(two_nearest_distances(x), x, 2)
+
+
+def assert_nearest(x, k=128):
+    """The distances to k neighbours are those of brute force."""
+    assert_exact(nearest_distances(x, k), x, k)
+
+
+def assert_exact(got, x, k):
     assert got.dtype == torch.float64
-    torch.testing.assert_close(
-        got, torch.from_numpy(references.two_nearest(x.double())), rtol=1e-6, atol=0, equal_nan=True
-    )
+    expected = torch.from_numpy(references.nearest(x.double(), k))
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @CLOUD
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@DTYPE
 @FIRST_PRODUCTS
+def test_two_distances_equal_brute_force(x, dtype):
+    assert_two(x.to(dtype))
+
+
+@CLOUD
+@DTYPE
 def test_distances_equal_brute_force(x, dtype):
-    assert_exact(x.to(dtype))
+    assert_nearest(x.to(dtype))
 
 
-@pytest.mark.parametrize("block_rows", [1, 7, 64, 299, 300])
-@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates"])
-def test_the_number_of_rows_need_not_be_a_multiple_of_the_block(block_rows, cloud, first_products, monkeypatch):
-    x = CLOUDS[cloud][:300].float()
-    monkeypatch.setattr(neighbors, "BLOCK_BYTES", block_rows * len(x) * first_products.itemsize)
-    assert_exact(x)
+@pytest.mark.parametrize("x", [rogue(), near_copies(), 1e4 + near_copies()], ids=["rogue", "copies", "copies far off"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_distances_equal_brute_force_for_what_models_have(x, dtype):
+    assert_nearest(x.to(dtype), 17)
+    assert_two(x.to(dtype))
+
+
+@pytest.mark.parametrize("n", [255, 256, 257, 271, 272, 273, 511, 512, 513, 529, 700])
+@pytest.mark.parametrize("cloud", ["manifold", "clusters", "duplicates"])
+@FIRST_PRODUCTS
+def test_any_number_of_rows_fits_strips_and_groups(n, cloud):
+    x = CLOUDS[cloud].float()
+    assert_two(torch.cat([x + 0.01 * i for i in range(-(-n // len(x)))])[:n])
+
+
+@pytest.mark.parametrize("n", [4500, 9001])
+@FIRST_PRODUCTS
+def test_two_distances_of_more_rows_than_a_block_has_room_for(n):
+    x = torch.cat((gaussian(n - 100, 3), gaussian(100, 3, seed=1) / 100))
+    assert_two(x.float())
+
+
+def test_distances_of_more_rows_than_a_block_has_room_for():
+    x = torch.cat((gaussian(2900, 3), gaussian(100, 3, seed=1) / 100))
+    assert_nearest(x, 9)
+    assert_nearest(x[:2500].float(), 9)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 9, 24, 25, 26, 27])
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-22, 1e-40])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@DTYPE
 def test_few_rows(n, scale, dtype):
     x = (scale * gaussian(n, 4)).to(dtype)
     assert two_nearest_distances(x).isnan().sum().item() == {0: 0, 1: 2, 2: 2}.get(n, 0)
-    assert_exact(x)
+    assert_two(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 9, 17])
+@pytest.mark.parametrize("k", [1, 2, 16, 128])
+def test_neighbours_that_are_not_there_are_undefined(n, k):
+    x = gaussian(n, 3)
+    assert nearest_distances(x, k).isfinite().sum() == n * min(k, max(0, n - 1))
+    assert_nearest(x, k)
+
+
+@DTYPE
 @FIRST_PRODUCTS
 def test_a_nearest_row_whose_squared_distance_vanishes_in_float32(dtype):
     x = gaussian(40, 40)
     x[:2], x[1, 3] = 0, 1e-25
-    assert_exact(x.to(dtype))
+    assert_two(x.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("num_rows", [40, 400])
 @FIRST_PRODUCTS
-def test_a_nearer_row_among_many_almost_as_near_is_found(dtype):
+def test_a_nearer_row_among_many_almost_as_near_is_found(dtype, num_rows):
     """Rounded to bfloat16, the rows around each centre are equally far: the candidates are a lottery."""
-    x = 100 * gaussian(8, 64).repeat_interleave(40, 0) + 1e-2 * gaussian(320, 64, seed=1)
-    assert_exact(x.to(dtype))
-
-
-@pytest.mark.parametrize("side", [64, 240])
-@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "outlier", "duplicates", "shell"])
-def test_blocks_on_and_off_the_diagonal_hold_all_pairs(cloud, side, first_products, monkeypatch):
-    monkeypatch.setattr(neighbors, "BLOCK_BYTES", side**2 * first_products.itemsize)
-    monkeypatch.setattr(neighbors, "_SQUARE", side // 4)
-    assert_exact(CLOUDS[cloud].float())
-
-
-@FIRST_PRODUCTS
-def test_a_few_unsettled_rows_need_no_copy_in_float64(monkeypatch):
-    taken, of = [], neighbors.Operand.of
-    monkeypatch.setattr(
-        neighbors.Operand,
-        "of",
-        lambda x, center, dtype, *, rounded: taken.append(rounded) or of(x, center, dtype, rounded=rounded),
-    )
-    assert_exact(CLOUDS["shell"].float())
-    assert taken == [True]
-
-
-@pytest.mark.parametrize("many", [4, 16, 64])
-@pytest.mark.parametrize("cloud", ["gaussian", "manifold", "outlier", "tiny beside ordinary"])
-def test_rows_that_many_others_may_be_nearest_to_are_settled_all_the_same(many, cloud, first_products, monkeypatch):
-    monkeypatch.setattr(neighbors, "_MANY", many)
-    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 64**2 * first_products.itemsize)
-    assert_exact(CLOUDS[cloud].float())
-
-
-def test_one_search_finds_the_nearest_of_rows_that_are_almost_equally_far(monkeypatch):
-    """Of 1024 in 768 dimensions, about one in ten has more than eight that bfloat16 cannot tell from the nearest."""
-    searches, near = [], neighbors.Operand.near
-    monkeypatch.setattr(neighbors.Operand, "near", lambda *args: searches.append(len(args[1])) or near(*args))
-    assert_exact(gaussian(1024, 768).float())
-    assert searches == [1024]
+    x = 100 * gaussian(8, 64).repeat_interleave(num_rows, 0) + 1e-2 * gaussian(8 * num_rows, 64, seed=1)
+    assert_two(x.to(dtype))
 
 
 class Settings(TorchDispatchMode):
@@ -187,33 +162,43 @@ def test_no_setting_of_the_process_is_changed(cloud):
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16), Settings() as settings:
             twonn_dimension(CLOUDS[cloud].float())
+            nearest_distances(CLOUDS[cloud].float(), 5)
             top_eigenvalue(torch.diag(torch.arange(1.0, 65.0, dtype=torch.float64)))
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(settings.seen) == 1
 
 
-def test_each_pair_of_rows_is_multiplied_once(first_products, monkeypatch):
-    x = manifold(512, 32)
-    monkeypatch.setattr(neighbors, "BLOCK_BYTES", 128**2 * first_products.itemsize)
-    monkeypatch.setattr(neighbors, "_SQUARE", 32)
-    with FlopCounterMode(display=False) as counter:
-        two_nearest_distances(x)
-    assert counter.get_total_flops() < 0.8 * 2 * 512**2 * 32
-
-
 @pytest.mark.parametrize("precision", ["medium", "highest"])
 @FIRST_PRODUCTS
 def test_distances_do_not_depend_on_the_process_settings(precision):
     x = 10 + gaussian(300, 64).float()
-    expected = two_nearest_distances(x)
+    two, five = two_nearest_distances(x), nearest_distances(x, 5)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert two_nearest_distances(x).equal(expected)
+            assert two_nearest_distances(x).equal(two)
+            assert nearest_distances(x, 5).equal(five)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@FIRST_PRODUCTS
+def test_each_pair_of_rows_is_multiplied_about_once():
+    x = manifold(2048, 32)
+    with FlopCounterMode(display=False) as counter:
+        two_nearest_distances(x)
+    assert counter.get_total_flops() < 0.8 * 2 * 2048**2 * 32
+
+
+def test_near_rows_cost_no_second_product_of_all_pairs():
+    x = manifold()
+    x[1] = x[0] + 1e-6 * gaussian(1, x.shape[1], seed=3)
+    with FlopCounterMode(display=False) as counter:
+        nearest_distances(x, 20)
+    assert counter.get_total_flops() < 2.2 * len(x) ** 2 * x.shape[1]
+    assert_nearest(x, 20)
 
 
 @pytest.mark.parametrize("dim", [255, 768])
@@ -222,7 +207,7 @@ def test_float32_squares_that_all_round_down(dim):
     x = gaussian(60, dim)
     x[:2] = 0
     x[0], x[0, 0], x[1, 0] = math.sqrt(0.99 * 2**-24), 1, -0.99 * 2**-24
-    assert_exact(x.float())
+    assert_two(x.float())
 
 
 @FIRST_PRODUCTS
@@ -235,74 +220,58 @@ def test_squares_that_are_flushed_to_zero():
     x = torch.cat((torch.zeros(1, 256), rows, -rows))
     assert torch.set_flush_denormal(True)
     try:
-        assert_exact(x.float())
+        assert_two(x.float())
     finally:
         torch.set_flush_denormal(False)
 
 
 def test_float16():
-    assert_exact(manifold().half())
+    assert_two(manifold().half())
 
 
 def test_rows_without_coordinates_are_at_distance_0():
     assert two_nearest_distances(torch.zeros(30, 0)).eq(0).all()
+    assert nearest_distances(torch.zeros(30, 0), 4).eq(0).all()
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records how many elements the largest new storage has that an operation gives."""
+    """Records how many bytes the largest new storage has that an operation gives."""
 
     def __init__(self):
         super().__init__()
-        self.elements = 0
+        self.nbytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
-                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.itemsize)
+                self.nbytes = max(self.nbytes, leaf.untyped_storage().nbytes())
         return out
 
 
-@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "all at the same distance"])
+@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "more at the same distance than are kept"])
 @FIRST_PRODUCTS
-def test_memory_is_bounded_by_the_rows_and_a_block(cloud, monkeypatch):
-    x = CLOUDS[cloud].float()
-    x = torch.cat([x + 1e6 * i for i in range(math.ceil(700 / len(x)))])
-    n, dim = x.shape
-    for module in (neighbors,):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * torch.float64.itemsize)
-    monkeypatch.setattr(neighbors, "CHUNK_ELEMENTS", 1024)
-    monkeypatch.setattr(neighbors, "_MANY", 64)
-    monkeypatch.setattr(neighbors, "_PAIRS", 64)
-    with LargestTensor() as largest:
-        two_nearest_distances(x)
-    operand = (n + neighbors._GROUP) * (dim + 2 * neighbors._NORM_PARTS)
-    assert largest.elements <= max(operand, neighbors._MANY * n)  # that, the pairs of each row or a block
-    assert largest.elements < n**2 / 10
-
-
-def test_few_crowded_rows_keep_all_their_pairs(monkeypatch):
-    """Such as some occurrences of the most frequent token: differences to all rows take longer."""
-    x = gaussian(1000, 64).float()
-    x[:30] = x[0] + 1e-4 * x[:30]
-    monkeypatch.setattr(neighbors, "fast_dtype", lambda device: torch.bfloat16)
-    monkeypatch.setattr(neighbors, "_FEW", 30)
-    monkeypatch.setattr(neighbors, "_compare_with_all", None)
-    monkeypatch.setattr(neighbors, "_MANY", 25)
-    assert_exact(x)
+def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
+    """All distances of 6,000 rows take 288 MB in float64; a block of 2 MB has the index of each of its elements."""
+    x = CLOUDS[cloud][:, :16].float()
+    x = torch.cat([x + 1e6 * i for i in range(math.ceil(6000 / len(x)))])
+    for distances in (lambda: two_nearest_distances(x), lambda: nearest_distances(x, 16)):
+        with LargestTensor() as largest:
+            distances()
+        assert largest.nbytes < 20e6
 
 
 def test_a_process_does_not_grow_by_all_distances(first_products):
     """Those of 8192 rows to each other would take 134 MB in bfloat16."""
     program = f"""
 import resource, torch
-from embedgeo.functional import neighbors
-neighbors.fast_dtype = lambda device: {first_products}
+from embedgeo.functional import two_nearest_distances
+torch.cpu.get_capabilities = lambda: {{"avx512_bf16": {first_products == torch.bfloat16}}}
 torch.set_num_threads(1)
 x = torch.randn(8192, 8)
-neighbors.two_nearest_distances(x[:512])
+two_nearest_distances(x[:512])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-neighbors.two_nearest_distances(x)
+two_nearest_distances(x)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
@@ -313,4 +282,104 @@ def test_rows_are_left_as_they_were():
     x = 1000 + gaussian(100, 8).float()
     before = x.clone()
     two_nearest_distances(x)
+    nearest_distances(x, 3)
     assert x.equal(before)
+
+
+def test_zeros_of_either_sign_are_one_row():
+    assert len(merge_duplicates(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
+
+
+def test_duplicates_are_found_in_any_layout():
+    x = gaussian(67, 64)
+    x[-1] = x[0]
+    for laid_out in (x, x.T.contiguous().T, torch.cat((x, x), dim=1)[:, :64]):
+        assert len(merge_duplicates(laid_out)) == 66
+
+
+def test_duplicates_whose_sums_are_not_finite_are_merged():
+    row = torch.zeros(64, dtype=torch.float64)
+    row[::8], row[1::8] = torch.finfo(torch.float64).max, torch.finfo(torch.float64).min
+    assert len(merge_duplicates(torch.stack((row, row, -row, torch.ones_like(row))))) == 3
+
+
+def test_different_rows_with_equal_sums_are_kept():
+    x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 3.0]])
+    assert sorted(merge_duplicates(x).tolist()) == [[0.0, 3.0], [1.0, 2.0], [2.0, 1.0]]
+
+
+def scale(x):
+    """The median distance from the mean."""
+    return torch.linalg.vector_norm(x - x.mean(0), dim=1).median()
+
+
+def with_near_copies(n, dim, copies, *, noise=3e-7, seed=0):
+    """Rows on a curved surface of some 8 dimensions, and copies of the first ones with relative noise."""
+    x = torch.tanh(gaussian(n, 8, seed=seed) @ gaussian(8, dim, seed=seed + 1)) + 2
+    few = x[: max(1, copies // 3)]
+    return x, torch.cat((x, few[torch.arange(copies) % len(few)] * (1 + noise * gaussian(copies, dim, seed=seed + 2))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("copies", [30, 6000])
+def test_copies_but_for_rounding_do_not_change_the_dimension(copies, dtype):
+    """2 % of the rows are such copies, as of a prompt that many texts share; or 80 %."""
+    clean, x = (rows.to(dtype) for rows in with_near_copies(1500, 64, copies))
+    estimate = twonn_dimension(x)
+    assert estimate.num_points == 1500
+    assert estimate.dimension == pytest.approx(twonn_dimension(clean).dimension, rel=1e-5)
+    assert twonn_dimension(x[:1530], duplicate_tolerance=0).dimension < 0.99 * estimate.dimension
+
+
+def sets_of_near_rows(x, tolerance):
+    """By all pairs: the number of sets, and the set of each row."""
+    distances = cdist(x.double().numpy(), x.double().numpy())
+    return connected_components(distances <= tolerance * float(scale(x.double())), directed=False)
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 0.02, 0.1, 0.5])
+@pytest.mark.parametrize(("n", "dim"), [(40, 1), (300, 2), (300, 3), (200, 30)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(n, dim, tolerance, dtype):
+    _, x = with_near_copies(n, dim, n // 4, noise=tolerance / 3 / dim**0.5)
+    x = x.to(dtype).unique(dim=0)
+    num_sets, members = sets_of_near_rows(x, tolerance)
+    left = merge_duplicates(x, tolerance)
+    assert len(left) == num_sets < len(x)
+    assert sorted(members[(cdist(left, x) == 0).argmax(1)]) == list(range(num_sets))
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 100])
+def test_a_chain_of_near_rows_is_one_row(length):
+    x = gaussian(200, 5)
+    chain = x[0] + 0.9e-5 * scale(x) * torch.arange(length)[:, None] * torch.eye(5, dtype=torch.float64)[0]
+    assert len(merge_duplicates(torch.cat((chain, x[1:])))) == 200
+
+
+def test_rows_a_little_nearer_than_the_tolerance_are_one_and_others_are_not():
+    x = torch.cat((gaussian(100, 3), torch.zeros(2, 3, dtype=torch.float64)))
+    x[-1, 0] = 1e-3
+    limit = 1e-3 / float(scale(x))
+    assert len(merge_duplicates(x, limit * (1 + 1e-9))) == 101
+    assert len(merge_duplicates(x, limit * (1 - 1e-9))) == 102
+
+
+def test_neither_order_nor_origin_nor_unit_matters():
+    _, x = with_near_copies(300, 10, 100)
+    left = merge_duplicates(x)
+    assert len(left) == 300
+    shuffled = merge_duplicates(x[torch.randperm(400, generator=generator())])
+    assert shuffled.unique(dim=0).equal(left.unique(dim=0))
+    for other in (x + 50 * gaussian(1, 10), x * 1e-12, x * 1e12):
+        assert len(merge_duplicates(other)) == 300
+
+
+def test_a_row_of_huge_norm_hides_no_distance():
+    x = torch.cat((gaussian(400, 3), torch.full((1, 3), 1e4, dtype=torch.float64)))
+    assert len(merge_duplicates(x)) == 401
+
+
+def test_a_tolerance_of_zero_merges_exact_copies_only():
+    clean, x = with_near_copies(100, 10, 50)
+    assert len(merge_duplicates(torch.cat((x, clean)), 0)) == 150
+    assert merge_duplicates(clean) is clean

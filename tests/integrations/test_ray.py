@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,10 +19,13 @@ from ray.cluster_utils import Cluster
 
 from embedgeo.checkpoints import Checkpoint, parse_position
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.records import Record
 from embedgeo.sweep import actor
 from embedgeo.sweep import cluster as on_ray
+from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.processes import make_fabric
+from embedgeo.sweep.processes import make_fabric, versions
+from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
@@ -179,72 +183,140 @@ def planned(name, path=None):
     return Planned(Checkpoint(name, "model", name, parse_position(name), path=path), weights_sha256=name)
 
 
+class StandIn:
+    """A cluster whose workers answer at once: each call of an actor's method is a function of its arguments."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def __getattr__(self, method):
+        if method not in self.__dict__["answers"]:
+            raise AttributeError(method)
+        return Mock(remote=lambda *arguments: partial(self.answers[method], *arguments))
+
+    def put(self, value):
+        return value
+
+    def remote(self, actor):
+        return Mock(options=lambda **resources: Mock(remote=lambda environment: self))
+
+    def wait(self, references, **how):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        return reference()
+
+    def kill(self, actor):
+        pass
+
+
+def sweep_on(stand_in, monkeypatch, folder, plan):
+    monkeypatch.setattr(on_ray, "ray", stand_in)
+    settings = SweepSettings("model", on="ray")
+    sweep = Sweep(make_fabric({}), settings, plan, plan, {}, folder)
+    with sweep.at_work():
+        on_ray.measure_on_cluster(sweep, settings, {})
+    return sweep
+
+
+def death(message):
+    raise ray.exceptions.RayError(message)
+
+
 def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeypatch, capsys):
-    plan = [planned("step1"), planned("step2")]
     folder = SweepFolder(tmp_path)
     folder.open({}, {})
-    sweep = on_ray.RaySweep(make_fabric({}), SweepSettings("model", on="ray"), plan, plan, {}, folder)
-    monkeypatch.setattr(on_ray.ray, "kill", lambda actor: None)
-    for _ in range(3):
-        first, second = sweep._chosen(), sweep._chosen(to_fetch=True)
-        assert (first, second) == tuple(plan)
-        worker = on_ray._Worker(None, "node", first, second)
-        sweep._workers.append(worker)
-        sweep._bury(worker, ray.exceptions.RayError("out of memory"))
-    assert sweep.failures == {"step1": "its worker died, 3 times: out of memory"}
-    assert folder.failures() == sweep.failures
-    assert sweep._left == plan[1:]
+    begun = []
+
+    def measure(planned, upcoming):
+        begun.append((planned.name, upcoming and upcoming.name))
+        record = Record(layer="embed", layer_index=0, width=2, metric="Q", value=1.0, stderr=0.0)
+        return actor.Answer(Measured([record]), []) if planned.name == "step2" else death("out of memory")
+
+    workers = StandIn(start=lambda *given: actor.Started("node", versions()), measure=measure, close=list)
+    sweep = sweep_on(workers, monkeypatch, folder, [planned("step1"), planned("step2")])
+    assert begun == [("step1", "step2")] * 3 + [("step2", None)]
+    assert sweep.failures == folder.failures() == {"step1": "its worker died, 3 times: out of memory"}
+    assert folder.done() == {"step2"}
     said = capsys.readouterr().out
     assert said.count("the worker on node died over step1: it is measured again") == 2
 
 
 def test_workers_that_die_before_they_are_ready_end_the_sweep_only_where_none_starts(tmp_path, monkeypatch):
-    sweep = on_ray.RaySweep(make_fabric({}), SweepSettings("model", on="ray"), [], [], {}, SweepFolder(tmp_path))
-    sweep._num_workers = 1
-    monkeypatch.setattr(on_ray.ray, "kill", lambda actor: None)
+    folder = SweepFolder(tmp_path)
+    folder.open({}, {})
+    are_ready = [False, False, True, False, False, True, False, False, False]  # nodes come and go, over days
 
-    def die():
-        sweep._workers.append(on_ray._Worker(None))
-        sweep._bury(sweep._workers[0], ray.exceptions.RayError("no room"))
+    def start(*given):
+        return actor.Started("node", versions()) if are_ready.pop(0) else death("no room")
 
-    for _ in range(2):  # nodes come and go, over days
-        die()
-        die()
-        sweep._take(on_ray._Worker(None), actor.Started("node", on_ray.versions()))
-    die()
-    die()
+    workers = StandIn(start=start, measure=lambda *given: death("no power"), close=list)
     with pytest.raises(OSError, match="workers must start on the cluster; 3 died: no room"):
-        die()
+        sweep_on(workers, monkeypatch, folder, [planned("step1")])
+    assert not are_ready
+
+
+def actor_death(message):
+    error = ray.exceptions.ActorDiedError()
+    error.error_msg = message
+    return error
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("error", "cause"),
     [
         (
-            "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead because its worker process "
-            "has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits. Some common "
-            "causes include: (1) memory. If the process was killed by the kernel OOM killer, consider more.",
+            actor_death(
+                "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead because its worker "
+                "process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits. Some "
+                "common causes include: (1) memory. If the process was killed by the kernel OOM killer, consider more."
+            ),
             "Worker unexpectedly exits. Some common causes include: (1) memory.",
         ),
-        ("The actor died.\n\tip: 1\nIts node has died.\n\tthe raylet is gone", "Its node has died."),
-        ("", "ActorDiedError"),
+        (actor_death("The actor died.\n\tip: 1\nIts node has died.\n\tthe raylet is gone"), "Its node has died."),
+        (actor_death(""), "ActorDiedError"),
+        (
+            ray.exceptions.OutOfMemoryError("1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n"),
+            "1 worker was killed: low on memory.",
+        ),
     ],
 )
-def test_of_what_ray_says_about_a_death_one_line_is_told(said, told):
-    error = ray.exceptions.ActorDiedError()
-    error.error_msg = said
-    assert on_ray._why_died(error) == told
-    memory = ray.exceptions.OutOfMemoryError("1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n")
-    assert on_ray._why_died(memory) == "1 worker was killed: low on memory."
+def test_of_what_ray_says_about_a_death_one_line_is_told(tmp_path, monkeypatch, error, cause):
+    def measure(*given):
+        raise error
+
+    workers = StandIn(start=lambda *given: actor.Started("node", versions()), measure=measure, close=list)
+    folder = SweepFolder(tmp_path)
+    folder.open({}, {})
+    sweep = sweep_on(workers, monkeypatch, folder, [planned("step1")])
+    assert sweep.failures == {"step1": f"its worker died, 3 times: {cause}"}
 
 
-def test_a_worker_with_other_packages_or_without_a_local_checkpoint_says_where(tmp_path):
-    ours = on_ray.versions()
-    on_ray._require_same(actor.Started("node", {**ours, "torch": f"{ours['torch'].partition('+')[0]}+cu999"}))
-    with pytest.raises(ValueError, match=r"node has torch 1\.0, this machine"):
-        on_ray._require_same(actor.Started("node", {**ours, "torch": "1.0"}))
-    with pytest.raises(ValueError, match="on node: no such device"):
-        on_ray._require_same(actor.Started("node", ours, "no such device"))
+@pytest.mark.parametrize(
+    ("torch", "error", "message"),
+    [
+        ("1.0", "", r"node has torch 1\.0, this machine"),
+        ("+cu999", "", "the driver goes on"),
+        ("+cu999", "no such device", "on node: no such device"),
+    ],
+)
+def test_a_worker_with_other_packages_or_one_that_cannot_start_says_where(tmp_path, monkeypatch, torch, error, message):
+    def measure(*given):
+        raise KeyboardInterrupt("the driver goes on")
+
+    theirs = torch if torch == "1.0" else versions()["torch"].partition("+")[0] + torch
+    workers = StandIn(
+        start=lambda *given: actor.Started("node", {**versions(), "torch": theirs}, error), measure=measure, close=list
+    )
+    folder = SweepFolder(tmp_path)
+    folder.open({}, {})
+    with pytest.raises((ValueError, KeyboardInterrupt), match=message):
+        sweep_on(workers, monkeypatch, folder, [planned("step1")])
+
+
+def test_a_worker_without_a_local_checkpoint_says_where(tmp_path):
     answer = actor.RayWorker({}).measure(planned("step1", tmp_path / "step1"), None)
     assert "must be on every node of the cluster" in answer.result
     assert str(tmp_path / "step1") in answer.result

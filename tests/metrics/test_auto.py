@@ -13,7 +13,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.metrics import MAX_STATE_BYTES, default_metrics, full_metrics, streaming_metrics
 from embedgeo.metrics.defaults import left_out, metric_factory, metric_name
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import metric_factory as sweep_factory
+from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
 from tests.models import VOCABULARY, gpt_neox, token_batch

@@ -171,7 +171,7 @@ def test_scales_stand_beside_twonn_under_keys_of_their_own():
 
 def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
     x = gaussian(300, 5)
-    first, second = references.two_nearest(x).T
+    first, second = references.nearest(x, 2).T
     values = updated(IntrinsicDimension(5, method="mle"), x).compute()
     assert_values(values, {"intrinsic_dimension": 299 / np.log(second / first).sum(), "n_points": 300.0}, rtol=1e-6)
     censored = updated(IntrinsicDimension(5, method="mle", discard_fraction=0.1), x).compute()

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 import embedgeo.sweep
+from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.measure import TokenLoss
-from embedgeo.sweep.run import Worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -23,16 +23,16 @@ PATIENCE = 30.0
 @pytest.fixture
 def loads(monkeypatch):
     """Names of the checkpoints that have been loaded, with the thread that did it; and what is notified of each."""
-    seen, changed, load = {}, threading.Condition(), Worker.load
+    seen, changed, load = {}, threading.Condition(), loading.load_model
 
-    def noted(self, planned, path):
-        loaded = load(self, planned, path)
+    def noted(path, *args, **kwargs):
+        loaded = load(path, *args, **kwargs)
         with changed:
-            seen[planned.name] = threading.current_thread()
+            seen[path.name] = threading.current_thread()
             changed.notify_all()
         return loaded
 
-    monkeypatch.setattr(Worker, "load", noted)
+    monkeypatch.setattr(loading, "load_model", noted)
     return seen, changed
 
 
@@ -96,11 +96,11 @@ def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatc
 
     class Watch:
         def find_spec(self, name, *args):
-            if name == "embedgeo.sweep.command":
+            if name == "embedgeo.sweep.run":
                 seen.append(gc.isenabled())
                 raise ImportError("found")
 
-    monkeypatch.delitem(sys.modules, "embedgeo.sweep.command")
+    monkeypatch.delitem(sys.modules, "embedgeo.sweep.run")
     monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
     with pytest.raises(ImportError, match="found"):
         embedgeo.sweep.check(str(tmp_path))

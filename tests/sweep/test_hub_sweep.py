@@ -14,10 +14,11 @@ from huggingface_hub import constants, scan_cache_dir, snapshot_download
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
+from embedgeo.checkpoints import loading
+from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
-from embedgeo.sweep import check, measure
-from embedgeo.sweep.run import Worker
+from embedgeo.sweep import check
 from embedgeo.text import read_documents, tokenize_sequences
 from tests import references
 from tests.sweep.conftest import REPOSITORY
@@ -225,12 +226,12 @@ def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeyp
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(step))
     seen = []
 
-    def counted(*args):
+    def counted(*args, **kwargs):
         seen.append(len(list(Path(options["out"]).glob(".tmp-*-downloads/*"))))
-        return load(*args)
+        return load(*args, **kwargs)
 
-    load = Worker.load
-    monkeypatch.setattr(Worker, "load", counted)
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", counted)
     assert sweep(REPOSITORY, **options) == 0
     assert len(seen) == 4
     assert max(seen) <= 2
@@ -240,16 +241,16 @@ def test_the_weights_of_a_model_are_freed_before_the_next_is_loaded(run, hub, op
     hub.add(REPOSITORY, "step3", {**checkpoint_files(3), "config.json": b"{"})
     models, weights = [], []
 
-    def loaded(*args):
+    def loaded(*args, **kwargs):
         assert all(model() is None for model in models[:-1])  # the last one is being measured, without its weights
         assert all(parameter() is None for parameter in weights)
-        result = load(*args)
+        result = load(*args, **kwargs)
         models.append(weakref.ref(result.model))
         weights.extend(map(weakref.ref, result.model.parameters()))
         return result
 
-    load = Worker.load
-    monkeypatch.setattr(Worker, "load", loaded)
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", loaded)
     gc.disable()
     try:
         assert sweep(REPOSITORY, **options) == 3
@@ -292,10 +293,10 @@ def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options,
         while run["step2"] not in hub.downloads(".bin") and time.monotonic() < deadline:
             time.sleep(0.01)
         seen.append(run["step2"] in hub.downloads(".bin"))
-        return results(*args)
+        return records(*args)
 
-    results = measure._results
-    monkeypatch.setattr(measure, "_results", wait_for_the_next)
+    records = Geometry.records
+    monkeypatch.setattr(Geometry, "records", wait_for_the_next)
     sweep(REPOSITORY, **options)
     assert seen[0]
 

@@ -22,8 +22,8 @@ from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
-from embedgeo.sweep.run import loss_outliers
 from embedgeo.text import cut_sequences, tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files

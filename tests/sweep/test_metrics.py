@@ -11,7 +11,7 @@ from embedgeo import observe
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.measure import metric_factory
+from embedgeo.sweep.measure import metrics_function
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model
 
@@ -175,5 +175,5 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path,
 
 
 def test_an_option_at_its_default_is_left_to_the_function():
-    (_, anisotropy, *_) = metric_factory(SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7))(4)
+    (_, anisotropy, *_) = metrics_function(SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7))(4)
     assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 4096)

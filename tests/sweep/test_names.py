@@ -7,7 +7,7 @@ import pytest
 
 from embedgeo.checkpoints import list_checkpoints
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.processes import quiet
+from embedgeo.sweep.processes import muted_libraries
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
@@ -83,6 +83,6 @@ def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, 
 
 def test_a_warning_during_a_sweep_is_one_line():
     before = warnings.formatwarning
-    with quiet():
+    with muted_libraries():
         assert warnings.formatwarning("run: left out", UserWarning, "sources.py", 1) == "warning: run: left out\n"
     assert warnings.formatwarning is before

@@ -11,14 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from embedgeo.checkpoints import loading
 from embedgeo.checkpoints import sources as checkpoint
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import run as sweep_run
-from embedgeo.sweep import run as sweep_worker
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
@@ -324,7 +323,7 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
         other.kill()
         other.wait()
 
-    monkeypatch.setattr(sweep_run.time, "sleep", killed)
+    monkeypatch.setattr("time.sleep", killed)
     capsys.readouterr()
     assert sweep(str(run), **options) == 0
     assert seen == [{"step1", "step8"}]
@@ -351,11 +350,14 @@ def test_what_another_sweep_has_done_meanwhile_is_not_done_again(tmp_path, optio
         other.wait()
 
     measured = []
-    load = sweep_worker.Worker.load
-    monkeypatch.setattr(
-        sweep_worker.Worker, "load", lambda self, p, path: measured.append(p.name) or load(self, p, path)
-    )
-    monkeypatch.setattr(sweep_run.time, "sleep", finished)
+    load = loading.load_model
+
+    def noted(path, *args, **kwargs):
+        measured.append(path.name)
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(loading, "load_model", noted)
+    monkeypatch.setattr("time.sleep", finished)
     assert sweep(str(run), **options) == 0
     assert measured == ["step2"]
     assert (folder.path / "metrics.csv").read_bytes() == (tmp_path / "aside" / "metrics.csv").read_bytes()

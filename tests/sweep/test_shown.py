@@ -12,7 +12,7 @@ from embedgeo.functional import types_by_frequency
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.texts import shown_types
+from embedgeo.sweep.texts import frequent_types
 from embedgeo.text import SpelledWords, TokenizedText, tokenize_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model
@@ -76,7 +76,7 @@ TEXTS = TokenizedText(TOKENS, torch.full((30,), 5))
 )
 def test_types_are_chosen_by_how_often_their_rows_count(asked, shown):
     settings = SweepSettings("lab/x", **{"seq_len": 5, **asked})
-    assert set(shown_types(TEXTS, SPELLED, [2], settings)) == shown
+    assert set(frequent_types(TEXTS, SPELLED, [2], settings)) == shown
 
 
 def test_words_are_chosen_by_how_often_they_occur():
@@ -85,5 +85,5 @@ def test_words_are_chosen_by_how_often_they_occur():
     types = torch.tensor([0, 0, 0, 1, -1] * 30)
     text = TEXTS._replace(words=SpelledWords(numbers, types, ["thecat", "dog"]))
     settings = SweepSettings("lab/x", seq_len=5, rows="words", skip_first_positions=3)
-    assert shown_types(text, {0: "thecat", 1: "dog"}, [0, 1], settings) == (1,)
-    assert set(shown_types(text, {0: "thecat", 1: "dog"}, [0, 1], SweepSettings("lab/x", rows="words"))) == {0, 1}
+    assert frequent_types(text, {0: "thecat", 1: "dog"}, [0, 1], settings) == (1,)
+    assert set(frequent_types(text, {0: "thecat", 1: "dog"}, [0, 1], SweepSettings("lab/x", rows="words"))) == {0, 1}

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedgeo import GeometryMonitor, StepMonitor
-from embedgeo.functional.alignment import drift_values, linearity_values
+from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.geometry import drift
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, t5, token_batch

@@ -1,7 +1,9 @@
 """Inputs of a model's forward passes: token ids and masks, in the order of the rows of a hidden state."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,11 +23,9 @@ T = TypeVar("T")
 PerToken = Tensor | Callable[[Any], Tensor]
 """A value for each token: a tensor, or a function that returns it, given the batch."""
 
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
-
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own transformers; True is padding
 READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
-"""The arguments of calls that are read."""
+"""Names of the arguments that are read."""
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
@@ -39,17 +39,10 @@ def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int
 
 
 class RowTokens(NamedTuple):
-    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None.
-
-    Attributes:
-        token_ids: None if there are none.
-        mask: bool, True = count this row; None if all rows count.
-        word_ids: None if none were given.
-        prepared: see `prepared_once`.
-    """
+    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None."""
 
     token_ids: Tensor | None
-    mask: Tensor | None
+    mask: Tensor | None  # True = count this row; None if all rows count
     word_ids: Tensor | None
     prepared: dict[Any, Any]
 
@@ -105,31 +98,43 @@ class _RunningCall(NamedTuple):
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
         """The call of a module with these arguments; a TypeError if they do not fit its ``forward``."""
         by_name = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
-        padding = next((by_name[name] for name in _PADDING_MASKS if by_name.get(name) is not None), None)
-        mask = _tensor(by_name.get("attention_mask") if padding is None else padding.logical_not(), 2)
-        positions = _tensor(by_name.get("positions"), 2)  # torchtitan's name; elsewhere it may be of coordinates
-        if positions is not None and positions.is_floating_point():
-            positions = None
+        tensors = {(name, value.ndim): value for name, value in by_name.items() if isinstance(value, Tensor)}
+        mask = tensors.get(("attention_mask", 2))
+        if padding := [name for name in _PADDING_MASKS if by_name.get(name) is not None]:
+            mask = tensors.get((padding[0], 2))
+            mask = None if mask is None else mask.logical_not()
+        position_ids = tensors.get(("position_ids", 2))
+        if "position_ids" not in by_name:
+            positions = tensors.get(("positions", 2))  # torchtitan's name; elsewhere it may be of coordinates
+            position_ids = None if positions is None or positions.is_floating_point() else positions
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
             mask=None if mask is None else mask != 0,
-            position_ids=_tensor(by_name.get("position_ids", positions), 2),
-            embeddings=_tensor(by_name.get("inputs_embeds"), 3),
+            position_ids=position_ids,
+            embeddings=tensors.get(("inputs_embeds", 3)),
             has_gradients=has_gradients(),
         )
 
 
-def _tensor(value: Any, ndim: int) -> Tensor | None:
-    return value if isinstance(value, Tensor) and value.ndim == ndim else None
+@dataclass
+class ForwardPass:
+    """A forward pass so far.
 
+    Attributes:
+        called: the enclosing modules that were called.
+        mask, position_ids: as of a call.
+        row_tokens: by the shape of the rows, and whether positions are first.
+        num_calls: of the modules of layers, by the layer's name and the number among its modules.
+        sums: of a layer that is a mean of several hidden states, how many there were and their sum.
+    """
 
-class _EarlyLookup(NamedTuple):
-    """A call of an embedding table while no enclosing module was called."""
-
-    table: nn.Module
-    token_ids: Tensor
-    embeddings: Tensor
+    called: set[nn.Module]
+    mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    row_tokens: dict[tuple[torch.Size, bool], RowTokens] = field(default_factory=dict)
+    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 class ForwardInputs:
@@ -140,18 +145,11 @@ class ForwardInputs:
     Where the model is given embeddings that end with those that were just looked up (prompt tuning), the positions in
     front of them are no tokens and do not count.
 
-    Args:
-        model: any module.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
-
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
         num_token_types: of the largest of these tables; a large number where that is not known.
         enclosing_modules: the modules around the blocks, whose calls `begin_call` and `end_call` record.
-
-    Raises:
-        TypeError, ValueError: as `require_exclusions` does.
+        forward: the current forward pass.
     """
 
     def __init__(self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()) -> None:
@@ -171,19 +169,11 @@ class ForwardInputs:
 
     def reset(self) -> None:
         """Forget the current forward pass."""
+        self.forward = ForwardPass(called=set())
         self._running: list[_RunningCall] = []  # the outermost call first
-        self._lookup: _EarlyLookup | None = None
-        self._begin_forward(looks_up=True)
-
-    def _begin_forward(self, *, looks_up: bool) -> None:
-        """Keep only what the running calls are given, and the token ids if they were looked up before."""
-        self._mask = next((call.mask for call in self._running if call.mask is not None), None)
-        self._position_ids = next((call.position_ids for call in self._running if call.position_ids is not None), None)
-        self._called = {call.module for call in self._running}
-        self._row_tokens: dict[tuple[torch.Size, bool], RowTokens] = {}
-        if looks_up:
-            self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
-            self._num_virtual = 0  # positions in front of the tokens
+        self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None  # a table, its ids and rows, before any call
+        self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
+        self._num_virtual = 0  # positions in front of the tokens
 
     @property
     def has_gradients(self) -> bool:
@@ -193,31 +183,29 @@ class ForwardInputs:
     @property
     def recorded(self) -> list[Tensor]:
         """The token ids and the mask that the model is given."""
-        return [*self._token_ids.values(), *([] if self._mask is None else [self._mask])]
+        return [*self._token_ids.values(), *([] if self.forward.mask is None else [self.forward.mask])]
 
-    def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Record the arguments of a call of an enclosing module; returns whether a forward pass begins with it.
-
-        One begins with the outermost call, and where a module inside it is called once more, on another batch.
-        """
-        begins = not self._running or module in self._called
+    def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        """Record a call of an enclosing module; a forward pass begins with the outermost, or where one is repeated."""
         call = _RunningCall.of(module, args, kwargs)
-        if begins:
-            self._begin_forward(looks_up=module in self._embedding_modules)
-        if self._mask is None and call.mask is not None:
-            self._mask = call.mask
-            self._row_tokens = {}
-        if self._position_ids is None and call.position_ids is not None:
-            self._position_ids = call.position_ids
-            self._row_tokens = {}
-        if self._lookup is not None and call.embeddings is not None:
-            self._take_lookup(self._lookup, call.embeddings)
-        self._lookup = None
+        if not self._running or module in self.forward.called:
+            self.forward = ForwardPass(called={each.module for each in self._running})
+            if module in self._embedding_modules:  # otherwise the token ids were looked up before this call
+                self._token_ids = {}
+                self._num_virtual = 0
         self._running.append(call)
-        self._called.add(module)
-        return begins
+        self.forward.called.add(module)
+        self.forward.row_tokens = {}
+        for each in self._running:
+            if self.forward.mask is None:
+                self.forward.mask = each.mask
+            if self.forward.position_ids is None:
+                self.forward.position_ids = each.position_ids
+        if self._lookup is not None and call.embeddings is not None:
+            self._take_lookup(*self._lookup, call.embeddings)
+        self._lookup = None
 
-    def end_call(self) -> None:
+    def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned or raised."""
         del self._running[-1:]  # there is none after a `reset` inside the call
 
@@ -227,21 +215,21 @@ class ForwardInputs:
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self._token_ids[table, ids.shape] = ids
-            self._row_tokens = {}
+            self.forward.row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookup = _EarlyLookup(table, ids, output.detach())
+                self._lookup = table, ids, output.detach()
 
-    def _take_lookup(self, lookup: _EarlyLookup, embeddings: Tensor) -> None:
+    def _take_lookup(self, table: nn.Module, ids: Tensor, looked_up: Tensor, embeddings: Tensor) -> None:
         """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
-        num_virtual = embeddings.shape[1] - lookup.embeddings.shape[1]
-        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(lookup.embeddings), lookup.embeddings):
+        num_virtual = embeddings.shape[1] - looked_up.shape[1]
+        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(looked_up), looked_up):
             self._num_virtual = num_virtual
-            ids = pad(lookup.token_ids, (num_virtual, 0))
-            self._token_ids[lookup.table, ids.shape] = ids
+            ids = pad(ids, (num_virtual, 0))
+            self._token_ids[table, ids.shape] = ids
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""
-        return sequence_numbers(shape, self._position_ids, self._token_ids.values())
+        return sequence_numbers(shape, self.forward.position_ids, self._token_ids.values())
 
     def row_tokens(
         self,
@@ -258,7 +246,7 @@ class ForwardInputs:
         With word ids, the token ids given are the types of the words; those to ignore are the model's.
         """
         key = hidden.shape[:-1], layer.positions_first
-        if key not in self._row_tokens:
+        if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
             ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
             words = self._of_batch(word_ids, "word_ids")
@@ -269,8 +257,8 @@ class ForwardInputs:
             if kept is not None and bool(kept.all()):
                 kept = None
             ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
-            self._row_tokens[key] = RowTokens(ids, kept, words, {})
-        return self._row_tokens[key]
+            self.forward.row_tokens[key] = RowTokens(ids, kept, words, {})
+        return self.forward.row_tokens[key]
 
     def _of_batch(self, values: PerToken | None, name: str) -> Tensor | None:
         if values is None or isinstance(values, Tensor):
@@ -312,11 +300,12 @@ class ForwardInputs:
         """The given mask, or the recorded one, without the positions and token ids to leave out."""
         if mask is not None:
             mask = rows.require_fit(mask, "mask") != 0
-        elif self._mask is not None:
-            mask = self._mask
-            if not (token_ids is not None and _covers_cache(mask, token_ids)):
+        elif self.forward.mask is not None:
+            mask = self.forward.mask
+            is_of_batch = token_ids is not None and token_ids.shape[:-1] == mask.shape[:1]
+            if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):  # more are in a cache
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
-        elif not self._called and self._is_hugging_face and rows.layer.calls[0].module in self._inner_modules:
+        elif not self.forward.called and self._is_hugging_face and rows.layer.calls[0].module in self._inner_modules:
             raise ValueError(
                 f"layer {rows.layer.name!r} was run outside of a call of the model, which would tell the attention "
                 "mask. Call the model or its forward(), or give mask= (all ones if there is no padding)."
@@ -345,7 +334,7 @@ class ForwardInputs:
                 "skip_first_positions needs token ids or a mask of shape (batch, positions); found none. "
                 "Give token_ids= or mask=."
             )
-        position_ids = self._position_ids
+        position_ids = self.forward.position_ids
         if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):
             position_ids = None
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
@@ -355,11 +344,6 @@ def _require_integers(ids: Tensor, name: str) -> Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
     return ids
-
-
-def _covers_cache(mask: Tensor, token_ids: Tensor) -> bool:
-    """Tell whether a mask also has positions before those of the token ids."""
-    return token_ids.ndim == 2 and mask.shape[0] == token_ids.shape[0] and mask.shape[1] > token_ids.shape[1]
 
 
 def _both(mask: Tensor | None, kept: Tensor) -> Tensor:

@@ -5,18 +5,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from embedgeo.capture.structure import (
     Part,
-    contains_any,
+    Stack,
     final_norm,
     find_stack,
     is_callable,
     last_hidden_state,
-    measured_model,
     module_names,
     starts_after_first_block,
     submodels,
@@ -84,7 +83,16 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     found = {layer.name: layer for layer in _resolve(model, layers, part)}
     if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
-    return [replace(layer, positions_first=_is_positions_first(model, layer)) for layer in found.values()]
+    turned = _positions_first_modules(model)
+    return [replace(layer, positions_first=layer.calls[0].module in turned) for layer in found.values()]
+
+
+def _positions_first_modules(model: nn.Module) -> set[nn.Module]:
+    """The modules inside transformer modules of torch that were built with ``batch_first=False``."""
+    stacks = [module for module in model.modules() if isinstance(module, _TORCH_STACKS)]
+    attention = {stack: [m for m in stack.modules() if isinstance(m, nn.MultiheadAttention)] for stack in stacks}
+    turned = [stack for stack in stacks if any(not m.batch_first for m in attention[stack])]
+    return {inner for stack in turned for inner in stack.modules()}
 
 
 def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
@@ -109,51 +117,109 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
         )
 
 
-def _match(model: nn.Module, pattern: str, part: Part | None) -> Iterator[Layer]:
-    if part is not None and (pattern == "hidden_states" or _MEAN.fullmatch(pattern) or len(submodels(model)) > 1):
+class _Submodel(NamedTuple):
+    """A part of the model with its blocks: none if it has none, or only lists of modules that are never called."""
+
+    prefix: str
+    module: nn.Module
+    stack: Stack | None
+    blocks: tuple[ModuleCall, ...]
+
+
+def _submodels(model: nn.Module) -> Iterator[_Submodel]:
+    for prefix, module in submodels(model).items():
+        stack = find_stack(module)
+        if stack is not None and not all(map(is_callable, stack.blocks)):
+            stack = None
+        blocks = [] if stack is None else stack.blocks
+        calls = tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
+        yield _Submodel(prefix, module, stack, calls)
+
+
+def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
+    found = [*_submodels(model)]
+    mean = _MEAN.fullmatch(pattern)
+    if part is not None and (pattern == "hidden_states" or mean or len(found) > 1):
         raise ValueError(
             f"layers={pattern!r} must be found within one stage of the pipeline, of a model that is no encoder and "
             'decoder; it needs several. Use layers="blocks" or a pattern of names.'
         )
-    parts = submodels(model).items()
-    standard = [layer for prefix, submodel in parts for layer in _standard_layers(prefix, submodel, part)]
-    numbered = [layer for prefix, submodel in submodels(model).items() for layer in _hidden_states(prefix, submodel)]
-    mean = _MEAN.fullmatch(pattern)
-    if pattern in ("blocks", "hidden_states"):
-        if not standard:
-            _require_callable_blocks(model, pattern)
-            names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
-            raise ValueError(
-                f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. "
-                f"Name layers by a pattern of module names instead, such as {names}."
-            )
-        yield from standard if pattern == "blocks" else numbered
-    elif mean:
-        yield from _means(model, pattern, mean[1], int(mean[2]))
-    else:
-        yield from _glob(model, pattern, standard, numbered, part)
+    if mean:
+        wanted, count = mean[1], int(mean[2])
+        return [_mean(submodel, pattern, count) for submodel in found if wanted in ("", submodel.prefix)]
+    standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
+    numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
+    if pattern not in ("blocks", "hidden_states"):
+        return _glob(model, pattern, standard, numbered, part)
+    if not standard:
+        _require_callable_blocks(model, pattern)
+        names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
+        raise ValueError(
+            f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. "
+            f"Name layers by a pattern of module names instead, such as {names}."
+        )
+    return standard if pattern == "blocks" else numbered
 
 
-def _means(model: nn.Module, pattern: str, wanted: str, count: int) -> Iterator[Layer]:
-    """The mean of the last ``count`` blocks of the submodel with the prefix ``wanted``, of each submodel if empty.
+def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
+    """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
+    for stack in filter(None, map(find_stack, submodels(model).values())):
+        inside = set(map(unwrapped, stack.blocks[0].children()))
+        *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
+        raise ValueError(
+            f"layers={pattern!r} needs blocks that are called; those of {type(stack.parent).__name__} are a "
+            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
+            f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
+        )
 
-    It is taken before the final norm.
-    """
-    for prefix, submodel in submodels(model).items():
-        if wanted in ("", prefix):
-            blocks = _blocks(submodel)
-            if not 1 <= count <= len(blocks):
-                raise ValueError(
-                    f"layers={pattern!r} must average at least one block and at most all; the model has {len(blocks)}."
-                )
-            yield Layer(f"{prefix}mean(last{count})", tuple(blocks[-count:]))
+
+def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
+    """The mean of the last ``count`` blocks, before the final norm."""
+    if not 1 <= count <= len(submodel.blocks):
+        raise ValueError(
+            f"layers={pattern!r} must average at least one block and at most all; the model has {len(submodel.blocks)}."
+        )
+    return Layer(f"{submodel.prefix}mean(last{count})", submodel.blocks[-count:])
+
+
+def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
+    """``embed``, the blocks and ``final_norm``, of a part those that it has; nothing if there are no blocks."""
+    prefix, _, stack, blocks = submodel
+    if stack is None:
+        return
+    first, total = part or (0, len(blocks))
+    if first == 0:
+        yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
+    for i, block in enumerate(blocks, first):
+        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
+    norm = final_norm(stack)
+    if norm is not None and first + len(blocks) == total:
+        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
+
+
+def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
+    """``hidden.00`` … ``hidden.L``; nothing if there are no blocks."""
+    prefix, module, stack, blocks = submodel
+    if stack is None:
+        return
+    last = last_hidden_state(module, stack)
+    is_late = starts_after_first_block(module)
+    calls = [*blocks[:1], *(blocks[1:] if is_late else blocks[:-1]), blocks[-1] if last is None else ModuleCall(last)]
+    for i, call in enumerate(calls):
+        yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,), takes_input=i == 0 and not is_late)
+
+
+def _padded(number: int, count: int) -> str:
+    """One of the numbers from 0 to ``count`` − 1, all with as many digits, two at least."""
+    return f"{number:0{max(2, len(str(count - 1)))}}"
 
 
 def _glob(
     model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer], part: Part | None
 ) -> list[Layer]:
     """The layers and modules whose names match; only where none does, numbered hidden states."""
-    taken, names = {layer.name for layer in standard}, module_names(model)
+    taken = {layer.name for layer in standard}
+    names = module_names(model)
     if part is not None:
         names, numbered = _numbered_in_model(names, model, part), []
     others = [Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken]
@@ -169,74 +235,17 @@ def _glob(
 
 
 def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
-    return [
-        layer
-        for layer in layers
-        if fnmatchcase(layer.name, pattern) or fnmatchcase(re.sub(r"(?<![^.])0+(?=\d)", "", layer.name), pattern)
-    ]
+    unpadded = {layer.name: re.sub(r"(?<![^.])0+(?=\d)", "", layer.name) for layer in layers}
+    return [layer for layer in layers if fnmatchcase(layer.name, pattern) or fnmatchcase(unpadded[layer.name], pattern)]
 
 
 def _numbered_in_model(names: Mapping[str, nn.Module], model: nn.Module, part: Part) -> dict[str, nn.Module]:
     """The modules of a part by name, its blocks with the numbers that they have in the model."""
-    own = [next(name for name, m in names.items() if m is call.module) for call in _blocks(measured_model(model))]
-    width = max(2, len(str(part.num_blocks - 1)))
-    stem = {name: f"{name.rpartition('.')[0]}.{i:0{width}}".lstrip(".") for i, name in enumerate(own, part.first_block)}
+    blocks = [call.module for submodel in _submodels(model) for call in submodel.blocks]
+    own = [next(name for name, module in names.items() if module is block) for block in blocks]
+    stem = {
+        name: f"{name.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")
+        for i, name in enumerate(own, part.first_block)
+    }
     inside = {name: next((block for block in own if f"{name}.".startswith(f"{block}.")), "") for name in names}
     return {stem.get(inside[name], "") + name.removeprefix(inside[name]): module for name, module in names.items()}
-
-
-def _standard_layers(prefix: str, submodel: nn.Module, part: Part | None) -> Iterator[Layer]:
-    """``embed``, the blocks and ``final_norm``, of a part those that it has; nothing if there are no blocks."""
-    stack, blocks = find_stack(submodel), _blocks(submodel)
-    if stack is None or not blocks:
-        return
-    first, total = part or (0, len(blocks))
-    width = max(2, len(str(total - 1)))
-    if first == 0:
-        yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
-    for i, block in enumerate(blocks, first):
-        yield Layer(f"{prefix}block.{i:0{width}}", (block,))
-    norm = final_norm(stack)
-    if norm is not None and first + len(blocks) == total:
-        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
-
-
-def _hidden_states(prefix: str, submodel: nn.Module) -> Iterator[Layer]:
-    """``hidden.00`` … ``hidden.L``; nothing if there are no blocks."""
-    stack, blocks = find_stack(submodel), _blocks(submodel)
-    if stack is None or not blocks:
-        return
-    last = last_hidden_state(submodel, stack)
-    end = blocks[-1] if last is None else ModuleCall(last)
-    width = max(2, len(str(len(blocks))))
-    is_late = starts_after_first_block(submodel)
-    first = Layer("", blocks[:1], takes_input=not is_late)
-    states = [first, *(Layer("", (call,)) for call in [*(blocks[1:] if is_late else blocks[:-1]), end])]
-    for i, state in enumerate(states):
-        yield replace(state, name=f"{prefix}hidden.{i:0{width}}")
-
-
-def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
-    """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
-    for stack in filter(None, map(find_stack, submodels(model).values())):
-        inside = set(map(unwrapped, stack.blocks[0].children()))
-        *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
-        raise ValueError(
-            f"layers={pattern!r} needs blocks that are called; those of {type(stack.parent).__name__} are a "
-            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
-            f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
-        )
-
-
-def _blocks(submodel: nn.Module) -> tuple[ModuleCall, ...]:
-    """The calls of the blocks; none if there are no blocks, or if these are lists of modules that are never called."""
-    stack = find_stack(submodel)
-    blocks = stack.blocks if stack is not None and all(map(is_callable, stack.blocks)) else []
-    return tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
-
-
-def _is_positions_first(model: nn.Module, layer: Layer) -> bool:
-    """Whether the layer is, or is inside, a transformer module of torch that was built with ``batch_first=False``."""
-    stacks = [m for m in model.modules() if isinstance(m, _TORCH_STACKS) and contains_any(m, [layer.calls[0].module])]
-    attention = (m for stack in stacks for m in stack.modules() if isinstance(m, nn.MultiheadAttention))
-    return any(not m.batch_first for m in attention)

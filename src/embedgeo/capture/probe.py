@@ -1,9 +1,8 @@
 """Reading hidden states, token ids and masks from a model's own forward passes."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,31 +17,32 @@ from embedgeo.capture.layers import Layer
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
 
-OnHidden = Callable[[Layer, Tensor, RowTokens], None]
-"""Called with a layer, its hidden state in one forward pass, and the tokens of its rows."""
-
 
 @dataclass(eq=False)
 class _Hook:
-    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
+    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing.
+
+    ``read`` is called with the module, its arguments and, after a call, its output, unless the probe skips the call.
+    """
 
     module: nn.Module | None = None
-    run: Callable[..., None] | None = None
+    probe: "Probe | None" = None
+    place: str = ""
+    read: Callable[..., None] | None = None
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
-        if self.run is not None and module is self.module:
-            self.run(module, *call)
+        if self.probe is None or self.read is None or module is not self.module or self.probe.should_skip():
+            return
+        try:
+            self.read(module, *call)
+        except Exception as error:
+            error.add_note(self.place)
+            if self.probe.on_error is None:
+                raise
+            self.probe.on_error(error)
 
     def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
         return _Hook, ()
-
-
-@dataclass
-class _ForwardPass:
-    """Calls that were read in a forward pass, and sums of hidden states of layers of which more calls are to come."""
-
-    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
-    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 class Probe:
@@ -50,27 +50,21 @@ class Probe:
 
     Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
     activation checkpointing repeats during the backward pass, nor one in which a pipeline stage learns its shapes.
-    While the probe is attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do
-    torch's own transformer layers, which otherwise have fused kernels for inference. A model that is prepared before it
-    is compiled (see `embedgeo.capture.graph_hooks`) is read in its compiled graphs instead, where ``is_stable``.
+    While the probe is attached, compiled models and torch's own transformer layers run eagerly, so that hooks are
+    called; where ``is_stable``, a model that was prepared before it was compiled is read in its graphs instead.
 
     Args:
-        layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
+        layers: those to read.
         inputs: records what the model is given.
-        on_hidden: called with the layer; its hidden state, shape (..., d), batch first, detached, which the model may
-            overwrite later; and the tokens of its rows. It runs without gradients and without autocast.
-        on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
-            exception is raised in the forward pass.
-        no_grad_passes: whether to read forward passes without gradients (generation, reference models, teachers); those
-            of an `exclusive` probe are always read. What counts is how the calls of the modules around the blocks
-            began, or, where only blocks are called, how these did: reentrant activation checkpointing changes nothing.
+        on_hidden: called with a layer, its hidden state, shape (..., d), batch first, detached, which the model may
+            overwrite later, and the tokens of its rows; without gradients and autocast.
+        on_error: called with an exception raised in a hook, with a note that names the layer. Default: it is raised.
+        no_grad_passes: whether to read forward passes without gradients; those of an `exclusive` probe are always read.
+            The calls of the modules around the blocks decide, or, where only blocks are called, these.
 
     Attributes:
-        token_ids: used instead of those that the model is given; see `ForwardInputs.row_tokens`.
-        mask: used instead of the one that the model is given.
-        word_ids: the word of each token.
-        sequence_mesh: the ranks of which each may have a part of the positions; None: no rank has a part.
-        is_stable: read prepared models by their permanent hooks, and leave compiled regions as they are.
+        token_ids, mask, word_ids: see `ForwardInputs.row_tokens`.
+        sequence_mesh: the ranks of which each may have a part of the positions.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -80,7 +74,7 @@ class Probe:
         self,
         layers: Sequence[Layer],
         inputs: ForwardInputs,
-        on_hidden: OnHidden,
+        on_hidden: Callable[[Layer, Tensor, RowTokens], None],
         on_error: Callable[[Exception], None] | None = None,
         *,
         no_grad_passes: bool = True,
@@ -90,42 +84,42 @@ class Probe:
         self.word_ids: PerToken | None = None
         self.sequence_mesh: DeviceMesh | None = None
         self.is_stable = False
+        self.on_error = on_error
         self.layers_without_gradients: set[str] = set()
         self._no_grad_passes = no_grad_passes
         self._layers = layers
         self._inputs = inputs
         self._on_hidden = on_hidden
-        self._on_error = on_error
         self._attached: ExitStack | None = None
-        self._forward = _ForwardPass()
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only listen."""
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            if self.is_stable:
-                from embedgeo.capture.graph_hooks import listening
-
-                for module, event, read in self._events():
-                    stack.enter_context(listening(module, event, read))
-            else:
-                stack.enter_context(eager_mode)
-                for module in self._inputs.enclosing_modules:
-                    stack.enter_context(watched_calls(module, self._call))
-                for module, event, read in self._events():
-                    hook = _Hook(module, read)
-                    if event == "input":
-                        stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                    elif event in ("lookup", "output"):
-                        stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            (self._listen if self.is_stable else self._add_hooks)(stack)
             self._attached = stack.pop_all()
+
+    def _add_hooks(self, stack: ExitStack) -> None:
+        stack.enter_context(eager_mode)
+        for module, event, hook in self._hooks():
+            if event == "call":
+                stack.enter_context(watched_calls(module, partial(self._call, hook)))
+            elif event == "input":
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            elif event in ("lookup", "output"):
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+
+    def _listen(self, stack: ExitStack) -> None:
+        from embedgeo.capture.graph_hooks import listening
+
+        for module, event, hook in self._hooks():
+            stack.enter_context(listening(module, event, hook))
 
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
         self._inputs.reset()
-        self._forward = _ForwardPass()
         if stack is not None:
             stack.close()
 
@@ -150,13 +144,13 @@ class Probe:
         """Put permanent hooks on the model: see `embedgeo.capture.graph_hooks.prepare`."""
         from embedgeo.capture import graph_hooks
 
-        graph_hooks.prepare(model, [(module, event) for module, event, _ in self._events()])
+        graph_hooks.prepare(model, [(module, event) for module, event, _ in self._hooks()])
 
     def is_prepared(self) -> bool:
         """Tell whether `prepare` was called on the model, by this probe or another one of the same layers."""
         from embedgeo.capture import graph_hooks
 
-        return all(graph_hooks.is_prepared(module, event) for module, event, _ in self._events())
+        return all(graph_hooks.is_prepared(module, event) for module, event, _ in self._hooks())
 
     def should_skip(self) -> bool:
         """True if a call must not be read: only another probe may, it is a repetition, or it is on no real values."""
@@ -165,48 +159,29 @@ class Probe:
         stage = running_stage()
         return is_other or in_backward or (stage is not None and stage.infers_shapes)
 
-    def _events(self) -> Iterator[tuple[nn.Module, "Event", Callable[..., None]]]:
-        """The modules and events to read, and what reads them, given the module, its arguments and its output."""
+    def _hooks(self) -> Iterator[tuple[nn.Module, "Event", _Hook]]:
+        """Hooks, and when they are to run: at which event of which module."""
         for module in self._inputs.enclosing_modules:
-            yield module, "call", partial(self._run, "at the model's call", self._begin_call)
-            yield module, "return", partial(self._run, "at the model's call", self._end_call)
+            yield module, "call", _Hook(module, self, "at the model's call", self._inputs.begin_call)
+            yield module, "return", _Hook(module, self, "at the model's call", self._inputs.end_call)
         for table in self._inputs.tables:
-            yield table, "lookup", partial(self._run, "at the embedding table", self._inputs.record_token_ids)
+            yield table, "lookup", _Hook(table, self, "at the embedding table", self._inputs.record_token_ids)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
-                read = partial(self._run, f"at layer {layer.name!r}", partial(self._read, layer, i))
-                yield call.module, "input" if layer.takes_input else "output", read
-
-    def _run(self, where: str, read: Callable[..., None], *call: Any) -> None:
-        """Read a call, unless it is to be skipped, and pass exceptions to ``on_error``."""
-        if self.should_skip():
-            return
-        try:
-            read(*call)
-        except Exception as error:
-            error.add_note(where)
-            if self._on_error is None:
-                raise
-            self._on_error(error)
+                hook = _Hook(call.module, self, f"at layer {layer.name!r}", partial(self._read, layer, i))
+                yield call.module, "input" if layer.takes_input else "output", hook
 
     @contextmanager
-    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """Context in which an enclosing module is called."""
         if self.should_skip():
             yield
             return
-        self._run("at the model's call", self._begin_call, module, args, kwargs)
+        begin(module, args, kwargs)
         try:
             yield
         finally:
             self._inputs.end_call()
-
-    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any = None) -> None:
-        if self._inputs.begin_call(module, args, kwargs):
-            self._forward = _ForwardPass()
-
-    def _end_call(self, *call: Any) -> None:
-        self._inputs.end_call()
 
     def _read(
         self, layer: Layer, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
@@ -215,9 +190,10 @@ class Probe:
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return
-        number = self._forward.num_calls[layer.name, i]
-        self._forward.num_calls[layer.name, i] += 1
-        if number % layer.calls[i].calls_per_forward != layer.calls[i].index:
+        call = layer.calls[i]
+        num_calls = self._inputs.forward.num_calls
+        num_calls[layer.name, i] += 1
+        if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
             return
         hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
         if hidden is None:
@@ -232,17 +208,16 @@ class Probe:
             mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
             values = self.token_ids, self.mask, self.word_ids
             if self.sequence_mesh is not None:
-                mean = whole_sequences(
-                    mean, self.sequence_mesh, [*filter(torch.is_tensor, values), *self._inputs.recorded]
-                )
+                tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
+                mean = whole_sequences(mean, self.sequence_mesh, tensors)
             self._on_hidden(layer, mean, self._inputs.row_tokens(layer, mean, *values))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""
         zero = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        count, total = self._forward.sums.pop(layer.name, (0, zero))
+        count, total = self._inputs.forward.sums.pop(layer.name, (0, zero))
         total = total.to(hidden.device) + hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         if count + 1 == len(layer.calls):
             return total / len(layer.calls)
-        self._forward.sums[layer.name] = count + 1, total
+        self._inputs.forward.sums[layer.name] = count + 1, total
         return None

@@ -20,13 +20,13 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 
 from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.report import write_report
 from embedgeo.results.files import make_empty
 from embedgeo.results.parquet import SCHEMA
 from embedgeo.results.records import Record
 from embedgeo.sweep import SweepSettings, sweep
-from embedgeo.sweep.processes import quiet
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.schedule import log_spaced_steps
@@ -114,7 +114,7 @@ class SaveCheckpoints(Callback):
 
 SETTINGS_FILE = "demo.yaml"
 PROBE_BATCH = 8
-_COLUMNS = HEADLINES[:4]  # as many as fit in a line
+_COLUMNS = headlines()[:4]  # as many as fit in a line
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -150,7 +150,7 @@ def run_demo(settings: DemoSettings) -> None:
         f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
         f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
     )
-    with quiet():
+    with muted_libraries():
         trainer = Trainer(
             accelerator="cpu",
             devices=1,
@@ -167,7 +167,7 @@ def run_demo(settings: DemoSettings) -> None:
     records = to_records(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
-    with quiet():
+    with muted_libraries():
         sweep(
             SweepSettings(
                 model=str(out / "checkpoints"),

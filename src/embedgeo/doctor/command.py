@@ -17,7 +17,7 @@ from embedgeo.checkpoints.loading import empty_model, import_named, load_config
 from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.processes import quiet
+from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.describe import Description
 from embedgeo.training.lightning import GeometryMonitor
 
@@ -32,7 +32,7 @@ def run_doctor(settings: DoctorSettings) -> None:
         ValueError: a monitor could not start on the model, or there is no such model.
         OSError: a file cannot be read.
     """
-    with quiet():
+    with muted_libraries():
         model, monitors, sizes = _found(settings)
         options = {name: given for name in _OPTIONS if (given := getattr(settings, name)) is not None}
         if settings.layers is not None:

@@ -1,13 +1,5 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
-from embedgeo.functional.alignment import biased_cka as biased_cka
-from embedgeo.functional.alignment import cka_matrix as cka_matrix
-from embedgeo.functional.alignment import debiased_cka as debiased_cka
-from embedgeo.functional.alignment import drift_values as drift_values
-from embedgeo.functional.alignment import linearity as linearity
-from embedgeo.functional.alignment import linearity_values as linearity_values
-from embedgeo.functional.alignment import neighbor_overlap as neighbor_overlap
-from embedgeo.functional.alignment import procrustes_distance as procrustes_distance
 from embedgeo.functional.coordinates import CoordinateMoments as CoordinateMoments
 from embedgeo.functional.coordinates import coordinate_shares as coordinate_shares
 from embedgeo.functional.coordinates import coordinate_table as coordinate_table
@@ -34,6 +26,14 @@ from embedgeo.functional.processing import top_removal as top_removal
 from embedgeo.functional.processing import type_plane as type_plane
 from embedgeo.functional.processing import z_scoring as z_scoring
 from embedgeo.functional.processing import zca_whitening as zca_whitening
+from embedgeo.functional.representations import biased_cka as biased_cka
+from embedgeo.functional.representations import cka_matrix as cka_matrix
+from embedgeo.functional.representations import debiased_cka as debiased_cka
+from embedgeo.functional.representations import drift_values as drift_values
+from embedgeo.functional.representations import linearity as linearity
+from embedgeo.functional.representations import linearity_values as linearity_values
+from embedgeo.functional.representations import neighbor_overlap as neighbor_overlap
+from embedgeo.functional.representations import procrustes_distance as procrustes_distance
 from embedgeo.functional.sampling import Sample as Sample
 from embedgeo.functional.sketch import ScatterSketch as ScatterSketch
 from embedgeo.functional.sketch import row_sketch as row_sketch

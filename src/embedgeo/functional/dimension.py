@@ -19,8 +19,6 @@ from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
     distinct_rows,
-    longest_reach,
-    look_distinct,
     merge_duplicates,
     nearest_distances,
     two_nearest_distances,
@@ -93,7 +91,8 @@ def twonn_dimension(
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     estimate = partial(_slope if method == "fit" else _most_likely, discard_fraction=discarded)
-    nearest, place = _distinct_nearest(x, duplicate_tolerance)
+    kept, place = distinct_rows(x, duplicate_tolerance)
+    nearest = two_nearest_distances(x if len(kept) == len(x) else x[kept])
     first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):
@@ -103,19 +102,6 @@ def twonn_dimension(
         group = point_groups(groups, place, len(nearest)).cpu()[order]
         left_out = torch.stack([estimate(log_mu[group != i]) for i in range(num_groups)])
     return DimensionEstimate(float(estimate(log_mu)), len(nearest), left_out)
-
-
-def _distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The distances of the distinct rows to their two nearest, and which of these rows stands for each row of ``x``.
-
-    Where no rows look alike, all are taken for distinct, and the distances tell whether they are.
-    """
-    if look_distinct(x, tolerance):
-        nearest = two_nearest_distances(x)
-        if bool((nearest[:, 0] > longest_reach(x, tolerance)).all()):
-            return nearest, torch.arange(len(x), device=x.device)
-    kept, place = distinct_rows(x, tolerance)
-    return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:

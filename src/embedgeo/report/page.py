@@ -16,7 +16,8 @@ from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed
-from embedgeo.glossary import DRIFT, HEADLINES, in_order, is_processed, term
+from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, coordinates, figures, spectra, tokens
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, facts, flags, outlier_steps, overview
@@ -174,7 +175,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        in_full = metric in HEADLINES or len(metrics) <= _IN_FULL
+        in_full = metric in headlines() or len(metrics) <= _IN_FULL
         return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
     def draw_drift(metric: str) -> list[Group]:

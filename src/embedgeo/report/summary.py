@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, measured, number
-from embedgeo.glossary import HEADLINES, in_order, term
+from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report.runs import Run
 from embedgeo.results.records import loss_outliers
 
@@ -201,7 +201,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for label, (run, name) in labels.items()
     ]
     metrics = in_order({metric for part in parts for metric in part.cells} - {"anisotropy_null"})
-    first = [metric for metric in metrics if metric in HEADLINES] or metrics
+    first = [metric for metric in metrics if metric in headlines()] or metrics
     return Overview(parts, first, [metric for metric in metrics if metric not in first])
 
 

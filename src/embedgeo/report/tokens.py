@@ -27,8 +27,7 @@ from embedgeo.drawing import (
     tick_label,
 )
 from embedgeo.formatting import number
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
-from embedgeo.report.baseline import type_statistics
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
@@ -164,8 +163,10 @@ def statistics(run: Run) -> FigureData:
 
 
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
-    values = type_statistics(table)
-    return {**{key: values[key] for key in _STATISTICS}, "token_types_regressed": float(_is_regressed(table).sum())}
+    regressed = table[_is_regressed(table)]
+    types = {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
+    values = type_regressions(types)
+    return {**{key: float(values[key]) for key in _STATISTICS}, "token_types_regressed": float(len(regressed))}
 
 
 def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":

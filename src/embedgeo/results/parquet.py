@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.files import replacing
 from embedgeo.results.records import Record
 
@@ -38,6 +39,8 @@ RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of `SCHEMA` that differ from record to record of a checkpoint."""
 HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
 """Columns of the records of a training run."""
+_PAUSE = 50
+"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
@@ -78,21 +81,15 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 `embedgeo.OutlierCoordinates.coordinates`.
 """
 
+_TERMS = b"terms"
+"""Name of the terms of metrics in the metadata of records."""
+
 _UNKNOWN = {"num_tokens": nan, "token": None}
 """Columns that a table may lack, by hand or of earlier versions."""
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
-    """Read a Parquet file that has at least these columns.
-
-    Args:
-        path: the file.
-        columns: that it must have.
-        remedy: for the error about a file that is not as it must be.
-
-    Raises:
-        ValueError: it cannot be read, or lacks columns.
-    """
+    """Read a Parquet file that has at least these columns; the error about another one ends with the remedy."""
     return _read(path, columns, remedy).to_pandas()
 
 
@@ -109,7 +106,14 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
             f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
             f"another version of embedgeo? Then measure again, into another folder. {remedy}".rstrip()
         )
+    learn((table.schema.metadata or {}).get(_TERMS, b"").decode())
     return table
+
+
+def _with_terms(table: pa.Table) -> pa.Table:
+    """Records with the terms of their metrics that are not this package's, which another process cannot know."""
+    terms = foreign_terms(table["metric"].unique().to_pylist()) if "metric" in table.column_names else ""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms}) if terms else table
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -148,7 +152,7 @@ def write_parquet(
     frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & {*schema.names} - {*frame}})
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(metadata)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        pq.write_table(_with_terms(table), temporary)
 
 
 def to_records(frame: pd.DataFrame) -> list[Record]:
@@ -160,10 +164,6 @@ def to_records(frame: pd.DataFrame) -> list[Record]:
 def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
     """Records as a table, with the columns that all records of a checkpoint share."""
     return pd.DataFrame(list(records), columns=[*RECORD_COLUMNS]).assign(**checkpoint)[SCHEMA.names]
-
-
-_PAUSE = 50
-"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
 
 
 class HistoryFile:
@@ -187,12 +187,7 @@ class HistoryFile:
         atexit.register(self.write)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Add the records of one measurement, if there are any.
-
-        Raises:
-            OSError: the file cannot be written.
-            ValueError: there is a file that cannot be read.
-        """
+        """Add the records of one measurement, if there are any."""
         if not records:
             return
         if not self._tables and self.path.exists():
@@ -209,7 +204,7 @@ class HistoryFile:
             return
         started = monotonic()
         with replacing(self.path) as temporary:
-            pq.write_table(pa.concat_tables(self._tables), temporary)
+            pq.write_table(_with_terms(pa.concat_tables(self._tables)), temporary)
         self._num_written = len(self._tables)
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)
@@ -221,11 +216,7 @@ class HistoryFile:
 
 
 def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
-    """The records of monitors, from the files in a folder or, where it has none, in the folders inside it.
-
-    Yields:
-        The folder of a file, the prefix of its monitor, and the records.
-    """
+    """The folder, prefix and records of monitors, from the files in a folder or else in the folders inside it."""
     name = "history.*parquet"
     for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
         prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"

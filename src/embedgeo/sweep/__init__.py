@@ -37,19 +37,17 @@ def sweep(settings: SweepSettings) -> int:
         OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
     require_extra("sweep", "embedgeo sweep")
-    require_sources(model=settings.models, tokenizer=[settings.tokenizer] if settings.tokenizer else [])
+    require_sources(settings.models, settings.tokenizer)
     for path in settings.texts:
         if not path.startswith("hf://datasets/") and not Path(path).expanduser().exists():
             raise ValueError(f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME.")
-
-    from embedgeo.sweep.plan import parse_shard
-
-    parse_shard(settings.shard)
     if settings.on == "ray":
-        _require_ray()
+        require_extra("ray", "embedgeo sweep --on ray")
+        for name, value in _RAY_OPTIONS.items():
+            os.environ.setdefault(name, value)  # Ray reads them when it is imported
 
-    with uncollected():
-        from embedgeo.sweep.command import run_sweep
+    with without_garbage_collection():
+        from embedgeo.sweep.run import run_sweep
 
     return run_sweep(settings)
 
@@ -66,10 +64,10 @@ def check(model: str | list[str], steps: str | int | list[int] = "all", revision
         Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if some cannot be read.
     """
     require_extra("sweep", "embedgeo check")
-    require_sources(model=[model] if isinstance(model, str) else model)
+    require_sources([model] if isinstance(model, str) else model)
 
-    with uncollected():
-        from embedgeo.sweep.command import run_check
+    with without_garbage_collection():
+        from embedgeo.sweep.run import run_check
 
     return run_check(model, steps, revisions)
 
@@ -97,7 +95,7 @@ def drift(folder: Path, rows: int = 1024) -> None:
         raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
-    with uncollected():
+    with without_garbage_collection():
         from embedgeo.sweep.comparison import Comparison
 
     comparison = Comparison(Path(folder), rows)
@@ -107,8 +105,8 @@ def drift(folder: Path, rows: int = 1024) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Context without garbage collection, which takes a seventh of the time of imports and finds next to nothing."""
+def without_garbage_collection() -> Iterator[None]:
+    """Context for imports, of whose time garbage collection takes a part and finds next to nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -118,17 +116,11 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _require_ray() -> None:
-    """Check that Ray is installed; it reads its options when it is imported."""
-    require_extra("ray", "embedgeo sweep --on ray")
-    for name, value in _RAY_OPTIONS.items():
-        os.environ.setdefault(name, value)
-
-
-def require_sources(**named: Sequence[str]) -> None:
+def require_sources(models: Sequence[str], tokenizer: str | None = None) -> None:
     """Refuse paths that do not exist before the command is imported, which takes seconds."""
     from embedgeo.checkpoints import require_source
 
-    for name, sources in named.items():
-        for source in sources:
-            require_source(name, source)
+    for model in models:
+        require_source("model", model)
+    if tokenizer:
+        require_source("tokenizer", tokenizer)

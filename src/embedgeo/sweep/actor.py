@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedgeo.formatting import reason
 
@@ -26,20 +26,17 @@ class Started(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was measured of a checkpoint, or the reason why nothing was; and the warnings given meanwhile."""
+    """A checkpoint's measurement, or the reason why there is none; and the warnings given meanwhile."""
 
     result: "Measured | str"
     warnings: list[str]
 
 
 class RayWorker:
-    """Measures one checkpoint after the other on a node of the cluster.
+    """Measures one checkpoint after the other on a node, with variables that the driver has and the node may lack.
 
     It downloads into a folder of the node, of which nothing is left when it is closed; what a killed one leaves, the
     next worker on that node removes.
-
-    Args:
-        environment: variables that the driver has and the node may lack, such as the address of the Hub.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -47,8 +44,8 @@ class RayWorker:
 
     def start(self, settings: "SweepSettings", texts: "Mapping[str, ProbeText]") -> Started:
         """Import what is needed and choose the device."""
-        from embedgeo.sweep.processes import make_fabric
-        from embedgeo.sweep.run import Downloads, Worker, versions
+        from embedgeo.sweep.measure import Downloads, Worker
+        from embedgeo.sweep.processes import make_fabric, versions
 
         self._folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
         try:
@@ -61,18 +58,19 @@ class RayWorker:
 
     def measure(self, planned: "Planned", upcoming: "Planned | None") -> Answer:
         """Measure a checkpoint, and fetch another one meanwhile."""
-        from embedgeo.sweep.processes import quiet
+        from embedgeo.sweep.processes import muted_libraries
 
         path = planned.checkpoint.path
         if path is not None and not path.exists():
             where = f"every node of the cluster, under the same path; {socket.gethostname()} has no {path}"
             return Answer(f"FileNotFoundError: a local checkpoint must be on {where}.", [])
-        with quiet(), warnings.catch_warnings(record=True) as caught:
+        with muted_libraries(), warnings.catch_warnings(record=True) as caught:
+            result: Measured | str
             try:
-                result: Any = self._worker.measured(planned, lambda: upcoming)
+                result = self._worker.measure(planned, lambda: upcoming)
             except Exception as error:
                 result = reason(error)
-        return Answer(result, [str(each.message) for each in caught if issubclass(each.category, UserWarning)])
+        return Answer(result, [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)])
 
     def close(self) -> None:
         """Remove what has been downloaded, also while a checkpoint is being measured, and end the process."""

@@ -1,4 +1,4 @@
-"""The Ray cluster of a sweep: to connect with it, and what its nodes can give."""
+"""A sweep whose checkpoints are measured by workers of a Ray cluster."""
 
 import logging
 import os
@@ -21,29 +21,26 @@ from embedgeo.formatting import listed, reason
 from embedgeo.sweep.actor import Answer, RayWorker, Started
 from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.run import POLL_SECONDS, Sweep, begun, versions
+from embedgeo.sweep.processes import versions
+from embedgeo.sweep.run import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
+from embedgeo.sweep.texts import ProbeText
 
 
 @contextmanager
 def connected(settings: SweepSettings) -> Iterator[None]:
-    """Be a driver of the cluster that is asked for or found, or else of one that is started on this machine meanwhile.
-
-    Raises:
-        ValueError: no node of the cluster can ever give a worker its resources.
-        OSError: the cluster cannot be reached.
-    """
+    """Be a driver of the cluster that is asked for or found, or else of one that is started here meanwhile."""
     is_ours = not ray.is_initialized()  # or else the program's that has called this
     try:
         if is_ours:
             _connect(settings.ray_address)
-        asked = resources_of(settings)
+        needed = worker_resources(settings)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(all(node.get(name, 0) >= number for name, number in asked.items()) for node in nodes):
-            most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in asked}
+        if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
+            most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
             raise ValueError(
-                f"resources must be what a node of the cluster can give to a worker; asked for {worded(asked)}, "
-                f"the most that nodes have is {worded(most)}."
+                f"resources must be what a node of the cluster can give to a worker; asked for "
+                f"{_enumerated(needed)}, the most that nodes have is {_enumerated(most)}."
             )
         yield
     finally:
@@ -52,11 +49,11 @@ def connected(settings: SweepSettings) -> Iterator[None]:
 
 
 def _connect(address: str | None) -> None:
-    given = address or os.environ.get("RAY_ADDRESS")
+    known = address or os.environ.get("RAY_ADDRESS")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        if given not in (None, "auto", "local"):  # Ray itself tries for minutes
-            host, _, port = given.rpartition(":")
+        if known not in (None, "auto", "local"):  # Ray itself tries for minutes
+            host, _, port = known.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=5):
                 pass
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
@@ -65,20 +62,19 @@ def _connect(address: str | None) -> None:
     except Exception as error:
         raise ConnectionError(
             "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node, or "
-            f"local for a new one; got {given or 'none, and Ray has found one'} ({reason(error)})."
+            f"local for a new one; got {known or 'none, and Ray has found one'} ({reason(error)})."
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that exits with another status
 
 
-def resources_of(settings: SweepSettings) -> dict[str, float]:
-    """What each worker takes of its node."""
+def worker_resources(settings: SweepSettings) -> dict[str, float]:
+    """Resources that each worker takes of its node."""
     return {"CPU": 1, **(settings.resources or {})}
 
 
-def worded(resources: Mapping[str, float]) -> str:
-    """Resources in a sentence."""
+def _enumerated(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
 
 
@@ -91,162 +87,166 @@ _PATIENCE_SECONDS = 60.0
 _CLOSING_SECONDS = 5.0
 
 
+def measure_on_cluster(sweep: Sweep, settings: SweepSettings, texts: Mapping[str, ProbeText]) -> None:
+    """Measure the pending checkpoints of a sweep on the cluster, and end its workers."""
+    workers = Workers(sweep, settings, texts)
+    try:
+        workers.measure_all()
+    finally:
+        workers.close()
+
+
 @dataclass(eq=False)
 class _Worker:
-    """A worker of the cluster, as the driver sees it.
-
-    Attributes:
-        actor: it itself.
-        node: where it is; empty until it is ready.
-        planned: what it measures.
-        upcoming: what it fetches meanwhile, to measure it next.
-        begun_at: when it was given what it measures.
-    """
+    """A worker of the cluster, as the driver sees it."""
 
     actor: Any
-    node: str = ""
+    node: str = ""  # empty until it is ready
     planned: Planned | None = None
-    upcoming: Planned | None = None
-    begun_at: float = 0.0
+    upcoming: Planned | None = None  # which it fetches meanwhile, to measure it next
+    started: float = 0.0
 
 
-class RaySweep(Sweep):
-    """A sweep whose checkpoints are measured by workers of a Ray cluster.
+class Workers:
+    """The workers of a sweep, which measure its checkpoints.
 
     A checkpoint whose worker dies is measured again by another one, until workers have died over it three times. A new
     worker takes the place of each that died, as soon as the cluster has room; those that there is no room for wait.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, sweep: Sweep, settings: SweepSettings, texts: Mapping[str, ProbeText]) -> None:
+        to_measure = [planned for planned in sweep.pending if not planned.duplicate_of]
+        self._sweep = sweep
+        self._resources = worker_resources(settings)
+        self._num_workers = min(settings.workers, max(1, len(to_measure)))
+        self._arguments = ray.put(settings), ray.put(texts)
         self._workers: list[_Worker] = []
         self._answers: dict[Any, _Worker] = {}  # that are waited for
         self._deaths: Counter[str] = Counter()
         self._deaths_at_start = 0
-        self._started = 0.0  # when the last worker was
+        self._last_start = 0.0
         self._num_ended = 0
 
-    def _measure_all(self) -> None:
-        to_measure = [planned for planned in self.pending if not planned.duplicate_of]
-        self._num_workers = min(self.settings.workers, max(1, len(to_measure)))
-        self._common = ray.put(self.settings), ray.put(self.texts)
-        try:
-            while self._left or any(worker.planned or worker.upcoming for worker in self._workers):
-                self._start_workers()
-                for worker in self._workers:
-                    if worker.node and worker.planned is None:
-                        self._give(worker)
-                self._wait()
-        finally:
-            self._close()
+    def measure_all(self) -> None:
+        """Give checkpoints to workers and take what they answer, until all have ended."""
+        while self._sweep.left or any(worker.planned or worker.upcoming for worker in self._workers):
+            self._start_workers()
+            for worker in self._workers:
+                if worker.node and worker.planned is None:
+                    self._assign(worker)
+            self._show_progress()
+            self._take_answers()
 
     def _start_workers(self) -> None:
-        resources = resources_of(self.settings)
+        resources = dict(self._resources)
         options: dict[str, Any] = {
             option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources
         }
         options.update(resources=resources, max_concurrency=2, scheduling_strategy="SPREAD")
         for _ in range(self._num_workers - len(self._workers)):
             actor: Any = ray.remote(RayWorker).options(**options).remote(_environment())
-            self._answers[actor.start.remote(*self._common)] = worker = _Worker(actor)
+            worker = _Worker(actor)
             self._workers.append(worker)
-            self._started = time.monotonic()
+            self._answers[actor.start.remote(*self._arguments)] = worker
+            self._last_start = time.monotonic()
 
-    def _give(self, worker: _Worker) -> None:
+    def _assign(self, worker: _Worker) -> None:
         """Give a worker what it has fetched, or the next checkpoint that cannot be copied."""
-        while (planned := worker.upcoming or self._chosen()) is not None:
-            worker.upcoming, begun_at = None, time.monotonic()
+        while (planned := worker.upcoming or self._choose()) is not None:
+            worker.upcoming = None
+            started = time.monotonic()
             try:
-                result = planned.error or self._copied(planned)
+                result = planned.error or self._sweep.copied(planned)
             except Exception as error:
                 result = reason(error)
             if result is None:
-                worker.planned, worker.begun_at = planned, begun_at
-                if len(self._left) >= self._num_workers:  # otherwise what is left is for who is ready first
-                    worker.upcoming = self._chosen(to_fetch=True)
+                worker.planned = planned
+                worker.started = started
+                if len(self._sweep.left) >= self._num_workers:  # otherwise what is left is for who is ready first
+                    worker.upcoming = self._choose(to_fetch=True)
                 self._answers[worker.actor.measure.remote(planned, worker.upcoming)] = worker
                 return
-            self._end_one(planned, result, begun_at)
+            self._end(planned, result, started)
 
-    def _chosen(self, *, to_fetch: bool = False) -> Planned | None:
+    def _choose(self, *, to_fetch: bool = False) -> Planned | None:
         """The next checkpoint, from now on this process's, but for those with the weights of one that is under way."""
-        under_way = {begun(p) for worker in self._workers for p in (worker.planned, worker.upcoming) if p is not None}
-        free = [planned for planned in self._left if begun(planned) not in under_way]
-        chosen = self._free([p for p in free if not (to_fetch and (p.duplicate_of or p.error))])
+        under_way = {p.original for worker in self._workers for p in (worker.planned, worker.upcoming) if p is not None}
+        free = [planned for planned in self._sweep.left if planned.original not in under_way]
+        chosen = self._sweep.reserve([p for p in free if not (to_fetch and (p.duplicate_of or p.error))])
         if chosen is not None:
-            self._left.remove(chosen)
+            self._sweep.left.remove(chosen)
         return chosen
 
-    def _wait(self) -> None:
-        """Wait for a second, or until workers answer, and take their answers."""
+    def _show_progress(self) -> None:
         names = [worker.planned.name for worker in self._workers if worker.planned is not None]
-        self._show(listed(names), self._num_ended + len(names), self._num_ended)
+        self._sweep.show_progress(listed(names), self._num_ended + len(names), self._num_ended)
         num_ready = sum(bool(worker.node) for worker in self._workers)
-        if self._left and num_ready and not names:
-            self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
-        if num_ready < self._num_workers and time.monotonic() - self._started > _PATIENCE_SECONDS:
-            self._say_once(
+        if self._sweep.left and num_ready and not names:
+            left = listed([planned.name for planned in self._sweep.left])
+            self._sweep.print_once(f"waiting for another sweep to be through with {left}")
+        if num_ready < self._num_workers and time.monotonic() - self._last_start > _PATIENCE_SECONDS:
+            self._sweep.print_once(
                 f"{num_ready} of {self._num_workers} workers have started; the others do once the cluster has "
-                f"{worded(resources_of(self.settings))} free for each"
+                f"{_enumerated(self._resources)} free for each"
             )
+
+    def _take_answers(self) -> None:
+        """Wait for a second, or until workers answer, and take their answers."""
         if not self._answers:
             time.sleep(POLL_SECONDS)
             return
-        for answer in ray.wait(list(self._answers), timeout=POLL_SECONDS)[0]:
-            worker = self._answers.pop(answer)
+        for reference in ray.wait(list(self._answers), timeout=POLL_SECONDS)[0]:
+            worker = self._answers.pop(reference)
             try:
-                answered = ray.get(answer)
+                answer = ray.get(reference)
             except ray.exceptions.RayTaskError as error:  # it cannot be imported, or its answer not be sent
                 why = reason(error.cause or error)
                 if not worker.node:
                     raise ValueError(f"embedgeo must be installed on every node of the cluster; {why}") from error
                 self._take(worker, Answer(why, []))
             except Exception as error:
-                self._bury(worker, error)
+                self._remove_dead(worker, error)
             else:
-                self._take(worker, answered)
+                self._take(worker, answer)
 
-    def _take(self, worker: _Worker, answered: Started | Answer) -> None:
-        if isinstance(answered, Started):
-            _require_same(answered)
-            worker.node, self._deaths_at_start = answered.node, 0
+    def _take(self, worker: _Worker, answer: Started | Answer) -> None:
+        if isinstance(answer, Started):
+            _require_same_packages(answer)
+            worker.node = answer.node
+            self._deaths_at_start = 0
             return
-        for message in answered.warnings:
+        for message in answer.warnings:
             warnings.warn(message, stacklevel=2)
         assert worker.planned is not None
         planned, worker.planned = worker.planned, None
-        self._end_one(planned, answered.result, worker.begun_at)
+        self._end(planned, answer.result, worker.started)
 
-    def _bury(self, worker: _Worker, error: Exception) -> None:
+    def _remove_dead(self, worker: _Worker, error: Exception) -> None:
         """Leave what a worker that died had begun to others, or give it up."""
         self._workers.remove(worker)
         ray.kill(worker.actor)  # it may only be out of reach
-        if worker.planned is None:
+        planned = worker.planned
+        if planned is None:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _MOST_DEATHS * self._num_workers:
                 raise ConnectionError(
-                    f"workers must start on the cluster; {self._deaths_at_start} died: {_why_died(error)}"
+                    f"workers must start on the cluster; {self._deaths_at_start} died: {_cause_of_death(error)}"
                 )
             return
         if worker.upcoming is not None:
-            self._put_back(worker.upcoming)
-        planned = worker.planned
+            self._sweep.put_back(worker.upcoming)
         self._deaths[planned.name] += 1
         if self._deaths[planned.name] == _MOST_DEATHS:
-            self._end_one(planned, f"its worker died, {_MOST_DEATHS} times: {_why_died(error)}", worker.begun_at)
+            self._end(planned, f"its worker died, {_MOST_DEATHS} times: {_cause_of_death(error)}", worker.started)
         else:
-            self._say(f"the worker on {worker.node} died over {planned.name}: it is measured again")
-            self._put_back(planned)
+            self._sweep.print(f"the worker on {worker.node} died over {planned.name}: it is measured again")
+            self._sweep.put_back(planned)
 
-    def _put_back(self, planned: Planned) -> None:
-        self._left.insert(0, planned)
-        self._locks.release(begun(planned))
-
-    def _end_one(self, planned: Planned, result: Measured | str, begun_at: float) -> None:
+    def _end(self, planned: Planned, result: Measured | str, started: float) -> None:
         self._num_ended += 1
-        self._end(planned, self._num_ended, result, begun_at)
+        self._sweep.end(planned, self._num_ended, result, started)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """End all workers, also those that are at work; they remove what they have downloaded."""
         with suppress(Exception):  # as where the cluster is gone
             closing = [worker.actor.close.remote() for worker in self._workers if worker.node]
@@ -256,8 +256,8 @@ class RaySweep(Sweep):
                 ray.kill(worker.actor)
 
 
-def _require_same(started: Started) -> None:
-    """Check that a worker can work, and that its numbers are those of the packages that the manifest names."""
+def _require_same_packages(started: Started) -> None:
+    """Check that a worker can work, with the packages that the manifest names."""
     if started.error:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
     for name, ours in versions().items():
@@ -269,15 +269,15 @@ def _require_same(started: Started) -> None:
             )
 
 
-def _why_died(error: Exception) -> str:
-    """Why a worker died: of all that Ray says the line that tells it, without what identifies the worker."""
+def _cause_of_death(error: Exception) -> str:
+    """The line of all that Ray says about a death that tells its cause, without what identifies the worker."""
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
-    told = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
-    return told.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
+    line = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
+    return line.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
 
 
 def _environment() -> dict[str, str]:
-    """How the driver reaches the Hub, for the workers; not with which token."""
+    """Variables by which workers reach the Hub as the driver does, but for the token."""
     return {
         "HF_ENDPOINT": constants.ENDPOINT,
         "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),

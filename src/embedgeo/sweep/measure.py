@@ -1,15 +1,19 @@
-"""The geometry of one model over the probe text, and its loss there."""
+"""What measures a checkpoint: its files are fetched, its model is loaded and run over the probe text."""
 
 import ctypes
+import gc
 import json
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -21,100 +25,264 @@ from torchmetrics import Metric
 from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import measured_model, weights_device
-from embedgeo.checkpoints.loading import LoadedModel, import_named, num_token_types
+from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.export import tables_of_types
-from embedgeo.metrics import TokenMoments, TokenOccurrences, auto_metrics
-from embedgeo.metrics.defaults import require_distinct_keys, require_extra_names, require_samples
-from embedgeo.metrics.layer import MetricFactory
+from embedgeo.metrics import TokenOccurrences, auto_metrics
+from embedgeo.metrics.defaults import has_token_tables, require_distinct_keys, require_samples
+from embedgeo.metrics.layer import MetricFactory, require_num_groups
+from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
-from embedgeo.sweep.processes import all_agree
+from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText
-
-_OPTIONS = (
-    *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
-    *("max_state_bytes", "extra"),
-)
-"""Settings that are arguments of what makes the metrics, if they are not at their defaults."""
+from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
 
-def metric_factory(settings: SweepSettings) -> MetricFactory:
-    """What makes the metrics of a layer, given its width: the function named by ``metrics``, with its options.
+@dataclass
+class Measured:
+    """Records, tables, further facts and sample of a checkpoint: see `SweepFolder.write`."""
 
-    ``auto`` is `embedgeo.auto_metrics`.
+    records: list[Record]
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
+    sample: dict[str, LayerSample] | None = None
 
-    Raises:
-        ValueError: there is no such function, it does not take one of the options, or it does not make metrics.
+
+class Downloads:
+    """Fetches checkpoints one at a time.
+
+    With ``evict`` into a folder of this process alone, inside ``out``, while the user's cache is only read: files are
+    removed once they have been measured, and those of a killed process by the next one that downloads into ``out``.
+    Without ``evict`` into the user's cache, where they stay.
     """
-    name = settings.metrics
-    try:
-        function: Any = auto_metrics if name == "auto" else import_named(name)
-        if not callable(function):
-            raise TypeError(f"it is a {type(function).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
-            f"got {name!r} ({reason(error)})."
-        ) from error
-    given = _given(settings)
-    if function is auto_metrics and settings.jackknife:
-        given["jackknife"] = settings.jackknife
-    if refused := [option for option in given if not _takes(function, option)]:
-        raise ValueError(
-            f"metrics must name a function that takes the options given with it; {name} does not take "
-            f"{listed(refused)}. Leave that out, or name a function that takes it."
+
+    def __init__(self, out: Path, *, evict: bool) -> None:
+        remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
+        self._folder = temporary_path(out / "downloads")
+        self._evict = evict
+        self._thread = ThreadPoolExecutor(1)
+        self._fetches: dict[str, Future[Path]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
+        self._thread.shutdown(wait=not is_stopped, cancel_futures=True)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove all that has been downloaded."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, planned: Planned) -> Future[Path]:
+        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
+        if planned.name not in self._fetches:
+            self._fetches[planned.name] = self._thread.submit(self._fetch, planned)
+        return self._fetches[planned.name]
+
+    def _fetch(self, planned: Planned) -> Path:
+        checkpoint = planned.checkpoint
+        if checkpoint.path is not None:
+            return checkpoint.path
+        assert planned.contents is not None
+        cache = self._folder / planned.name if self._evict else None
+        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
+
+    def offload_folder(self, planned: Planned) -> Path:
+        """A folder for the weights of a checkpoint that a device map keeps on disk."""
+        return self._folder / planned.name / "offloaded"
+
+    def remove(self, planned: Planned) -> None:
+        """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
+        self._fetches.pop(planned.name, None)
+        shutil.rmtree(self._folder / planned.name, ignore_errors=True)
+
+
+class Worker:
+    """One process of those that measure a checkpoint together; local rank 0 downloads for its node."""
+
+    def __init__(
+        self, fabric: Fabric, settings: SweepSettings, texts: Mapping[str, ProbeText], downloads: Downloads
+    ) -> None:
+        self._fabric = fabric
+        self._settings = settings
+        self._texts = texts
+        self._downloads = downloads
+        self._thread = ThreadPoolExecutor(1)
+        self._loads: dict[str, Future[loading.LoadedModel]] = {}
+
+    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
+        """Measure a checkpoint; every rank must call this, and raises if one fails.
+
+        The next one is chosen once this one is loaded. It is fetched while this one runs, and loaded while the metrics
+        of this one, whose weights have gone by then, are computed and written.
+        """
+        text = self._texts[planned.checkpoint.model]
+        try:
+            loaded = self._load_fetched(planned, text)
+            upcoming = self._fabric.broadcast(choose_next())
+            if self._fabric.local_rank == 0 and upcoming is not None:
+                self._downloads.start(upcoming)
+            return self._measure_model(loaded, text, upcoming)
+        finally:
+            self._downloads.remove(planned)
+
+    def _load_fetched(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
+        """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
+        path = None
+        with all_agree(self._fabric):
+            if self._fabric.local_rank == 0:
+                path = self._downloads.start(planned).result()
+        path = from_local_zero(self._fabric, path)
+        assert path is not None
+        with all_agree(self._fabric):
+            ahead = self._loads.pop(planned.name, None)
+            wait(self._loads.values())
+            self._loads.clear()
+            loaded = self._load(planned, path) if ahead is None else ahead.result()
+            require_vocabulary(loaded.model, text.token_ids)
+        return loaded
+
+    def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
+        dtype = getattr(torch, self._settings.dtype)
+        if path.is_file():
+            assert self._settings.model_class is not None
+            return loading.load_lightning(path, self._settings.model_class, dtype=dtype)
+        assert planned.contents is not None
+        if self._settings.device_map is not None:
+            gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
+        return loading.load_model(
+            path,
+            planned.contents,
+            dtype=dtype,
+            trust_remote_code=self._settings.trust_remote_code,
+            device_map=self._settings.device_map,
+            offload_folder=self._downloads.offload_folder(planned),
         )
-    make = partial(function, **given)
-    try:
-        require_distinct_keys(make)
-    except (Exception, SystemExit) as error:
-        if str(getattr(function, "__module__", "")).startswith("embedgeo."):  # one of one's own may have other names
-            require_extra_names(given.get("extra", []))
-        raise ValueError(
-            "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
-            f"{name} fails for width 2 ({reason(error)})."
-        ) from error
-    if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
-        raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
-    if settings.save_samples:
-        require_samples(make)
-    return make
+
+    def _load_ahead(self, planned: Planned | None) -> None:
+        """Begin to load a checkpoint, where that changes nothing for the metrics that are computed meanwhile.
+
+        Loading sets torch's default dtype for all threads; and code of the user's may set anything.
+        """
+        own_code = self._settings.model_class is not None or self._settings.trust_remote_code
+        in_place = self._settings.device_map is None and self._fabric.world_size == 1
+        if planned is not None and in_place and not own_code and self._settings.dtype == "float32":
+            path = self._downloads.start(planned)
+            self._loads[planned.name] = self._thread.submit(lambda: self._load(planned, path.result()))
+
+    def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
+        """Measure a model, which has no weights afterwards."""
+        settings = self._settings
+        if settings.device_map is None:
+            model = self._fabric.to_device(self._fabric.strategy.precision.convert_module(loaded.model))
+        else:
+            model = loaded.model  # accelerate's hooks move what enters each part
+        with torch.inference_mode():
+            geometry = Geometry(
+                model,
+                settings.layer_patterns,
+                metrics_function(settings),
+                settings.skip_first_positions,
+                settings.ignore_token_ids,
+                rows=settings.rows,
+                jackknife=settings.jackknife,
+            )
+        if text.occurrence_types:
+            geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.occurrence_types)
+        try:
+            with torch.inference_mode(), all_agree(self._fabric), self._fabric.autocast():
+                loss = self._run(geometry, loaded, text)
+            network = measured_model(model)
+            num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
+            about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
+            about["architecture"] = geometry.norms.architecture(geometry.layers)
+            if not text.is_even:
+                about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
+            if settings.device_map is None:
+                model.to("meta")  # also where others refer to it
+            release_memory()
+            self._load_ahead(upcoming)
+            with torch.inference_mode():
+                return self._results(geometry, loss, text, about)
+        finally:
+            geometry.reset()
+            del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
+            release_memory()
+
+    def _run(self, geometry: Geometry, loaded: loading.LoadedModel, text: ProbeText) -> "TokenLoss":
+        """Run the model over the batches of this rank."""
+        device = weights_device(geometry.model)
+        modules = [call.module for layer in geometry.layers for call in layer.calls]
+        loss = TokenLoss(loaded, modules, text.mask_token_id)
+        loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
+        for on_cpu in text.batches(self._settings.batch_size, self._fabric.global_rank, self._fabric.world_size):
+            batch = move_data_to_device(on_cpu, device)
+            if batch.word_ids is not None:
+                geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
+            with geometry.probe:
+                states = loss.run(batch.token_ids, batch.mask)
+            loss.add(states, batch.token_ids, batch.masked, batch.mask)
+            del states  # they may be the logits of the whole batch, and the next ones are made in their place
+        return loss
+
+    def _results(self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, about: dict[str, str]) -> Measured:
+        records = geometry.records()
+        if silent := geometry.silent_layers():
+            raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
+        sums = self._fabric.all_reduce(loss.total.to(self._fabric.device), reduce_op="sum")
+        assert isinstance(sums, Tensor)
+        total, count = sums.tolist()
+        if loss.is_wanted and count:
+            records.append(model_record("loss", total / count))
+        sample = geometry.samples() if self._settings.save_samples else None
+        of_layers = geometry.layer_tables()
+        of_types = _token_tables(geometry, text) if self._settings.token_tables else {}
+        return Measured(records, of_types | of_layers, about, sample)
 
 
-def _given(settings: SweepSettings) -> dict[str, Any]:
-    """The options that are not at their defaults: those of a function may be others."""
-    defaults = {field.name: field.default for field in fields(settings)}
-    values = {option: getattr(settings, option) for option in _OPTIONS}
-    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
-    return {option: value for option, value in values.items() if value != defaults[option]}
+def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
+    """Tables of token types, by kind, with each type as text."""
+    types = geometry.token_tables()
+    tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
+    tables["projections"] = geometry.token_planes()
+    tables["distances"] = geometry.token_tables("distances")
+    if text.occurrence_types:
+        tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
+    return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
 
 
-def _takes(function: Any, option: str) -> bool:
-    parameters = signature(function).parameters
-    return option in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
+    return [*make(dim), TokenOccurrences(dim, token_types)]
 
 
-_POSITIONS, _TOKEN_TYPES = 1024, 2048
+def release_memory() -> None:
+    """Give memory freed between what is held back to the system, which glibc does not do by itself."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+# ── the loss ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_POSITIONS = 1024
+_TOKEN_TYPES = 2048
 """Logits are computed of so many token types at so many positions at a time, which the processor's cache holds."""
 _POSITIONS_OF_ALL_TYPES = 128
-"""Likewise, where the head gives the logits of all token types at once."""
+"""At so many positions where the head gives the logits of all token types at once."""
 
 
 class TokenLoss:
-    """Runs a model over batches, and sums its loss at next tokens or, for an encoder, at masked tokens.
+    """Runs a model over batches, and sums its loss at next tokens or, for an encoder with a mask token, at masked ones.
 
-    Args:
-        loaded: the model.
-        measured: modules that are measured, and so must run on all positions.
-        mask_token_id: the token that replaces masked tokens; None leaves out the loss of an encoder.
+    Modules that are ``measured`` run on all positions. ``total`` is the sum of the losses, and their number.
     """
 
-    def __init__(self, loaded: LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
+    def __init__(self, loaded: loading.LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
         self.total = torch.zeros(2, dtype=torch.float64)
-        """Sum of the losses, and their number."""
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
         self._is_encoder = loaded.is_encoder
@@ -122,36 +290,32 @@ class TokenLoss:
         self._measured = measured
         self._head: nn.Module | None = None
         self._is_product = False  # the head, with weights that are at hand
-        self._width = None if isinstance(self._model, PreTrainedModel) else num_token_types(self._model)
+        self._width = None if isinstance(self._model, PreTrainedModel) else loading.num_token_types(self._model)
 
     def find_head(self, token_ids: Tensor) -> None:
         """Find the module whose output is the logits, with nothing that scales or caps them, by running some tokens."""
         head = getattr(self._model, "get_output_embeddings", lambda: None)()
         if not isinstance(head, nn.Module) or any(part in self._measured for part in head.modules()):
             return
-        with suppress(Exception), _shortened(head) as given:  # an error of the model shows when it is measured
+        with suppress(Exception), _shortened(head) as inputs:  # an error of the model shows when it is measured
             logits = _logits(self._forward(token_ids))
-            if given and logits is not None and torch.equal(logits, head(given[0]).to(logits.device)):
+            if inputs and logits is not None and torch.equal(logits, head(inputs[0]).to(logits.device)):
                 self._head = head
-                product = F.linear(given[0][:, -1:], head.weight, head.bias)  # type: ignore[arg-type]
+                product = F.linear(inputs[0][:, -1:], head.weight, head.bias)  # type: ignore[arg-type]
                 self._is_product = torch.equal(product, logits)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None without logits."""
         if self._head is None:
             return _logits(self._forward(token_ids, mask))
-        with _shortened(self._head) as given:
+        with _shortened(self._head) as inputs:
             self._forward(token_ids, mask)
-        return given[0]
+        return inputs[0]
 
     def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
-        """Add the loss of a batch; there is none where a model of the user's own gives something else than logits.
+        """Add the loss of a batch, given what `run` returned.
 
-        Args:
-            states: returned by `run`.
-            token_ids: shape (sequences, positions).
-            masked: for an encoder, the tokens to compute its loss at; bool, same shape.
-            mask: bool, same shape, False = padding, on the right; None where there is none.
+        There is none where a model of the user's own gives something else than logits.
         """
         if self._is_encoder and self.is_wanted:
             assert masked is not None
@@ -165,14 +329,17 @@ class TokenLoss:
         assert states is not None
         if masked is None:  # at each position the next token
             predicts = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask
-            predicts, wanted = predicts.roll(-1, 1), token_ids.roll(-1, 1)
+            predicts = predicts.roll(-1, 1)
             predicts[:, -1] = False
+            targets = token_ids.roll(-1, 1)
         else:
-            predicts, wanted = masked, token_ids
-        states, wanted = states.flatten(0, 1), wanted.flatten().to(states.device)
+            predicts = masked
+            targets = token_ids
+        states = states.flatten(0, 1)
+        targets = targets.flatten().to(states.device)
         num_positions = _POSITIONS if self._is_product else _POSITIONS_OF_ALL_TYPES
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(num_positions):
-            loss = cross_entropy(self._logits_of(states[part]), wanted[part])
+            loss = cross_entropy(self._logits_of(states[part]), targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
 
     def _logits_of(self, states: Tensor) -> Iterator[Tensor]:
@@ -191,23 +358,22 @@ class TokenLoss:
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):
             return self._model(token_ids)
-        given = {} if mask is None else {"attention_mask": mask.long()}
-        return self._model(input_ids=token_ids, **given)
+        if mask is None:
+            return self._model(input_ids=token_ids)
+        return self._model(input_ids=token_ids, attention_mask=mask.long())
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """The cross-entropy, summed over n positions, from the logits of consecutive classes: all are never held at once.
+    """Cross-entropy summed over n positions, from logits of consecutive classes, each (n, C_i): never held all at once.
 
     Infinite where a target is none of the classes.
-
-    Args:
-        logits: shape (n, C_i), any floating dtype; of the first C_1 classes, the next C_2, and so on.
-        target: the class at each position, shape (n,), int64.
 
     >>> round(float(cross_entropy([torch.zeros(5, 3), torch.zeros(5, 1)], torch.arange(5) % 4)) / 5, 6)  # log 4
     1.386294
     """
-    sums, chosen, start = [], torch.full(target.shape, -torch.inf, device=target.device), 0
+    sums = []
+    chosen = torch.full(target.shape, -torch.inf, device=target.device)
+    start = 0
     for part in logits:
         inside = (target >= start) & (target < start + part.shape[1])
         place = (target - start).clamp(0, part.shape[1] - 1)
@@ -226,140 +392,65 @@ def _logits(output: Any) -> Tensor | None:
 @contextmanager
 def _shortened(head: nn.Module) -> Iterator[list[Tensor]]:
     """Run the head on the last position only; yields a list that its inputs are appended to."""
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def shorten(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        given.append(args[0])
+        inputs.append(args[0])
         return (args[0][:, -1:], *args[1:])
 
     handle = head.register_forward_pre_hook(shorten)
     try:
-        yield given
+        yield inputs
     finally:
         handle.remove()
 
 
-def release_memory() -> None:
-    """Give freed memory back to the system, where the C library is glibc, which keeps what lies between what is held.
+# ── the metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    A table of token types that grows from batch to batch leaves such holes, as do the weights of a checkpoint: of a
-    70-million-weight model some 200 MB, which the next checkpoint then has on top of its own.
-    """
-    if sys.platform.startswith("linux"):
-        with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+_METRIC_OPTIONS = (
+    *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
+    *("max_state_bytes", "extra"),
+)
 
 
-@dataclass
-class Measured:
-    """What was measured of a checkpoint.
-
-    Attributes:
-        records: of its layers and of the model.
-        tables: beside the records, by kind, those that were asked for: see `embedgeo.results.parquet.TABLES`.
-        about: further facts, for `SweepFolder.write`.
-        sample: what is kept of the rows, by layer, if it was asked for.
-    """
-
-    records: list[Record]
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)
-    sample: dict[str, LayerSample] | None = None
-
-
-def measure(
-    fabric: Fabric, loaded: LoadedModel, text: ProbeText, settings: SweepSettings, begin_next: Callable[[], None]
-) -> Measured:
-    """Measure a model on the probe text; every rank must call this, and returns the same.
-
-    Args:
-        fabric: the processes and their devices.
-        loaded: the model, which has no weights afterwards.
-        text: the probe text.
-        settings: of the sweep.
-        begin_next: called when the weights have gone, before the metrics are computed.
-
-    Raises:
-        ValueError: a layer that no forward pass has reached.
-        RuntimeError: another rank has failed.
-    """
-    if settings.device_map is None:
-        model = fabric.to_device(fabric.strategy.precision.convert_module(loaded.model))
-    else:
-        model = loaded.model  # accelerate's hooks move what enters each part
-    left_out = settings.skip_first_positions, settings.ignore_token_ids
-    options: dict[str, Any] = {"rows": settings.rows, "jackknife": settings.jackknife}
-    with torch.inference_mode():
-        geometry = Geometry(model, settings.layer_patterns, metric_factory(settings), *left_out, **options)
-    if text.shown_types:
-        geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.shown_types)
+def metrics_function(settings: SweepSettings) -> MetricFactory:
+    """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width."""
+    require_num_groups(settings.jackknife)
+    name = settings.metrics
     try:
-        with torch.inference_mode(), all_agree(fabric), fabric.autocast():
-            loss = _run(fabric, geometry, loaded, text, settings)
-        network = measured_model(model)
-        num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
-        about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
-        about["architecture"] = geometry.norms.architecture(geometry.layers)
-        if not text.is_even:
-            about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
-        if settings.device_map is None:
-            model.to("meta")  # also where others refer to it
-        release_memory()
-        begin_next()
-        with torch.inference_mode():
-            return _results(fabric, geometry, loss, text, settings, about)
-    finally:
-        geometry.reset()
-        del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
-        release_memory()
-
-
-def _run(
-    fabric: Fabric, geometry: Geometry, loaded: LoadedModel, text: ProbeText, settings: SweepSettings
-) -> TokenLoss:
-    """Run the model over the batches of this rank."""
-    device = weights_device(geometry.model)
-    measured = [call.module for layer in geometry.layers for call in layer.calls]
-    loss = TokenLoss(loaded, measured, text.mask_token_id)
-    loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
-    for on_cpu in text.batches(settings.batch_size, fabric.global_rank, fabric.world_size):
-        batch = move_data_to_device(on_cpu, device)
-        if batch.word_ids is not None:
-            geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
-        with geometry.probe:
-            states = loss.run(batch.token_ids, batch.mask)
-        loss.add(states, batch.token_ids, batch.masked, batch.mask)
-        del states  # they may be the logits of the whole batch, and the next ones are made in their place
-    return loss
-
-
-def _results(
-    fabric: Fabric, geometry: Geometry, loss: TokenLoss, text: ProbeText, settings: SweepSettings, about: dict[str, str]
-) -> Measured:
-    records = geometry.records()
-    if silent := geometry.silent_layers():
-        raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
-    sums = fabric.all_reduce(loss.total.to(fabric.device), reduce_op="sum")
-    assert isinstance(sums, Tensor)
-    total, count = sums.tolist()
-    if loss.is_wanted and count:
-        records.append(model_record("loss", total / count))
-    sample = geometry.samples() if settings.save_samples else None
-    of_layers = geometry.layer_tables()
-    if not settings.token_tables:
-        return Measured(records, of_layers, about, sample)
-    types = geometry.token_tables()
-    tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
-    tables["projections"] = geometry.token_planes()
-    tables["distances"] = tables_of_types(
-        "token_tables", geometry.measured_layers(), TokenMoments.distances, ["distance"]
-    )
-    if text.shown_types:
-        shown = "token_tables", geometry.measured_layers(), TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences
-        tables["occurrences"] = tables_of_types(*shown).merge(types[["layer", "token_id", "n"]])
-    spelled = {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
-    return Measured(records, spelled | of_layers, about, sample)
-
-
-def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
-    return [*make(dim), TokenOccurrences(dim, token_types)]
+        function: Any = auto_metrics if name == "auto" else loading.import_named(name)
+        if not callable(function):
+            raise TypeError(f"it is a {type(function).__name__}")
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
+            f"got {name!r} ({reason(error)})."
+        ) from error
+    defaults = {option.name: option.default for option in fields(settings)}
+    values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
+    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
+    options = {option: value for option, value in values.items() if value != defaults[option]}  # a function has its own
+    if function is auto_metrics and settings.jackknife:
+        options["jackknife"] = settings.jackknife
+    parameters = signature(function).parameters
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if refused := [option for option in options if not takes_any and option not in parameters]:
+        raise ValueError(
+            f"metrics must name a function that takes the options given with it; {name} does not take "
+            f"{listed(refused)}. Leave that out, or name a function that takes it."
+        )
+    make = partial(function, **options)
+    try:
+        require_distinct_keys(make)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError) and str(getattr(function, "__module__", "")).startswith("embedgeo."):
+            raise
+        raise ValueError(
+            "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
+            f"{name} fails for width 2 ({reason(error)})."
+        ) from error
+    if settings.token_tables and not has_token_tables(make):
+        raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
+    if settings.save_samples:
+        require_samples(make)
+    return make

@@ -10,7 +10,9 @@ import pandas as pd
 
 from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
 from embedgeo.formatting import reason
-from embedgeo.results.records import groups_of
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.records import groups_of, parse_groups
+from embedgeo.sweep.settings import SweepSettings
 
 _THREADS = 8
 
@@ -27,7 +29,6 @@ class Planned:
     """A checkpoint of a sweep.
 
     Attributes:
-        checkpoint: its name, step and source.
         contents: its files; None if they could not be listed, or need not be.
         weights_sha256: hash of its weights; empty if unknown.
         weights_state: see `Checkpoint.weights_state`.
@@ -52,16 +53,38 @@ class Planned:
         return self.checkpoint.name
 
     @property
+    def original(self) -> str:
+        """Name of the first checkpoint with its weights, which may be itself."""
+        return self.duplicate_of or self.name
+
+    @property
     def about(self) -> dict[str, str]:
-        """What is written beside its records, for `SweepFolder.write`; empty where there is nothing to say."""
+        """Facts to be written beside its records, for `SweepFolder.write`; empty where there is nothing to say."""
         has_step = "" if self.checkpoint.has_step else "false"
         return {"files": self.weights_state, "has_step": has_step, "group": self.group}
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
-        """Whether it has records, and they are of the weights that it has now."""
+        """Tell if it has records, and they are of the weights that it has now."""
         return records is not None and (
             not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
         )
+
+
+def plan_of(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
+    """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again."""
+    known = {
+        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
+        for name in folder.done()
+    }
+    plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
+    mine = shard_of(plan, settings.part)
+    num_originals = sum(not planned.duplicate_of for planned in mine)
+    if settings.workers > max(1, num_originals):
+        raise ValueError(
+            f"workers must be at most the checkpoints to measure, duplicates apart; got {settings.workers} for "
+            f"{num_originals}."
+        )
+    return plan, mine
 
 
 def make_plan(
@@ -73,12 +96,7 @@ def make_plan(
 ) -> list[Planned]:
     """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
 
-    Args:
-        model: see `embedgeo.checkpoints.list_checkpoints`.
-        revisions: likewise.
-        steps: see `embedgeo.checkpoints.select_steps`.
-        known: the weights of checkpoints that are done, by name: local ones are read again only if they look changed.
-        groups: of models, see `embedgeo.results.records.parse_groups`.
+    Local ones of ``known`` weights, by name, are read again only if they look changed.
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     chosen = _choose(listed, steps)
@@ -127,26 +145,11 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
     return Planned(checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256)
 
 
-def parse_shard(shard: str) -> tuple[int, int]:
-    """Index and number of parts in ``i/n``. i counts from 0 or from 1: part n is part 0.
-
-    Raises:
-        ValueError: not two numbers with 0 <= i <= n.
-
-    >>> parse_shard("1/4"), parse_shard("4/4")
-    ((1, 4), (0, 4))
-    """
-    index, _, count = shard.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
-        raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {shard!r}.")
-    return int(index) % int(count), int(count)
-
-
 def shard_of(plan: Sequence[Planned], shard: tuple[int, int]) -> list[Planned]:
     """The checkpoints of one part of a sweep; duplicates are in the same part as their original."""
     index, count = shard
     position = {planned.name: i for i, planned in enumerate(plan)}
-    return [planned for planned in plan if position[planned.duplicate_of or planned.name] % count == index]
+    return [planned for planned in plan if position[planned.original] % count == index]
 
 
 def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.formatting import reason
 
-_ADVICE = (  # about options that are the user's choice, about how lightning walks batches, and to the writer of a file
+_ADVICE = (  # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
     ".*does not have many workers",
     "GPU available but not used",
     ".*treespec, LeafSpec",
@@ -23,8 +24,8 @@ _ADVICE = (  # about options that are the user's choice, about how lightning wal
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Hide the progress bars, log messages and advice of the libraries that load and run models."""
+def muted_libraries() -> Iterator[None]:
+    """Context without the progress bars, log messages and advice of the libraries that load and run models."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -49,8 +50,15 @@ def quiet() -> Iterator[None]:
         yield
 
 
-_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
+_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
 
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that the numbers depend on."""
+    return {name: version(name) for name in _PACKAGES}
+
+
+_FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
 T = TypeVar("T")
 
 
@@ -60,10 +68,11 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
     Raises:
         ValueError: options that Fabric does not take, or a strategy that spawns processes or shards the model.
     """
-    unknown = sorted(options.keys() - set(_OPTIONS))
+    unknown = sorted(options.keys() - set(_FABRIC_OPTIONS))
     if unknown:
         raise ValueError(
-            f"trainer must be options that say where and how to run: {', '.join(_OPTIONS)}; got {', '.join(unknown)}."
+            f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; got "
+            f"{', '.join(unknown)}."
         )
     try:
         fabric = Fabric(**{"devices": 1, **options})

@@ -1,51 +1,353 @@
-"""The loop over checkpoints: choose, measure or copy, write; the next is fetched while one is measured."""
+"""The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
 
-import gc
-import shutil
+import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol
 
 import pandas as pd
-import torch
 from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints import hub, loading
-from embedgeo.formatting import listed, reason
-from embedgeo.glossary import HEADLINES
+from embedgeo.checkpoints import shared_parts
+from embedgeo.formatting import listed, reason, shell_command
+from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics.defaults import width_notes
-from embedgeo.results.files import Locks, remove_leftovers, temporary_path
+from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, Record, loss_outliers, model_record
+from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
-from embedgeo.sweep.measure import Measured, measure, metric_factory
-from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.processes import all_agree, from_local_zero
+from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
+from embedgeo.sweep.plan import Planned, describe, make_plan, plan_of
+from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText, require_vocabulary
+from embedgeo.sweep.texts import ProbeText, prepare_texts
+from embedgeo.text import Documents
 
-_HEADLINES = HEADLINES[:4]  # as many as fit in a line
+
+def run_sweep(settings: SweepSettings) -> int:
+    """See `embedgeo.sweep.sweep`."""
+    metrics_function(settings)  # which is refused before anything is downloaded
+    documents = Documents(settings.texts)
+    manifest = settings.as_manifest(documents.sha256)
+    folder = SweepFolder(settings.folder)
+    folder.require_settings(manifest)
+    with muted_libraries(), ExitStack() as stack:
+        if settings.dry_run:
+            _, mine = plan_of(settings, folder)
+            print(describe(mine, folder.done()))
+            return 0
+        on_ray = settings.on == "ray"
+        if on_ray:
+            from embedgeo.sweep.cluster import connected, measure_on_cluster
+
+            stack.enter_context(connected(settings))
+        fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
+        if settings.device_map is not None and fabric.world_size > 1:
+            raise ValueError(
+                f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
+                f"{settings.device_map!r}. Take one process, with trainer.devices=1."
+            )
+        work: _Work | None = None
+        if fabric.is_global_zero:
+            work = _prepared(settings, documents, folder, manifest, fabric.world_size)
+        with launched(fabric):
+            work = fabric.broadcast(work)
+            assert work is not None
+            plan, mine, pending, texts = work
+            sweep = Sweep(fabric, settings, plan, pending, texts, folder)
+            with sweep.at_work():
+                if on_ray:
+                    measure_on_cluster(sweep, settings, texts)
+                else:
+                    with Downloads(folder.path, evict=settings.evict) as downloads:
+                        measure_here(sweep, Worker(fabric, settings, texts, downloads))
+    if not fabric.is_global_zero:
+        return 0  # a status other than 0 makes lightning end the process that writes
+    return finish(folder, plan, mine, sweep.failures)
+
+
+_Work = tuple[list[Planned], list[Planned], list[Planned], dict[str, ProbeText]]
+"""All checkpoints, those of the shard, those of them that are pending, and the text of each model."""
+
+
+def _prepared(
+    settings: SweepSettings, documents: Documents, folder: SweepFolder, manifest: Mapping[str, Any], world_size: int
+) -> _Work:
+    """Plan the sweep, tokenize the text if anything is pending, and open the folder."""
+    plan, mine = plan_of(settings, folder)
+    done = folder.done()
+    if settings.model_group:
+        folder.write_groups({planned.name: planned.group for planned in plan if not planned.is_stale})
+    pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
+    texts: dict[str, ProbeText] = {}
+    if pending or not folder.manifest():
+        texts, lines = prepare_texts(documents, plan, settings)
+        for model, text in texts.items():
+            text.batches(settings.batch_size, world_size=world_size)
+            if less := shortfall(settings, text):
+                lines.append(f"{model}: {less}" if len(texts) > 1 else less)
+        print(*lines, sep="\n", end="\n" if lines else "")
+    _open(folder, manifest, texts)
+    return plan, mine, pending, texts
+
+
+def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
+    """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
+    now = {
+        model: {
+            "sha256": text.text_sha256,
+            "tokens_sha256": text.sha256,
+            "num_sequences": len(text.lengths),
+            "num_tokens": len(text.token_ids),
+        }
+        for model, text in texts.items()
+    }
+    recorded = folder.manifest().get("text", {})
+    for model, entry in now.items():
+        before = recorded if "tokens_sha256" in recorded else recorded.get(model, {})
+        for key, change in (
+            ("sha256", "text; the dataset no longer gives that"),
+            ("tokens_sha256", "sequence of tokens; the tokenizer no longer gives those"),
+        ):
+            if before.get(key, entry[key]) != entry[key]:
+                raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
+    about = {
+        "versions": {"python": platform.python_version(), **versions()},
+        "text": next(iter(now.values())) if len(now) == 1 else now,
+    }
+    folder.open(manifest, about)
+
+
+def shortfall(settings: SweepSettings, text: ProbeText) -> str:
+    """Sentences on fewer tokens than were asked for, and on texts that were cut; empty if there are none."""
+    used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
+    many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+    rest = "what does not fill a sequence is left out"
+    if settings.unit != "sequence":
+        many, rest = f"{len(text.lengths):,} texts", "only whole texts are taken"
+    why = "the text has no more" if left >= settings.seq_len else rest
+    lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
+    if text.num_cut:
+        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
+    return "; ".join(lines)
+
+
+class Measurer(Protocol):
+    """What measures checkpoints."""
+
+    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
+        """Measure a checkpoint; ``choose_next`` gives the one whose files to fetch meanwhile."""
+
+
+def measure_here(sweep: "Sweep", worker: Measurer) -> None:
+    """Measure the pending checkpoints of a sweep one after the other; every rank must call this."""
+    while (planned := sweep.next()) is not None:
+        number = len(sweep.pending) - len(sweep.left)
+        sweep.show_progress(planned.name, number, number - 1)
+        started = time.monotonic()
+        result: Measured | str
+        try:
+            result = planned.error or sweep.copied(planned) or worker.measure(planned, sweep.choose_upcoming)
+        except Exception as error:
+            result = reason(error)
+        sweep.end(planned, number, result, started)
+
+
+POLL_SECONDS = 1.0
+"""Between two looks at whether another sweep is through with what it has begun."""
+
+
+class Sweep:
+    """The checkpoints of a sweep: the next one, and the results of each. All ranks have one; rank 0 chooses and writes.
+
+    Attributes:
+        pending: the checkpoints of the plan that are to be measured.
+        left: those of them that are not under way yet.
+        failures: reasons, by name.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        settings: SweepSettings,
+        plan: Sequence[Planned],
+        pending: Sequence[Planned],
+        texts: Mapping[str, ProbeText],
+        folder: SweepFolder,
+    ) -> None:
+        self.pending = pending
+        self.left = list(pending)
+        self.failures: dict[str, str] = {}
+        self._fabric = fabric
+        self._settings = settings
+        self._plan = plan
+        self._texts = texts
+        self._folder = folder
+        self._num_series = len({planned.checkpoint.position.series for planned in plan})
+        self._locks = Locks(folder.path / "manifest.json")
+        self._console = Console(quiet=not fabric.is_global_zero)
+        is_shown = bool(pending) and self._console.is_terminal
+        self._bar = Progress(console=self._console, disable=not is_shown, transient=True)
+        self._task = self._bar.add_task("", total=len(pending))
+        self._lines = Lines(pending)
+        self._printed: set[str] = set()
+        self._rebuilt_at = time.monotonic()
+        self._rebuild_seconds = 0.0
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Show the progress, and hold what has been begun; at the end bring the folder up to date."""
+        with self._bar, closing(self._locks):
+            yield
+            if self._fabric.is_global_zero:
+                self._folder.rebuild(self._num_series)
+
+    def next(self) -> Planned | None:
+        """The checkpoint to measure now, the same on all ranks; None at the end.
+
+        What another process has begun comes last, once that process is through with it or gone.
+        """
+        while True:
+            chosen = self.reserve(self.left) if self._fabric.is_global_zero else None
+            if chosen is not None:
+                self.left.remove(chosen)
+            chosen, self.left = self._fabric.broadcast((chosen, self.left))
+            if chosen is not None or not self.left:
+                return chosen
+            self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
+            time.sleep(POLL_SECONDS)
+
+    def choose_upcoming(self) -> Planned | None:
+        """The checkpoint to fetch while another is measured, from now on this process's; duplicates are copied."""
+        to_fetch = [planned for planned in self.left if not planned.duplicate_of and not planned.error]
+        return self.reserve(to_fetch) if self._fabric.is_global_zero else None
+
+    def reserve(self, among: Sequence[Planned]) -> Planned | None:
+        """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0.
+
+        The lock is that of its original: duplicates go with it, to be copied.
+        """
+        for planned in list(among):
+            if not self._locks.take(planned.original):
+                self.print_once(f"another sweep is at work in {self._folder.path}: what it has begun is left to it")
+            elif self._is_done(planned):  # by another process, since this one has made its plan
+                self.left.remove(planned)
+                self._locks.release(planned.original)
+            else:
+                if self._locks.error:
+                    self.print_once(
+                        f"{self._folder.path} cannot be locked ({self._locks.error}): another sweep of the same "
+                        "checkpoints at the same time would measure them, too"
+                    )
+                return planned
+        return None
+
+    def put_back(self, planned: Planned) -> None:
+        """Leave a checkpoint that is not measured after all to this process or another one."""
+        self.left.insert(0, planned)
+        self._locks.release(planned.original)
+
+    def _is_done(self, planned: Planned) -> bool:
+        if planned.name not in self._folder.done():
+            return False
+        return not planned.is_stale or planned.is_done(self._folder.read(planned.name))
+
+    def copied(self, planned: Planned) -> Measured | None:
+        """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
+        copied = None
+        original = planned.duplicate_of
+        if self._fabric.is_global_zero and original in self._folder.done() and planned.contents is not None:
+            with suppress(Exception):  # then it is measured
+                first = next(other.checkpoint for other in self._plan if other.name == original)
+                records = self._folder.read(original)
+                is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
+                is_same &= self._texts.get(first.model) is self._texts.get(planned.checkpoint.model)  # one tokenizer
+                if is_same and first.config_digest() == planned.contents.config_digest:
+                    tables = self._folder.read_tables(original, self._settings.tables)
+                    kept = to_records(records[records["metric"] != "tokens_seen"])
+                    sample = load_sample(self._folder.path, original).layers if self._settings.save_samples else None
+                    copied = Measured(kept, tables, self._folder.facts(original), sample)
+        return self._fabric.broadcast(copied)
+
+    def end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
+        """Write what was measured, or why nothing was; leave the checkpoint to others, and print its line."""
+        records = None
+        try:
+            if not isinstance(result, str):
+                records = self._write(planned, result)
+        except Exception as error:
+            result = reason(error)
+        finally:
+            self._locks.release(planned.original)
+        if records is not None:
+            for width in sorted(set(records["width"]) - {0}):
+                for note in width_notes(metrics_function(self._settings), int(width)):
+                    self.print_once(note)
+            self.print(self._lines.measured(planned, number, records, time.monotonic() - started))
+        else:
+            self.failures[planned.name] = str(result)
+            if self._fabric.is_global_zero:
+                self._folder.write_failure(planned.name, str(result))
+            self.print(self._lines.failed(planned, number, str(result)))
+        self._rebuild_sometimes()
+
+    def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
+        checkpoint = planned.checkpoint
+        records = list(measured.records)
+        if checkpoint.position.tokens is not None:
+            records.append(model_record("tokens_seen", float(checkpoint.position.tokens)))
+        frame = to_frame(
+            records,
+            model=checkpoint.model,
+            revision=checkpoint.revision,
+            step=checkpoint.step,
+            commit=checkpoint.commit,
+            series=checkpoint.position.series,
+            weights_sha256=planned.weights_sha256,
+            duplicate_of=planned.duplicate_of,
+        )
+        if self._fabric.is_global_zero:
+            about = {key: value for key, value in {**measured.about, **planned.about}.items() if value}
+            self._folder.write(planned.name, frame, measured.tables, about, measured.sample)
+        return frame
+
+    def _rebuild_sometimes(self) -> None:
+        """Bring the folder up to date while the sweep runs, for a small share of its time."""
+        started = time.monotonic()
+        if self._fabric.is_global_zero and started - self._rebuilt_at > 50 * self._rebuild_seconds:
+            with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
+                self._folder.rebuild(self._num_series)
+            self._rebuilt_at = started
+            self._rebuild_seconds = time.monotonic() - started
+
+    def show_progress(self, names: str, number: int, num_ended: int) -> None:
+        """Say on the bar which checkpoints are under way."""
+        self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def print_once(self, line: str) -> None:
+        """Print a line unless it has been printed before."""
+        if line not in self._printed:
+            self._printed.add(line)
+            self.print(line)
+
+
+_HEADLINES = headlines()[:4]  # as many as fit in a line
 _VALUES = ("loss", *_HEADLINES)
 _OVER = "means over {}"
 
 
 class Lines:
-    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left.
-
-    Args:
-        pending: the checkpoints that are to be measured.
-    """
+    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
 
     def __init__(self, pending: Sequence[Planned]) -> None:
         self._total = len(pending)
@@ -55,10 +357,7 @@ class Lines:
         self._columns: list[str] = []
 
     def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
-        """The loss, and means over blocks (over all layers if none is a block), as far as they are measured.
-
-        Above the first line stand the columns, and again where there are more of them.
-        """
+        """The loss, and means over blocks (over all layers if none is a block); above the first line the columns."""
         at_layers = records[records["layer"] != MODEL]
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
         blocks = at_layers[at_layers["layer"].isin(names)]
@@ -75,7 +374,7 @@ class Lines:
         return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
-        """Why there are no results."""
+        """The reason why there are no results."""
         self._num_ended += 1
         return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
 
@@ -84,31 +383,19 @@ class Lines:
         return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
 
 
-def shortfall(settings: SweepSettings, text: ProbeText) -> str:
-    """Whether fewer tokens are used than were asked for, and whether texts were cut, in sentences; empty if neither."""
-    used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
-    many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
-    rest = "what does not fill a sequence is left out"
-    if settings.unit != "sequence":
-        many, rest = f"{len(text.lengths):,} texts", "only whole texts are taken"
-    why = "the text has no more" if left >= settings.seq_len else rest
-    lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
-    if text.num_cut:
-        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
-    return "; ".join(lines)
+def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
+    """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
+    folder.write_architecture()
+    records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
+    print(summarize(records, plan, mine, failures))
+    print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
+    return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3
 
 
 def summarize(
     records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]
 ) -> str:
-    """How many checkpoints are done, and which are duplicates, have moved, were replaced, are other models, or failed.
-
-    Args:
-        records: of the checkpoints that are done, by name, as `SweepFolder.read_runs` has them.
-        plan: all checkpoints of the sweep.
-        mine: those that this run was to have done.
-        failures: reasons, by name.
-    """
+    """Lines on how many are done, and on duplicates, moved and replaced checkpoints, other models, and failures."""
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
     part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
@@ -142,352 +429,22 @@ def summarize(
     return "\n".join(lines)
 
 
-class Downloads:
-    """Fetches checkpoints one at a time, and removes their files once they have been measured.
-
-    With ``evict``, files are downloaded into a folder of this process alone, inside ``out``, and the user's
-    cache is only read: nothing is written to it or removed from it. If the process is killed, the next one that
-    downloads into ``out`` removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
-
-    Args:
-        out: a folder: on the driver's machine, that of the sweep.
-        evict: remove what has been downloaded.
-    """
-
-    def __init__(self, out: Path, *, evict: bool) -> None:
-        remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
-        self._folder = temporary_path(out / "downloads")
-        self._evict = evict
-        self._worker = ThreadPoolExecutor(1)
-        self._fetches: dict[str, Future[Path]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
-        self._worker.shutdown(wait=not is_stopped, cancel_futures=True)
-        self.discard()
-
-    def discard(self) -> None:
-        """Remove all that has been downloaded."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def start(self, planned: Planned) -> Future[Path]:
-        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
-        if planned.name not in self._fetches:
-            self._fetches[planned.name] = self._worker.submit(self._fetch, planned)
-        return self._fetches[planned.name]
-
-    def _fetch(self, planned: Planned) -> Path:
-        checkpoint = planned.checkpoint
-        if checkpoint.path is not None:
-            return checkpoint.path
-        assert planned.contents is not None
-        cache = self._folder / planned.name if self._evict else None
-        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
-
-    def offload_folder(self, planned: Planned) -> Path:
-        """A folder for the weights of a checkpoint that a device map keeps on disk."""
-        return self._folder / planned.name / "offloaded"
-
-    def remove(self, planned: Planned) -> None:
-        """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
-        self._fetches.pop(planned.name, None)
-        shutil.rmtree(self._folder / planned.name, ignore_errors=True)
-
-
-_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-"""Packages that the numbers depend on."""
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
-    return {name: version(name) for name in _PACKAGES}
-
-
-@dataclass
-class Worker:
-    """One process of those that measure a checkpoint together: local rank 0 downloads for its node.
-
-    Args:
-        fabric: the processes and their devices.
-        settings: of the sweep.
-        texts: what to measure on, by `Checkpoint.model`.
-        downloads: where to.
-    """
-
-    fabric: Fabric
-    settings: SweepSettings
-    texts: Mapping[str, ProbeText]
-    downloads: Downloads
-    _loader: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1), init=False)
-    _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
-
-    def measured(self, planned: Planned, upcoming: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint; every rank must call this, and returns the same.
-
-        Args:
-            planned: the checkpoint.
-            upcoming: chooses the next one, to be fetched meanwhile, once this one is loaded, and loaded while the
-                metrics of this one, whose weights have gone by then, are computed and written.
-
-        Raises:
-            Exception: of any kind: it cannot be fetched, loaded or measured.
-        """
-        try:
-            path = None
-            with all_agree(self.fabric):
-                if self.fabric.local_rank == 0:
-                    path = self.downloads.start(planned).result()
-            path = from_local_zero(self.fabric, path)
-            assert path is not None
-            with all_agree(self.fabric):
-                loaded = self._loaded(planned, path)
-                require_vocabulary(loaded.model, self._text(planned).token_ids)
-            following = self.fabric.broadcast(upcoming())
-            if self.fabric.local_rank == 0 and following is not None:
-                self.downloads.start(following)
-            return measure(
-                self.fabric, loaded, self._text(planned), self.settings, partial(self._load_ahead, following)
-            )
-        finally:
-            self.downloads.remove(planned)
-
-    def load(self, planned: Planned, path: Path) -> loading.LoadedModel:
-        """The model of a checkpoint, from its folder or file."""
-        dtype = getattr(torch, self.settings.dtype)
-        if path.is_file():
-            assert self.settings.model_class is not None
-            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
-        assert planned.contents is not None
-        if self.settings.device_map is not None:
-            gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
-        return loading.load_model(
-            path,
-            planned.contents,
-            dtype=dtype,
-            trust_remote_code=self.settings.trust_remote_code,
-            device_map=self.settings.device_map,
-            offload_folder=self.downloads.offload_folder(planned),
-        )
-
-    def _loaded(self, planned: Planned, path: Path) -> loading.LoadedModel:
-        """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
-        ahead = self._loads.pop(planned.name, None)
-        wait(self._loads.values())
-        self._loads.clear()
-        return self.load(planned, path) if ahead is None else ahead.result()
-
-    def _load_ahead(self, planned: Planned | None) -> None:
-        """Begin to load a checkpoint, where that changes nothing for the metrics that are computed meanwhile.
-
-        Loading sets torch's default dtype for all threads; and code of the user's may set anything.
-        """
-        own_code = self.settings.model_class is not None or self.settings.trust_remote_code
-        in_place = self.settings.device_map is None and self.fabric.world_size == 1
-        if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
-            fetched = self.downloads.start(planned)
-            self._loads[planned.name] = self._loader.submit(lambda: self.load(planned, fetched.result()))
-
-    def _text(self, planned: Planned) -> ProbeText:
-        return self.texts[planned.checkpoint.model]
-
-
-POLL_SECONDS = 1.0
-"""Between two looks at whether another sweep is through with what it has begun."""
-
-
-@dataclass
-class Sweep:
-    """One process of a sweep: all ranks measure, rank 0 chooses and writes.
-
-    Args:
-        fabric: the processes and their devices.
-        settings: of the sweep.
-        plan: all checkpoints.
-        pending: those to measure in this run.
-        texts: what to measure them on, by `Checkpoint.model`.
-        out: the sweep folder.
-    """
-
-    fabric: Fabric
-    settings: SweepSettings
-    plan: Sequence[Planned]
-    pending: Sequence[Planned]
-    texts: Mapping[str, ProbeText]
-    out: SweepFolder
-
-    def __post_init__(self) -> None:
-        self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
-        self.failures: dict[str, str] = {}
-        self._locks = Locks(self.out.path / "manifest.json")
-        self._left = list(self.pending)
-        self._console = Console(quiet=not self.fabric.is_global_zero)
-        is_shown = bool(self.pending) and self._console.is_terminal
-        self._bar = Progress(console=self._console, disable=not is_shown, transient=True)
-        self._task = self._bar.add_task("", total=len(self.pending))
-        self._lines = Lines(self.pending)
-        self._said: set[str] = set()
-        self._rebuilt = (time.monotonic(), 0.0)  # when, and how long it took
-
-    def run(self) -> dict[str, str]:
-        """Measure all pending checkpoints; returns the reasons of those that failed, by name."""
-        with self._bar, closing(self._locks):
-            self._measure_all()
-            if self.fabric.is_global_zero:
-                self.out.rebuild(self._num_series)
-        return self.failures
-
-    def _measure_all(self) -> None:
-        with Downloads(self.out.path, evict=self.settings.evict) as downloads:
-            worker = self._worker(downloads)
-            while (planned := self._next()) is not None:
-                number = len(self.pending) - len(self._left)
-                self._show(planned.name, number, number - 1)
-                started = time.monotonic()
-                self._end(planned, number, self._measured(planned, worker), started)
-
-    def _worker(self, downloads: Downloads) -> Any:
-        """What measures a checkpoint, by its method ``measured``."""
-        return Worker(self.fabric, self.settings, self.texts, downloads)
-
-    def _show(self, names: str, number: int, num_ended: int) -> None:
-        self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
-
-    def _end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
-        """Write what was measured, or why nothing was; leave the checkpoint to others, and print its line."""
-        try:
-            frame = None if isinstance(result, str) else self._write(planned, result)
-        except Exception as error:
-            frame, result = None, reason(error)
-        finally:
-            self._locks.release(begun(planned))
-        if frame is not None:
-            for width in sorted(set(frame["width"]) - {0}):
-                for note in width_notes(metric_factory(self.settings), int(width)):
-                    self._say_once(note)
-            line = self._lines.measured(planned, number, frame, time.monotonic() - started)
-        else:
-            line = self._lines.failed(planned, number, self._fail(planned, str(result)))
-        self._say(line)
-        self._rebuild_sometimes()
-
-    def _next(self) -> Planned | None:
-        """The checkpoint to measure now, the same on all ranks; None at the end.
-
-        What another process has begun comes last, once that process is through with it or gone.
-        """
-        while True:
-            chosen = self._free(self._left) if self.fabric.is_global_zero else None
-            if chosen is not None:
-                self._left.remove(chosen)
-            chosen, self._left = self.fabric.broadcast((chosen, self._left))
-            if chosen is not None or not self._left:
-                return chosen
-            self._say_once(f"waiting for another sweep to be through with {listed([p.name for p in self._left])}")
-            time.sleep(POLL_SECONDS)
-
-    def _free(self, among: Sequence[Planned]) -> Planned | None:
-        """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0."""
-        for planned in list(among):
-            if not self._locks.take(begun(planned)):
-                self._say_once(f"another sweep is at work in {self.out.path}: what it has begun is left to it")
-            elif self._is_done(planned):  # by another process, since this one has made its plan
-                self._left.remove(planned)
-                self._locks.release(begun(planned))
-            else:
-                if self._locks.error:
-                    self._say_once(
-                        f"{self.out.path} cannot be locked ({self._locks.error}): another sweep of the same "
-                        "checkpoints at the same time would measure them, too"
-                    )
-                return planned
-        return None
-
-    def _is_done(self, planned: Planned) -> bool:
-        if planned.name not in self.out.done():
-            return False
-        return not planned.is_stale or planned.is_done(self.out.read(planned.name))
-
-    def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
-        frame = to_frame([*measured.records, *_tokens_seen(planned)], **self._columns(planned))
-        if self.fabric.is_global_zero:
-            about = {**measured.about, **planned.about}
-            known = {key: value for key, value in about.items() if value}
-            self.out.write(planned.name, frame, measured.tables, known, measured.sample)
-        return frame
-
-    def _fail(self, planned: Planned, why: str) -> str:
-        self.failures[planned.name] = why
-        if self.fabric.is_global_zero:
-            self.out.write_failure(planned.name, why)
-        return why
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._say(line)
-
-    def _copied(self, planned: Planned) -> Measured | None:
-        """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
-        copied = None
-        original = planned.duplicate_of
-        if self.fabric.is_global_zero and original in self.out.done() and planned.contents is not None:
-            with suppress(Exception):  # then it is measured
-                first = next(other.checkpoint for other in self.plan if other.name == original)
-                records = self.out.read(original)
-                is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
-                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)  # one tokenizer
-                if is_same and first.config_digest() == planned.contents.config_digest:
-                    tables = self.out.read_tables(original, self.settings.tables)
-                    kept = to_records(records[records["metric"] != "tokens_seen"])
-                    layers = load_sample(self.out.path, original).layers if self.settings.save_samples else None
-                    copied = Measured(kept, tables, self.out.facts(original), layers)
-        return self.fabric.broadcast(copied)
-
-    def _measured(self, planned: Planned, worker: Any) -> Measured | str:
-        """What is copied or measured of a checkpoint, or the reason why nothing is."""
-        try:
-            return planned.error or self._copied(planned) or worker.measured(planned, self._upcoming)
-        except Exception as error:
-            return reason(error)
-
-    def _upcoming(self) -> Planned | None:
-        """The checkpoint to fetch while another is measured, from now on this process's; duplicates are copied."""
-        to_fetch = [p for p in self._left if not p.duplicate_of and not p.error]
-        return self._free(to_fetch) if self.fabric.is_global_zero else None
-
-    def _columns(self, planned: Planned) -> dict[str, Any]:
-        checkpoint = planned.checkpoint
-        return {
-            "model": checkpoint.model,
-            "revision": checkpoint.revision,
-            "step": checkpoint.step,
-            "commit": checkpoint.commit,
-            "series": checkpoint.position.series,
-            "weights_sha256": planned.weights_sha256,
-            "duplicate_of": planned.duplicate_of,
-        }
-
-    def _rebuild_sometimes(self) -> None:
-        """Bring the folder up to date while the sweep runs, for a small share of its time."""
-        last, cost = self._rebuilt
-        started = time.monotonic()
-        if self.fabric.is_global_zero and started - last > 50 * cost:
-            with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self.out.rebuild(self._num_series)
-            self._rebuilt = started, time.monotonic() - started
-
-
-def begun(planned: Planned) -> str:
-    """What a process holds of a checkpoint that it has begun: duplicates go with their original, to be copied."""
-    return planned.duplicate_of or planned.name
-
-
-def _tokens_seen(planned: Planned) -> list[Record]:
-    tokens = planned.checkpoint.position.tokens
-    return [] if tokens is None else [model_record("tokens_seen", float(tokens))]
+def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
+    """See `embedgeo.sweep.check`."""
+    with muted_libraries():
+        plan = make_plan(model, revisions, steps)
+    groups: dict[str, list[str]] = {}
+    for planned in plan:
+        if planned.duplicate_of:
+            groups.setdefault(planned.duplicate_of, []).append(planned.name)
+    for first, others in groups.items():
+        print(f"same weights: {', '.join([first, *others])}")
+    parts = shared_parts({planned.name: planned.contents for planned in plan if planned.contents is not None})
+    for file, names in parts:
+        print(f"same file {file}: {', '.join(names)}")
+    failed = [planned for planned in plan if planned.error]
+    for planned in failed:
+        print(f"not read: {planned.name}: {planned.error}")
+    num_duplicates = sum(map(len, groups.values()))
+    print(f"{len(plan)} checkpoints, {num_duplicates} of them with the weights of an earlier one")
+    return 1 if groups or parts else 3 if failed else 0

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
 from embedgeo.results.records import parse_groups
@@ -15,14 +15,6 @@ _RUN_OPTIONS = (
     *("device_map", "on", "ray_address", "workers", "resources"),
 )
 """Options that do not change the results; of the text, the hash is recorded."""
-
-_CHOICES = {
-    "unit": ("sequence", "line", "sentence", "document"),
-    "special_tokens": ("none", "bos", "bos+eos", "default"),
-    "rows": ("tokens", "mean", "max", "first", "last", "words"),
-    "dtype": ("float32", "float64", "bfloat16", "float16"),
-    "on": (None, "ray"),
-}
 
 
 @dataclass(frozen=True)
@@ -152,25 +144,77 @@ class SweepSettings:
             listed = value if isinstance(value, list | tuple) else [value]
             if not all(isinstance(each, str) for each in listed) or not (listed or name in ("text", "extra")):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
+        for option in fields(self):
+            choices, value = get_args(option.type), getattr(self, option.name)
+            if get_origin(option.type) is Literal and value not in choices:
+                raise ValueError(f"{option.name} must be one of {', '.join(choices)}; got {value!r}.")
         parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
         if not isinstance(ignored, list | tuple) or not all(isinstance(each, int) for each in ignored):
             raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
-        if self.jackknife < 0 or self.jackknife == 1:
-            raise ValueError(f"jackknife must be a number of groups, 2 or more, or 0 for none; got {self.jackknife}.")
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, known))}; got {getattr(self, name)!r}.")
-        require_text_options(self)
-        require_metric_options(self)
-        require_ray_options(self)
-        if self.device_map is not None:
-            require_device_map(self)
+        self._require_texts()
+        self._require_metrics()
+        self._require_ray()
+        self._require_device_map()
+
+    def _require_texts(self) -> None:
+        if not 0 < self.sample <= 1:
+            raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
+        fewest, most = self.min_words, self.max_words
+        if fewest < 0 or most < 0 or fewest > most > 0:
+            raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
+        if self.unit == "sequence" and (fewest or most):
+            raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
+
+    def _require_metrics(self) -> None:
+        """Check what the metrics do not check themselves, or know by other names."""
+        lo_hi: Any = self.count_range
+        are_counts = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
+        if not are_counts or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
+            raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
+        if self.rows in ("mean", "max") and (lo_hi or self.token_tables):
+            raise ValueError(
+                f'count_range and token_tables need token types; rows="{self.rows}" has none. Take other rows.'
+            )
+        if self.id_batches < 1:
+            raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
+        if not 1 <= self.max_state_bytes < inf:
+            raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {self.max_state_bytes}.")
+        if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
+            raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
+
+    def _require_ray(self) -> None:
+        if self.on not in (None, "ray"):
+            raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
+        if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
+            raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1; got {self.workers}.")
+        resources: Any = self.resources or {}
+        if not all(isinstance(number, int | float) and 0 <= number < inf for number in resources.values()):
+            raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {resources!r}.')
+        processes = {
+            name: value for name, value in (self.trainer or {}).items() if name in ("devices", "num_nodes", "strategy")
+        }
+        if self.on == "ray" and any(value not in (1, "auto") for value in processes.values()):
+            raise ValueError(f"a worker on Ray is one process with one device; got trainer options {processes!r}.")
+
+    def _require_device_map(self) -> None:
+        if self.device_map is None:
+            return
+        precision = str((self.trainer or {}).get("precision"))
+        if not self.device_map or not (self.device_map == "auto" or isinstance(self.device_map, dict)):
+            raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {self.device_map!r}.")
+        if self.model_class is not None:
+            raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
+        if precision.endswith("-true"):
+            raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
+        require_extra("accelerate", "device_map")
 
     @property
     def models(self) -> Sequence[str]:
@@ -191,15 +235,27 @@ class SweepSettings:
     @property
     def layer_patterns(self) -> str | list[str]:
         """What ``layers`` names, in a list if there are several; a comma in the brackets of a pattern is part of it."""
-        given = [self.layers] if isinstance(self.layers, str) else self.layers
-        patterns = [pattern.strip() for each in given for pattern in re.split(r",(?![^[]*\])", each)]
+        entries = [self.layers] if isinstance(self.layers, str) else self.layers
+        patterns = [pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)]
         return patterns if len(patterns) > 1 else patterns[0]
 
     @property
     def extra_names(self) -> list[str]:
         """What ``extra`` names, in a list."""
-        given = [self.extra] if isinstance(self.extra, str) else self.extra
-        return [name.strip() for each in given for name in each.split(",")]
+        entries = [self.extra] if isinstance(self.extra, str) else self.extra
+        return [name.strip() for entry in entries for name in entry.split(",")]
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Index and number of parts in ``shard``; the index counts from 0.
+
+        >>> SweepSettings("model", shard="1/4").part, SweepSettings("model", shard="4/4").part
+        ((1, 4), (0, 4))
+        """
+        index, _, count = self.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
+            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
+        return int(index) % int(count), int(count)
 
     @property
     def folder(self) -> Path:
@@ -208,67 +264,6 @@ class SweepSettings:
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
-        asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
-        asked["model"] = list(self.models)
-        asked["layers"] = self.layer_patterns
-        asked["extra"] = self.extra_names
-        return {**asked, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}
-
-
-def require_text_options(settings: "SweepSettings") -> None:
-    """Raise ValueError unless the options about texts can be had, and go together."""
-    if not 0 < settings.sample <= 1:
-        raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {settings.sample}.")
-    fewest, most = settings.min_words, settings.max_words
-    if fewest < 0 or most < 0 or fewest > most > 0:
-        raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
-    if settings.unit == "sequence" and (fewest or most):
-        raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
-
-
-def require_ray_options(settings: "SweepSettings") -> None:
-    """Raise ValueError unless the options about a Ray cluster can be had, and go together."""
-    if settings.on is None and (settings.ray_address or settings.workers != 1 or settings.resources):
-        raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
-    if settings.workers < 1:
-        raise ValueError(f"workers must be at least 1; got {settings.workers}.")
-    given: Any = settings.resources or {}
-    if not all(isinstance(number, int | float) and 0 <= number < inf for number in given.values()):
-        raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {given!r}.')
-    apart = {
-        name: value for name, value in (settings.trainer or {}).items() if name in ("devices", "num_nodes", "strategy")
-    }
-    if settings.on == "ray" and any(value not in (1, "auto") for value in apart.values()):
-        raise ValueError(f"a worker on Ray is one process with one device; got trainer options {apart!r}.")
-
-
-def require_metric_options(settings: "SweepSettings") -> None:
-    """Raise ValueError unless the options about metrics can be had, and go together."""
-    lo_hi: Any = settings.count_range
-    whole = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
-    if not whole or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
-        raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
-    if settings.rows in ("mean", "max") and (lo_hi or settings.token_tables):
-        raise ValueError(
-            f'count_range and token_tables need token types; rows="{settings.rows}" has none. Take other rows.'
-        )
-    if not 0 < settings.discard_fraction < 1:
-        raise ValueError(f"discard_fraction must be between 0 and 1, both excluded; got {settings.discard_fraction}.")
-    if settings.id_batches < 1:
-        raise ValueError(f"id_batches must be at least 1 sample; got {settings.id_batches}.")
-    if not 1 <= settings.max_state_bytes < inf:
-        raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {settings.max_state_bytes}.")
-    if settings.anisotropy_batch < 0 or settings.anisotropy_batch == 1:
-        raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {settings.anisotropy_batch}.")
-
-
-def require_device_map(settings: "SweepSettings") -> None:
-    """Raise ValueError unless ``device_map`` can be had, and go together."""
-    got, precision = settings.device_map, str((settings.trainer or {}).get("precision"))
-    if not got or not (got == "auto" or isinstance(got, dict)):
-        raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {got!r}.")
-    if settings.model_class is not None:
-        raise ValueError(f"device_map must be left out with a model_class, here {settings.model_class}: see trainer.")
-    if precision.endswith("-true"):
-        raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
-    require_extra("accelerate", "device_map")
+        recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
+        recorded |= {"model": list(self.models), "layers": self.layer_patterns, "extra": self.extra_names}
+        return {**recorded, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.formatting import reason, shell_command
-from embedgeo.functional.alignment import NEIGHBORS
 from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
+from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import can_start_threads

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedgeo.extras import require_extra
-from embedgeo.sweep import SweepSettings, require_sources, uncollected
+from embedgeo.sweep import SweepSettings, require_sources, without_garbage_collection
 
 _RUN_OPTIONS = ("out", "shard", "evict", "dry_run")
 """Options that do not change the results."""
@@ -115,10 +115,9 @@ def vocabulary(settings: VocabularySettings) -> int:
         OSError: the folder cannot be written, or the checkpoints cannot be listed.
     """
     require_extra("sweep", "embedgeo vocabulary")
-    given = settings.as_sweep()
-    require_sources(model=given.models, tokenizer=[given.tokenizer] if given.tokenizer else [])
+    require_sources(settings.as_sweep().models, settings.tokenizer)
 
-    with uncollected():
+    with without_garbage_collection():
         from embedgeo.vocabulary.command import run_vocabulary
 
     return run_vocabulary(settings)
