@@ -200,23 +200,6 @@ def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFr
     )[SCHEMA.names]
 
 
-def _sweep(settings: DemoSettings, num_tokens: int) -> None:
-    with muted_libraries():
-        sweep(
-            SweepSettings(
-                model=str(settings.out / "checkpoints"),
-                text=str(settings.out / "probe.txt"),
-                num_tokens=num_tokens,
-                seq_len=settings.seq_len,
-                batch_size=PROBE_BATCH,
-                token_tables=True,
-                after_processing=True,
-                out=str(settings.out / "sweep"),
-                trainer={"accelerator": "cpu"},
-            )
-        )
-
-
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
     keys = ["step", "layer", "metric"]
