@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from embedgeo.capture.calls import kept_buffers, kept_modes
+from embedgeo.capture.calls import kept_buffers, present_modes
 from embedgeo.capture.structure import is_compiled
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
@@ -107,7 +107,7 @@ def run_model(
     num_taken = num_ranks
     with ExitStack() as kept, torch.no_grad():
         kept.callback(detach)
-        kept.enter_context(kept_modes(adapter.model))
+        kept.callback(present_modes(adapter.model))
         if as_training:
             kept.enter_context(kept_buffers(adapter.model))
             adapter.set_train_mode()
