@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from embedgeo.formatting import listed, measured, number
+from embedgeo.formatting import listed, number, with_error
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report.runs import Run
 from embedgeo.results.records import loss_outliers
@@ -258,7 +258,7 @@ def _means(run: Run, name: str) -> dict[str, dict[str, str]]:
         errors = run.mean_errors(metric)[name].reindex(mean.index)
         if len(mean):
             places = (0, int(mean.argmin()), int(mean.argmax()), -1)
-            first, lowest, highest, last = (measured(mean.iloc[i], errors.iloc[i]) for i in places)
+            first, lowest, highest, last = (with_error(mean.iloc[i], errors.iloc[i]) for i in places)
             extremes = [f"{at} ({mean.index[i]:,})" for at, i in zip((lowest, highest), places[1:3], strict=True)]
             between = extremes if mean.nunique() > 1 else [_UNKNOWN, _UNKNOWN]
             expected = number(random.iloc[-1]) if len(random) else _UNKNOWN
