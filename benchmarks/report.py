@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from embedgeo.glossary import TERMS, VOCABULARY
+from embedgeo.glossary import VOCABULARY, known_terms
 from embedgeo.results.folder import CKA, SweepFolder, cka_file
 from embedgeo.results.parquet import write_parquet
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
@@ -45,7 +45,7 @@ def main() -> None:
 
 def make_folder(folder: Path) -> Path:
     """A sweep with every metric of the glossary and every table."""
-    metrics = [metric for metric in TERMS if metric not in OF_OTHERS]
+    metrics = [metric for metric in known_terms() if metric not in OF_OTHERS]
     make_sweep(folder, PYTHIA_STEPS, BLOCKS, dim=WIDTH, metrics=metrics, tokens=True, spectra=1)
     store, layers, random = SweepFolder(folder), layer_names(BLOCKS), np.random.default_rng(0)
     for step in PYTHIA_STEPS:

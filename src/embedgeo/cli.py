@@ -1,4 +1,4 @@
-"""The command line: options are the arguments of what they set, and their help is its docstring.
+"""The command line.
 
 Nothing heavy is imported before a command runs, so that ``--help`` and a wrong option are answered at once.
 """
@@ -8,16 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
-from embedgeo.extras import require_extra
+from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.sweep import SweepSettings, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
@@ -47,8 +44,8 @@ def report(
     from embedgeo.results.records import parse_groups
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
-    asked = [name for name in names if name] if examples else None
-    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), asked))
+    texts = [name for name in names if name] if examples else None
+    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
@@ -60,15 +57,16 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "drift": (drift, drift),
     "report": (report, report),
 }
-"""What each command runs, and whose arguments are its options: its own, or those of the settings that it takes."""
+"""Function of each command, and whose arguments are its options: its own, or those of the settings that it takes."""
 
+_CONTINUES = "; started again, it goes on where it was"
 _STOPPED = {
-    "sweep": "; started again, it goes on where it was",
-    "vocabulary": "; started again, it goes on where it was",
-    "drift": "; started again, it goes on where it was",
+    "sweep": _CONTINUES,
+    "vocabulary": _CONTINUES,
+    "drift": _CONTINUES,
     "report": "; no report was written, and an earlier one is as it was",
 }
-"""What is left by a command that was stopped."""
+"""State that a stopped command leaves."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,17 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: after ``--help`` (0) and for a wrong option (2).
     """
     try:
-        require_extra("report,sweep", "the command embedgeo", "docstring_parser", "jsonargparse", "safetensors")
+        require_extra("report,sweep", "the command embedgeo", *COMMAND_MODULES)
     except ImportError as missing:
         return _refused(missing)
     from safetensors import SafetensorError
 
+    from embedgeo.options import make_parser
+
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
-    options = chosen[chosen.subcommand].as_dict()
+    parsed = make_parser(ABOUT, COMMANDS).parse_args(sys.argv[1:] if argv is None else list(argv))
+    name = parsed.subcommand
+    options = parsed[name].as_dict()
     options.pop("config")
-    run, settings = COMMANDS[chosen.subcommand]
+    run, settings = COMMANDS[name]
     try:
         status = run(**options) if settings is run else run(settings(**options))
     except (ImportError, OSError, SafetensorError, ValueError) as error:
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and not isinstance(stopped.__context__, KeyboardInterrupt):
             raise  # not lightning's for a KeyboardInterrupt
-        print(f"embedgeo: stopped{_STOPPED.get(chosen.subcommand, '')}", file=sys.stderr)
+        print(f"embedgeo: stopped{_STOPPED.get(name, '')}", file=sys.stderr)
         if argv is None:
             sys.stdout.flush()
             os._exit(130)  # an ordinary exit waits for the threads that download
@@ -114,12 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refused(error: Exception) -> int:
     print(f"embedgeo: error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2
-
-
-def _parser() -> "ArgumentParser":
-    from embedgeo.options import make_parser
-
-    return make_parser(ABOUT, COMMANDS)
 
 
 if __name__ == "__main__":

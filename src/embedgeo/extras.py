@@ -1,33 +1,33 @@
-"""The optional packages: what says which of them is missing, and how to install it."""
+"""Optional packages: the modules of each extra, and the error where one is missing."""
 
 from importlib.util import find_spec
 
-_MODULES = {
+EXTRA_MODULES = {
     "accelerate": ("accelerate", "transformers"),
     "datasets": ("datasets",),
     "ray": ("ray",),
     "report": ("jinja2", "matplotlib", "pandas", "PIL", "pyarrow", "rich", "safetensors", "scipy"),
     "sweep": ("huggingface_hub", "pandas", "pyarrow", "rich", "safetensors", "sentencex", "tokenizers", "transformers"),
 }
-"""What is imported of an extra, beside what every command imports."""
+"""Modules that are imported of an extra, beside `COMMAND_MODULES`."""
+
+COMMAND_MODULES = ("docstring_parser", "jsonargparse", "safetensors")
+"""Modules that every command imports."""
 
 
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
-    """Check that the packages of an extra are installed, without importing them.
+    """Raise ImportError, with the command that installs them, if packages are missing; none is imported.
 
     Args:
-        extra: the extra of this package, as ``report``, or several, as ``report,sweep``.
+        extra: of this package, as ``report``, or several, as ``report,sweep``.
         purpose: what needs it, as the user has called it.
         modules: the names that are imported; default: all those of the extra.
-
-    Raises:
-        ImportError: some are missing; the message has the command that installs them.
 
     >>> require_extra("report", "embedgeo report", "no_such_package")
     Traceback (most recent call last):
     ImportError: embedgeo report needs no_such_package, which is not installed: pip install 'embedgeo[report]'
     """
-    wanted = modules or [module for each in extra.split(",") for module in _MODULES[each]]
+    wanted = modules or [module for each in extra.split(",") for module in EXTRA_MODULES[each]]
     missing = [module for module in dict.fromkeys(wanted) if not _is_installed(module)]
     if missing:
         verb = "is" if len(missing) == 1 else "are"

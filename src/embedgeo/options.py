@@ -1,11 +1,11 @@
-"""The options of the commands: the arguments of what they set, whose docstrings are their help."""
+"""Options of the commands: the arguments of what they set, with the docstrings as help."""
 
 import re
 import sys
 from argparse import Action, ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import yaml
 from docstring_parser import parse
@@ -17,34 +17,37 @@ _POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONF
 """Arguments that are given by position, as the help calls them."""
 
 
-class _Values(list[Any]):
+class _GivenValues(list[Any]):
     """Values given on the command line, not in a configuration or by default."""
 
 
-class _Extend(Action):
-    """Takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``."""
+def _several(read: Callable[[str], list[Any]]) -> type[Action]:
+    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``.
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        before = getattr(namespace, self.dest, None)
-        given = _Values(before if isinstance(before, _Values) else ())
-        for value in values:
-            given += self.read(value)
-        setattr(namespace, self.dest, given)
+    Args:
+        read: the values in one argument.
+    """
 
-    def read(self, value: str) -> list[Any]:
-        """The values in one argument."""
-        return yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
+    class Several(Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            earlier = getattr(namespace, self.dest, None)
+            given = _GivenValues(earlier if isinstance(earlier, _GivenValues) else ())
+            for value in values:
+                try:
+                    given += read(value)
+                except ValueError:
+                    raise ArgumentError(self, f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
+            setattr(namespace, self.dest, given)
+
+    return Several
 
 
-class _ExtendNumbers(_Extend):
-    """Takes several numbers: also ``0,1``."""
+def _strings(value: str) -> list[Any]:
+    return yaml.safe_load(value) if re.fullmatch(r"\[.*\]", value) else [value]
 
-    def read(self, value: str) -> list[Any]:
-        """The numbers in one argument."""
-        try:
-            return [int(part) for part in value.strip("[]").split(",")]
-        except ValueError:
-            raise ArgumentError(self, f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
+
+def _numbers(value: str) -> list[Any]:
+    return [int(part) for part in value.strip("[]").split(",")]
 
 
 class _Parser(ArgumentParser):
@@ -65,7 +68,7 @@ def make_parser(about: str, commands: Mapping[str, tuple[Callable[..., Any], Cal
 
     Args:
         about: what the program does.
-        commands: what each command runs, whose docstring says what it does, and whose arguments are its options.
+        commands: what each runs, with the docstring that says what it does, and whose arguments are its options.
     """
     parser = _Parser(prog="embedgeo", description=about, allow_abbrev=True, version=__version__)
     subcommands = parser.add_subcommands(required=True)
@@ -81,12 +84,14 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
-        many = list[str] in (parameter.annotation, *getattr(parameter.annotation, "__args__", ()))
-        kind: dict[str, Any] = {"nargs": "+", "action": _Extend} if many else {"type": parameter.annotation}
-        if parameter.annotation is bool:
+        annotation = parameter.annotation
+        kind: dict[str, Any] = {"type": annotation}
+        if annotation is bool:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
-        elif parameter.annotation == Sequence[int]:
-            kind = {"nargs": "+", "action": _ExtendNumbers}
+        elif annotation == Sequence[int]:
+            kind = {"nargs": "+", "action": _several(_numbers)}
+        elif list[str] in (annotation, *get_args(annotation)):
+            kind = {"nargs": "+", "action": _several(_strings)}
         if name in _POSITIONAL:
             parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from tests.training.runs import fit
@@ -119,7 +119,7 @@ def test_the_custom_scalars_page_draws_a_line_a_layer(server, charts, browser):
             inside(card.shadowRoot).filter(e => e.matches("path.line") && points(e) > 2).length]);
         return shown.length === arguments[0] && shown.every(([_, lines]) => lines === arguments[1]) && shown;
         """,
-        len(HEADLINES),
+        len(headlines()),
         2 * sum(map(len, LAYERS.values())),  # smoothed, and pale as they are
     )
     for (title, _), (text, _) in zip(charts, drawn, strict=False):
@@ -135,6 +135,6 @@ def test_the_images_page_loads_the_images_it_shows(server, browser):
         const sizes = images.map(image => [image.naturalWidth, image.naturalHeight, image.clientWidth]);
         return sizes.length >= arguments[0] && sizes.every(([width]) => width) && sizes;
         """,
-        2 * len(HEADLINES),  # curves and heatmaps: further groups are closed
+        2 * len(headlines()),  # curves and heatmaps: further groups are closed
     )
     assert all(width == 2 * shown and height >= 500 for width, height, shown in sizes)

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader
 
 import embedgeo
-from embedgeo.glossary import TERMS
+from embedgeo.glossary import FOREIGN
 from embedgeo.text import train_tokenizer
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep
@@ -112,7 +112,7 @@ def pipeline_names() -> dict[str, object]:
 
 def run(page: str, namespace: dict[str, object]) -> None:
     """Run the Python blocks of a page in order; a traceback has the page's lines."""
-    with mock.patch.dict(TERMS):
+    with mock.patch.dict(FOREIGN.terms):
         for block in blocks(page, "python"):
             code = compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec")
             exec(code, namespace)

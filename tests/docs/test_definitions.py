@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
 from embedgeo.functional.dimension import SCALES
-from embedgeo.glossary import TERMS, is_processed
+from embedgeo.glossary import OWN
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -20,6 +20,7 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
+from embedgeo.metrics.processing import is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 
@@ -66,7 +67,7 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     of_matrices = keys_under("Embedding matrices")
     assert of_matrices == {"duplicate_rows", "rows_without_token", "untrained_rows", "tied_embeddings"}
     assert set(KEYS) == computed | of_matrices | {"norm_Q_expected", "loss", "tokens_seen"}
-    assert {key for key in KEYS if not is_processed(key)} == TERMS.keys()
+    assert {key for key in KEYS if not is_processed(key)} == OWN.terms.keys()
 
 
 def test_every_section_names_the_metrics_that_have_its_keys():

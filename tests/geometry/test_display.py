@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from embedgeo import TokenMoments, observe
 from embedgeo.formatting import measured, number
-from embedgeo.glossary import HEADLINES, term
+from embedgeo.glossary import headlines, term
 from tests.models import gpt_neox, token_batch
 
 
@@ -73,7 +73,7 @@ def test_layers_go_down_and_the_main_metrics_across():
     geometry = seen(model, batch["input_ids"])
     values = geometry.compute()
     table = Table(geometry._repr_html_())
-    keys = [key for key in HEADLINES if key in values["embed"]]
+    keys = [key for key in headlines() if key in values["embed"]]
     assert len(keys) > 3
     assert table.rows[0] == ["layer", *(term(key).name for key in keys)]
     assert [row[0] for row in table.rows[1:]] == [*values]

@@ -9,7 +9,7 @@ import pandas as pd
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from embedgeo.glossary import TERMS
+from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
 from embedgeo.results.folder import TABLES, SweepFolder
 from tests.report.synthetic import layer_names, make_sweep
@@ -18,7 +18,7 @@ LAST = 2**63 - 1
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 STEPS = st.sampled_from([0, 1, 2, 8, 1000, 143_000, LAST - 1, LAST]) | st.integers(0, LAST)
 LAYERS = st.sampled_from([*layer_names(3), "encoder.block.00", "decoder.embed", "mean(last4)", "model"]) | TEXTS
-METRICS = st.sampled_from([*TERMS, "anisotropy_top3_removed", "mean_cosine_whitened"]) | TEXTS
+METRICS = st.sampled_from([*known_terms(), "anisotropy_top3_removed", "mean_cosine_whitened"]) | TEXTS
 WIDTHS = st.sampled_from([0, 1, 2, 64, 4096, LAST])
 VALUES = (
     st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e300, 1e-300, -1e300, 5e-324, 1.7e308]) | st.floats()

@@ -6,10 +6,17 @@ import torch
 from embedgeo import Anisotropy, IntrinsicDimension, TokenMoments
 from embedgeo.functional import gride_dimensions
 from embedgeo.functional.dimension import SCALES
-from embedgeo.report.baseline import baseline_values
+from embedgeo.metrics.gaussian import GaussianRows
+from embedgeo.metrics.gaussian import baseline_values as values_of_rows
 from tests.data import gaussian
 
 N, DIM, SCALE = 3000, 24, 3.0
+
+
+def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: np.ndarray | None = None) -> pd.DataFrame:
+    measured = {str(key): column.to_numpy(dtype=float) for key, column in values.items()}
+    rows = GaussianRows(frozenset(measured), measured, widths.to_numpy(dtype=float), counts)
+    return pd.DataFrame(values_of_rows(rows), values.index).reindex(columns=values.columns).astype(float)
 
 
 @pytest.fixture(scope="module")

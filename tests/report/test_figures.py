@@ -12,13 +12,14 @@ from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
 from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style
-from embedgeo.glossary import TERMS
+from embedgeo.glossary import known_terms
 from embedgeo.report import comparison, figures, spectra, tokens
 from embedgeo.report.figures import curves
 from embedgeo.report.runs import Run, read_runs
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
 
-LONGEST = sorted((key for key, term in TERMS.items() if term.is_drawn), key=lambda metric: len(TERMS[metric].name))[-2:]
+DRAWN = {key: term for key, term in known_terms().items() if term.is_drawn}
+LONGEST = sorted(DRAWN, key=lambda metric: len(DRAWN[metric].name))[-2:]
 
 
 @pytest.fixture(scope="module")
@@ -466,7 +467,7 @@ def test_shares_say_how_they_are_estimated(large: Run) -> None:
 def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure():
     with style():
         figure, _ = new_figure("title", "unit")
-        for metric, named in TERMS.items():
+        for metric, named in known_terms().items():
             for text, shown in zip(figure.texts, (f"{named.name} through the layers", named.unit), strict=True):
                 text.set_text(shown)
                 if named.is_drawn:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jsonargparse
-import torch
 from safetensors import safe_open
 
 from embedgeo.formatting import reason
@@ -187,11 +186,15 @@ def reading(name: str) -> Iterator[None]:
 
 def harmless_allowed() -> AbstractContextManager[None]:
     """Let ``weights_only`` loading accept paths and namespaces, which Lightning's hyperparameters may hold."""
+    import torch  # not at the top: a wrong option of the command line is refused before
+
     return torch.serialization.safe_globals(list(_HARMLESS))
 
 
 def stored_values(path: Path) -> Any:
     """Values that ``torch.save`` has written, with tensors that have no data, and without running code."""
+    import torch
+
     with reading(path.name), harmless_allowed():
         return torch.load(path, map_location="meta", weights_only=True)
 

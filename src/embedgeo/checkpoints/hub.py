@@ -73,13 +73,8 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
     """The folder with the files of a commit, whose weights have the hashes that the Hub lists.
 
     Files that the user's cache holds already are used from there, if all of them are there and as listed. Otherwise
-    all are downloaded; lost connections, server errors, truncated bodies and wrong hashes are tried again.
-
-    Args:
-        repository: on the Hub.
-        commit: of the repository.
-        contents: the files.
-        cache: a folder to download into, as a cache of its own; default: the user's cache.
+    all are downloaded, into a ``cache`` of their own if given; lost connections, server errors, truncated bodies and
+    wrong hashes are tried again.
     """
     names = [file.name for file in contents.files]
     download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)

@@ -82,6 +82,45 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
     return config
 
 
+def is_encoder(config: PreTrainedConfig) -> bool:
+    """Whether the model predicts masked tokens rather than the next one."""
+    masked = type(config) in AutoModelForMaskedLM._model_mapping
+    causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
+    return masked and not causal and not getattr(config, "is_decoder", False)
+
+
+def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
+    """The model of a configuration, without memory for its weights, if it has no more than any real model."""
+    num_tensors = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal num_tensors
+        num_tensors += 1
+        if num_tensors > _MOST_TENSORS:
+            raise ValueError(f"config.json must describe at most {_MOST_TENSORS} parameters; it describes more.")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            # in the dtype that torch has already: another one would be set for all threads
+            return _auto_class(config).from_config(
+                config, dtype=torch.get_default_dtype(), trust_remote_code=trust_remote_code
+            )
+    finally:
+        hook.remove()
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM if type(config) in AutoModelForSeq2SeqLM._model_mapping else AutoModel
+    if is_encoder(config):
+        return AutoModelForMaskedLM
+    if type(config) in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
+        return AutoModelForCausalLM
+    is_part = type(config) in AutoModelForTextEncoding._model_mapping  # as T5's encoder, saved by itself
+    return AutoModelForTextEncoding if is_part else AutoModel
+
+
 def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
     """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"`` as it is.
 
@@ -129,18 +168,6 @@ def _device(value: Any) -> str:
     return "disk" if value == "disk" else name
 
 
-def import_named(name: str) -> Any:
-    """Import ``package.module.name``, also of a module in the working directory, which may raise anything.
-
-    >>> import_named("fractions.Fraction")(3)
-    Fraction(3, 1)
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module_name, _, attribute = name.rpartition(".")
-    return getattr(import_module(module_name), attribute)
-
-
 @dataclass
 class LoadedModel:
     """A model in evaluation mode.
@@ -156,45 +183,6 @@ class LoadedModel:
     has_head: bool = True
 
 
-def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model predicts masked tokens rather than the next one."""
-    masked = type(config) in AutoModelForMaskedLM._model_mapping
-    causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
-    return masked and not causal and not getattr(config, "is_decoder", False)
-
-
-def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a configuration, without memory for its weights, if it has no more than any real model."""
-    num_tensors = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal num_tensors
-        num_tensors += 1
-        if num_tensors > _MOST_TENSORS:
-            raise ValueError(f"config.json must describe at most {_MOST_TENSORS} parameters; it describes more.")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        with torch.device("meta"):
-            # in the dtype that torch has already: another one would be set for all threads
-            return _auto_class(config).from_config(
-                config, dtype=torch.get_default_dtype(), trust_remote_code=trust_remote_code
-            )
-    finally:
-        hook.remove()
-
-
-def _auto_class(config: PreTrainedConfig) -> Any:
-    if config.is_encoder_decoder:
-        return AutoModelForSeq2SeqLM if type(config) in AutoModelForSeq2SeqLM._model_mapping else AutoModel
-    if is_encoder(config):
-        return AutoModelForMaskedLM
-    if type(config) in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
-        return AutoModelForCausalLM
-    is_part = type(config) in AutoModelForTextEncoding._model_mapping  # as T5's encoder, saved by itself
-    return AutoModelForTextEncoding if is_part else AutoModel
-
-
 def load_model(
     folder: Path,
     contents: Contents,
@@ -208,15 +196,7 @@ def load_model(
     """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files, which must stay.
-
-    Args:
-        folder: with the files.
-        contents: which of them to load.
-        dtype: of the weights.
-        trust_remote_code: run code that comes with the checkpoint.
-        device_map: see `placement`; default: the CPU.
-        offload_folder: for weights that go on disk and are not in a safetensors file as the model has them.
-        may_be_both: whether it may be an encoder-decoder.
+    Others that a `placement` puts on disk go into the ``offload_folder``.
     """
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
@@ -282,12 +262,6 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
     return LoadedModel(module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config))
 
 
-def has_own(module: nn.Module, method: str) -> bool:
-    """Whether a method is the model's own rather than one of Lightning's in its place."""
-    owner = str(getattr(type(module), method).__module__)
-    return not owner.startswith(("lightning.", "pytorch_lightning."))
-
-
 def import_class(model_class: str) -> Any:
     """The LightningModule of this name, ``package.module.Class``."""
     try:
@@ -300,6 +274,24 @@ def import_class(model_class: str) -> Any:
             f"{model_class!r} ({reason(error)})."
         ) from error
     return kind
+
+
+def import_named(name: str) -> Any:
+    """Import ``package.module.name``, also of a module in the working directory, which may raise anything.
+
+    >>> import_named("fractions.Fraction")(3)
+    Fraction(3, 1)
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module_name, _, attribute = name.rpartition(".")
+    return getattr(import_module(module_name), attribute)
+
+
+def has_own(module: nn.Module, method: str) -> bool:
+    """Whether a method is the model's own rather than one of Lightning's in its place."""
+    owner = str(getattr(type(module), method).__module__)
+    return not owner.startswith(("lightning.", "pytorch_lightning."))
 
 
 def num_token_types(model: nn.Module) -> int | None:
@@ -347,24 +339,27 @@ def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust
     Of safetensors files only these tensors are read, if they have the names and shapes of the model's; otherwise the
     model is loaded. A bias of the output is not part of its matrix.
     """
-    stored = _matrix_names(folder, trust_remote_code=trust_remote_code)
+    described = _matrix_names(folder, trust_remote_code=trust_remote_code)
     files: dict[str, Path] = {}
     for path in (folder / file.name for file in weight_files(contents.weights)):
         if path.suffix == ".safetensors":
             with reading(path.name), safe_open(path, "pt") as opened:
                 files |= dict.fromkeys(opened.keys(), path)
-    if names := stored.found(files):
-        tensors = [_tensor(files[name], name, dtype) for name in names]
-        if all(tensor.shape in stored.shapes for tensor in tensors):
-            table, head = tensors[0], tensors[1] if len(tensors) > 1 else None
-            # as transformers ties: not those of which the files have two that differ
-            is_tied = stored.is_tied and (head is None or head.equal(table))
-            return Matrices(table, table if is_tied else head, is_tied, stored.model_class)
+    tensors = []
+    for name in described.found(files) or ():
+        with reading(files[name].name), safe_open(files[name], "pt") as opened:
+            tensors.append(opened.get_tensor(name).to(dtype))
+    if tensors and all(tensor.shape in described.shapes for tensor in tensors):
+        table = tensors[0]
+        head = tensors[1] if len(tensors) > 1 else None
+        # as transformers ties: not those of which the files have two that differ
+        is_tied = described.is_tied and (head is None or head.equal(table))
+        return Matrices(table, table if is_tied else head, is_tied, described.model_class)
     loaded = load_model(folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True)
-    inputs, outputs = (None if weight is None else weight.detach() for weight in _weights(loaded.model))
-    assert inputs is not None
-    is_tied = outputs is not None and outputs.data_ptr() == inputs.data_ptr()
-    return Matrices(inputs, outputs if is_tied or loaded.has_head else None, is_tied, stored.model_class)
+    table, head = _matrices(loaded.model)
+    is_tied = head is not None and head.data_ptr() == table.data_ptr()
+    output = head.detach() if head is not None and (is_tied or loaded.has_head) else None
+    return Matrices(table.detach(), output, is_tied, described.model_class)
 
 
 def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool = False) -> Contents:
@@ -387,7 +382,7 @@ def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool
 def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     model = empty_model(config, trust_remote_code=trust_remote_code)
-    table, head = _weights(model)
+    table, head = _matrices(model)
     at_head = {f"{name}.weight" for name, module in model.named_modules() if module is _head(model)}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
 
@@ -406,19 +401,13 @@ def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
     )
 
 
-def _weights(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The weights of the input and the output embedding; None for one that a model has not."""
+def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weights of the input and the output embedding; None for an output that a model has not."""
     table = getattr(input_embedding(model), "weight", None)
     if table is None or table.ndim != 2:
         raise ValueError(f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none.")
     return table, getattr(_head(model), "weight", None)
 
 
-def _head(model: nn.Module) -> nn.Module | None:
-    get_head = getattr(model, "get_output_embeddings", None)
-    return get_head() if callable(get_head) else None
-
-
-def _tensor(path: Path, name: str, dtype: torch.dtype) -> Tensor:
-    with reading(path.name), safe_open(path, "pt") as opened:
-        return opened.get_tensor(name).to(dtype)
+def _head(model: nn.Module) -> Any:
+    return getattr(model, "get_output_embeddings", lambda: None)()

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +15,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.files import (
-    Contents,
-    StoredFile,
-    hashed_file,
-    lightning_step,
-    needed_files,
-    stored_values,
-)
+from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, lightning_step, needed_files, stored_values
 from embedgeo.formatting import listed
 
 _STEP = re.compile(
@@ -78,9 +70,7 @@ def parse_position(name: str) -> Position | None:
     match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
     before, after = name[: match.start("number")], name[match.end() :]
     tokens = _TOKENS.search(after)
-    if tokens is not None:
-        after = after[: tokens.start()] + after[tokens.end() :]
-    series = _EPOCH.sub("", before) + after
+    series = _EPOCH.sub("", before) + _TOKENS.sub("", after, count=1)
     return Position(_amount(match), None if tokens is None else _amount(tokens), series)
 
 
@@ -91,13 +81,8 @@ def _amount(match: re.Match[str]) -> int:
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     """Select steps among those that exist.
 
-    Args:
-        existing: steps of the checkpoints that exist.
-        steps: ``"all"``; ``"log"`` for the first, the last, and the nearest one to each power of two; ``"final"``
-            for all, which are then the final ones; or the steps.
-
-    Raises:
-        ValueError: anything else, or a step without a checkpoint.
+    ``"log"`` takes the first, the last, and the nearest one to each power of two; ``"final"`` all that exist, which
+    then are the final ones.
 
     >>> sorted(select_steps(range(0, 5000, 1000), "log"))
     [0, 1000, 2000, 4000]
@@ -169,12 +154,7 @@ class Checkpoint:
         return self.position.step
 
     def contents(self) -> Contents:
-        """The files to load with their hashes, which the Hub lists and which are computed for local files.
-
-        Raises:
-            FileNotFoundError: weights or ``config.json`` are missing.
-            ValueError: its step cannot be read.
-        """
+        """The files to load with their hashes, which the Hub lists and which are computed for local files."""
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.step == UNREADABLE:
@@ -303,7 +283,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     if not positions and (folder / "config.json").is_file():
         itself = folder if parse_position(folder.name) else folder.resolve()
         if position := parse_position(itself.name):
-            positions = {itself: position}
+            positions[itself] = position
     is_final = _is_final(folder, positions)
     if is_final:
         positions.pop(folder, None)
@@ -360,31 +340,33 @@ def _holds_weights(path: Path) -> bool:
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
     """Check that each step of a series is there once, and each final model."""
-    counts = Counter((c.position.series, c.step) for c in found if c.step != UNREADABLE)
-    for (series, step), count in counts.items():
-        if count > 1:
-            twice = [c for c in found if (c.position.series, c.step) == (series, step)]
-            names = listed([c.path or (c.name if c.has_step else c.model) for c in twice])
-            if not all(c.has_step for c in twice):
-                raise ValueError(
-                    f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
-                    "each once, and links to folders under other names."
-                )
-            are_local = any(c.path for c in twice)
-            remedy = "Move all but one of them to another folder" if are_local else "Choose by revisions="
-            raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
+    groups: dict[tuple[str, int], list[Checkpoint]] = {}
+    for checkpoint in found:
+        if checkpoint.step != UNREADABLE:
+            groups.setdefault((checkpoint.position.series, checkpoint.step), []).append(checkpoint)
+    for (_, step), group in groups.items():
+        if len(group) == 1:
+            continue
+        names = listed([c.path or (c.name if c.has_step else c.model) for c in group])
+        if not all(c.has_step for c in group):
+            raise ValueError(
+                f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
+                "each once, and links to folders under other names."
+            )
+        are_local = any(c.path for c in group)
+        remedy = "Move all but one of them to another folder" if are_local else "Choose by revisions="
+        raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 
 def _require_file_names(found: Sequence[Checkpoint]) -> None:
     """Check that the results of each checkpoint go into a file of their own, also where case does not count."""
+    owners: dict[str, Checkpoint] = {}
     for checkpoint in found:
         if len(checkpoint.name) > _MOST_BYTES:
             raise ValueError(
                 f"the name of a checkpoint must take at most {_MOST_BYTES} bytes in a file name; "
                 f"{checkpoint.revision[:40]}… takes {len(checkpoint.name)}. Rename it, or name a link to it."
             )
-    owners: dict[str, Checkpoint] = {}
-    for checkpoint in found:
         other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
         if other is not checkpoint:
             raise ValueError(
@@ -409,20 +391,11 @@ def _file_name(name: str) -> str:
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:
-    """Warn of names that look like steps and are none, in one warning."""
-    overlooked = sorted(name for name in names if _looks_like_step(name))
+    """Warn of names that may be meant to name a step, though `parse_position` reads none in them."""
+    overlooked = [repr(name) for name in sorted(names) if _LIKE_STEP.search(name) and not parse_position(name)]
     if overlooked:
         warnings.warn(
-            f"{model}: left out {listed([repr(name) for name in overlooked])}, in which no step is read. Names with a "
-            "step are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step are such as "
+            "step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
             stacklevel=2,
         )
-
-
-def _looks_like_step(name: str) -> bool:
-    """Whether a name may be meant to name a step, though `parse_position` reads none in it.
-
-    >>> [_looks_like_step(name) for name in ("my step 5", "epoch3", "1000", "v1.0", "stepwise", "main")]
-    [True, True, True, False, False, False]
-    """
-    return parse_position(name) is None and _LIKE_STEP.search(name) is not None

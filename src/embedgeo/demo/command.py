@@ -20,7 +20,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 
 from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.report import write_report
 from embedgeo.results.files import make_empty
 from embedgeo.results.parquet import SCHEMA
@@ -114,7 +114,7 @@ class SaveCheckpoints(Callback):
 
 SETTINGS_FILE = "demo.yaml"
 PROBE_BATCH = 8
-_COLUMNS = HEADLINES[:4]  # as many as fit in a line
+_COLUMNS = headlines()[:4]  # as many as fit in a line
 
 
 def run_demo(settings: DemoSettings) -> None:

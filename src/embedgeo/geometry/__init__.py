@@ -33,7 +33,8 @@ from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
 from embedgeo.geometry.drift import Drift
 from embedgeo.geometry.export import recorded_layers, recorded_metrics
-from embedgeo.metrics import MAX_STATE_BYTES, NextTokenGeometry, TokenMoments
+from embedgeo.metrics import MAX_STATE_BYTES
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
     for_token_types,
     metric_factory,
@@ -143,7 +144,8 @@ class Geometry:
         self._drift = drift
         self._is_off = False
         self._metrics = dict[str, LayerMetrics]()
-        needs_unembedding = any(isinstance(metric, NextTokenGeometry) for metric in self.make_metrics(2))
+        own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
+        needs_unembedding = any(metric.needs_unembedding for metric in own)
         self._unembedding = _unembedding(model) if needs_unembedding else None
 
     def records(self) -> list[Record]:
@@ -206,13 +208,18 @@ class Geometry:
     def _repr_html_(self) -> str:
         return export.html_table(self)
 
-    def token_tables(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this."""
-        return export.tables_of_types("token_tables", self.measured_layers(), TokenMoments.table, ("Q", "M", "V"))
+    def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
+        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
+
+        Args:
+            kind: another kind of table of token types: ``"distances"`` or ``"projections"`` of `embedgeo.TokenMoments`,
+                ``"occurrences"`` of `embedgeo.TokenOccurrences`.
+        """
+        return export.tables_of_types("token_tables", self.measured_layers(), kind)
 
     def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return export.tables_of_types("token_planes", self.measured_layers(), TokenMoments.plane, ("pc1", "pc2"))
+        return export.tables_of_types("token_planes", self.measured_layers(), "projections")
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""

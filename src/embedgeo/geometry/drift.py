@@ -35,7 +35,7 @@ class KeptRows(NamedTuple):
     @classmethod
     def of(cls, metrics: LayerMetrics) -> "KeptRows":
         """Those of a layer, drawn from the rows of all ranks; every rank must call this."""
-        (compared,) = metrics.synced(ComparedRows)
+        (compared,) = metrics.synced(lambda metric: isinstance(metric, ComparedRows))
         sample = compared.drawn()
         numbers = metrics.row_numbers(sample.positions)
         ascending = numbers.argsort()
@@ -153,7 +153,7 @@ class Drift:
                 "first": self._first.get(layer.name),
                 "below": now.get(below),
             }
-            (compared,) = layer.metrics.synced(ComparedRows)
+            (compared,) = layer.metrics.synced(lambda metric: isinstance(metric, ComparedRows))
             compared.comparisons = {
                 name: (other, rows) for name, other in others.items() if other is not None and other.is_comparable(rows)
             }

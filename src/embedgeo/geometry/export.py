@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,8 +20,8 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import measured, reason
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry.computing import MeasuredLayer
-from embedgeo.glossary import HEADLINES, in_order, term
-from embedgeo.metrics import MAX_STATE_BYTES, Anisotropy, IntrinsicDimension, OutlierCoordinates, TokenMoments
+from embedgeo.glossary import headlines, in_order, term
+from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
 _MAX_COLUMNS = 8
 """Of a notebook's table where none of the metrics is among those to look at first."""
 
+_TYPE_COLUMNS = {
+    "tokens": ("Q", "M", "V"),
+    "projections": ("pc1", "pc2"),
+    "distances": ("distance",),
+    "occurrences": ("pc1", "pc2"),
+}
+"""Of the tables of token types beside token_id and n, by kind."""
+
 _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
 _LONGEST_NAME = 200
@@ -51,30 +59,21 @@ def frame(records: Sequence[Record]) -> "pd.DataFrame":
     return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
 
 
-def tables_of_types(
-    method: str,
-    layers: Sequence[MeasuredLayer],
-    of: Callable[[Any], dict[str, Tensor]],
-    columns: Sequence[str],
-    kind: type = TokenMoments,
-) -> "pd.DataFrame":
-    """A row for each token type at each layer, as `embedgeo.Geometry.token_tables` has it.
+def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
+    """A row for each token type at each layer, of the metrics that have such a kind of table.
 
     Args:
         method: of `embedgeo.Geometry`, as it was called.
         layers: those that have rows.
-        of: a method that gives the columns of a layer.
-        columns: its columns, for an empty table.
-        kind: of metric that it is a method of.
+        kind: a key of `embedgeo.metrics.base.GeometryMetric.token_tables`.
     """
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
-    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *columns])]
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS[kind]])]
     for layer in layers:
-        for metric in layer.metrics.synced(kind):
-            table = {name: column.cpu().numpy() for name, column in of(metric).items()}
-            tables.append(pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **table}))
+        for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
+            tables.append(_at_layer(layer, metric.token_tables()[kind]()))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
@@ -85,15 +84,17 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
 
     found: dict[str, list[pd.DataFrame]] = {}
     for layer in layers:
-        at = {"layer": layer.name, "layer_index": layer.layer_index}
-        for spectral in layer.metrics.synced(Anisotropy, having="spectrum"):
-            index = range(1, spectral.dim + 1)
-            columns = {"index": index, "eigenvalue": spectral.eigenvalues().cpu().numpy(), "n": int(spectral.num_rows)}
-            found.setdefault("spectra", []).append(pd.DataFrame({**at, **columns}))
-        for metric in layer.metrics.synced(OutlierCoordinates):
-            columns = {name: column.cpu().numpy() for name, column in metric.largest_coordinates().items()}
-            found.setdefault("coordinates", []).append(pd.DataFrame({**at, **columns}))
+        for metric in layer.metrics.synced(lambda metric: metric.layer_tables()):
+            for kind, table in metric.layer_tables().items():
+                found.setdefault(kind, []).append(_at_layer(layer, table()))
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
+
+
+def _at_layer(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":
+    import pandas as pd
+
+    columns = {name: column.cpu().numpy() for name, column in table.items()}
+    return pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **columns})
 
 
 def html_table(geometry: "Geometry") -> str:
@@ -112,7 +113,7 @@ def html_table(geometry: "Geometry") -> str:
     if not records:
         return f"<p>{start}: nothing was measured yet.</p>"
     metrics = in_order(record["metric"] for record in records)
-    columns = [metric for metric in HEADLINES if metric in metrics] or metrics[:_MAX_COLUMNS]
+    columns = [metric for metric in headlines() if metric in metrics] or metrics[:_MAX_COLUMNS]
     cells: dict[str, dict[str, str]] = {}
     for record in records:
         is_defined = record["value"] == record["value"]
@@ -196,14 +197,12 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     None where none of its metrics has any of that.
     """
     held: dict[str, Any] = {}
-    for metric in metrics.synced(IntrinsicDimension):
-        sample = metric.sample()
-        rows = sample.rows.to(metrics.dtype or sample.rows.dtype)  # they came from it
-        numbers = metrics.row_numbers(sample.positions)
-        held |= {"n": int(metric.num_rows), "rows": rows.cpu(), "row_numbers": numbers.cpu()}
-    for metric in metrics.synced(Anisotropy):
-        held |= {"n": int(metric.num_rows), "mean": metric.mean.where(metric.num_rows > 0, torch.nan).cpu()}
-        held |= {"eigenvalues": metric.eigenvalues().cpu()} if metric.sketch is None else {}
+    for metric in metrics.synced(lambda metric: metric.has_samples):
+        sample = metric.samples()
+        if "rows" in sample:
+            sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)  # they came from it
+            sample["row_numbers"] = metrics.row_numbers(sample.pop("positions"))
+        held |= {"n": int(metric.num_rows), **{name: tensor.cpu() for name, tensor in sample.items()}}
     return LayerSample(**held) if held else None
 
 

@@ -1,7 +1,11 @@
 """Anisotropy of the embeddings."""
 
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from embedgeo.functional.rows import Rows
@@ -12,10 +16,94 @@ from embedgeo.functional.spectrum import (
     Scatter,
     batch_values,
     covariance_eigenvalues,
+    entropy_rank,
+    full_spectrum_values,
     row_scatter,
     spectrum_values,
 )
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.glossary import Term, in_group
+from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.gaussian import Array, GaussianRows
+
+_OF_A_SKETCH = "How far the estimate may be from the exact value, where wide layers have a sketch of their scatter."
+
+_SPECTRUM = {
+    "effective_rank": Term("effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True),
+    "rankme": Term(
+        "RankMe",
+        "exp of the entropy of the σ of the rows as they are",
+        "The effective rank with the common offset, which counts as one direction, and a long one takes from the rest.",
+        ranges=True,
+    ),
+    "effective_rank_eigenvalues": Term(
+        "effective rank of eigenvalues",
+        "exp of the entropy of the λ",
+        "How many directions the variance needs; some papers call it RankMe. Small λ count less than in the other two.",
+        ranges=True,
+    ),
+    "isoscore": Term("IsoScore", "score, 0 to 1", "How evenly the variance is spread over all directions."),
+    "top1_share": Term(
+        "top-1 share",
+        "share of the variance",
+        "Variance along the largest direction: the anisotropy, by another name.",
+        is_drawn=False,
+    ),
+    "top5_share": Term("top-5 share", "share of the variance", "Variance along the five largest directions."),
+    "anisotropy_without_top5": Term(
+        "anisotropy without the top 5",
+        "λ₆ / Σλ beyond the fifth",
+        "Anisotropy that is left without the five largest directions.",
+    ),
+    "alpha_req": Term(
+        "α-ReQ",
+        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99, or as told",
+        "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most.",
+    ),
+    "alpha_req_r2": Term("R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."),
+}
+"""Of the whole spectrum."""
+
+_TERMS = {
+    **in_group(
+        "at a glance",
+        120,
+        anisotropy=Term("anisotropy", "σ₁² / Σσ² of the centred rows", "Share of the variance along one direction."),
+    ),
+    **in_group(
+        "shape",
+        310,
+        anisotropy_standardized=Term(
+            "anisotropy, standardized",
+            "σ₁² / Σσ² of the z-scored rows",
+            "Anisotropy with every coordinate scaled to variance 1: is there more to it than a few large coordinates?",
+        ),
+        participation_ratio=Term(
+            "participation ratio",
+            "directions, (Σλ)² / Σλ²",
+            "How many directions the variance is spread over.",
+            ranges=True,
+        ),
+        **_SPECTRUM,
+        anisotropy_error=Term("error of the anisotropy", "half-width", _OF_A_SKETCH, is_drawn=False),
+        participation_ratio_error=Term("error of the participation ratio", "half-width", _OF_A_SKETCH, is_drawn=False),
+        anisotropy_null=Term(
+            "anisotropy of a Gaussian",
+            "expected σ₁² / Σσ²",
+            "What isotropic Gaussian rows of the same number and width show.",
+            is_drawn=False,
+        ),
+    ),
+    **in_group(
+        "shape",
+        330,
+        anisotropy_batch_mean=Term(
+            "anisotropy of batches", "mean over batches of rows", "Anisotropy as papers report it: batch by batch."
+        ),
+        anisotropy_batch_std=Term(
+            "spread of the anisotropy", "std over batches of rows", "How much the anisotropy of batches varies."
+        ),
+    ),
+}
 
 
 class Anisotropy(GeometryMetric):
@@ -54,7 +142,11 @@ class Anisotropy(GeometryMetric):
     0.8
     """
 
+    terms = _TERMS
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
+    has_samples = True
+
+    mean: Tensor
 
     def __init__(
         self,
@@ -91,6 +183,10 @@ class Anisotropy(GeometryMetric):
         matrix = self.dim**2 - 1 if self.sketch is None else (self.dim - 1) * self.sketch
         return super().state_bytes(num_rows) + 8 * matrix + pending * itemsize * self.dim
 
+    @property
+    def label(self) -> str:
+        return "Anisotropy" if self.sketch is None else "Anisotropy (sketch)"
+
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.
 
@@ -104,12 +200,64 @@ class Anisotropy(GeometryMetric):
             raise ValueError(f"eigenvalues need the whole scatter; got sketch={self.sketch}. Leave sketch= out.")
         return covariance_eigenvalues(self.load(Scatter).expanded())
 
+    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {"spectra": self._spectrum} if self.spectrum else {}
+
+    def samples(self) -> Table:
+        held = {"mean": self.mean.where(self.num_rows > 0, torch.nan)}
+        return held if self.sketch is not None else {**held, "eigenvalues": self.eigenvalues()}
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        gaussian = rows.value("anisotropy_null")
+        dim = rows.dim
+        free = rows.n - 1
+        return {
+            **rows.simulated(_SPECTRUM, _gaussian_spectrum, rows.n),
+            "anisotropy": gaussian,
+            "top1_share": gaussian,
+            "anisotropy_standardized": gaussian,
+            "participation_ratio": (dim * free + 2) / (free + dim + 1),
+        }
+
     def compute(self) -> dict[str, Tensor]:
         if self.sketch is not None:
             return sketch_values(self.load(ScatterSketch))
         scatter = self.load(Scatter).expanded()
         values = spectrum_values(scatter, full=self.spectrum, alpha_window=self.alpha_window)
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
+
+    def _spectrum(self) -> Table:
+        eigenvalues = self.eigenvalues()
+        index = torch.arange(1, self.dim + 1)
+        return {"index": index, "eigenvalue": eigenvalues, "n": self.num_rows.expand(self.dim)}
+
+
+@cache
+def gaussian_eigenvalues(free: int, dim: int) -> Array:
+    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows with ``free`` degrees of freedom, n - 1 of centred ones.
+
+    They are drawn from their law (Dumitriu & Edelman 2002).
+    """
+    from scipy import linalg
+
+    small = min(free, dim)
+    large = max(free, dim)
+    random = np.random.default_rng(0)
+    diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
+    beside = np.sqrt(random.chisquare(small - 1 - np.arange(small - 1)))
+    squares = diagonal**2 + np.append(0, beside**2)
+    eigenvalues = np.zeros(dim)
+    eigenvalues[:small] = linalg.eigvalsh_tridiagonal(squares, diagonal[:-1] * beside)[::-1].clip(0)
+    return eigenvalues
+
+
+@cache
+def _gaussian_spectrum(n: int, dim: int) -> dict[str, float]:
+    centred = torch.from_numpy(gaussian_eigenvalues(n - 1, dim))
+    uncentred = torch.from_numpy(gaussian_eigenvalues(n, dim))
+    values = {**full_spectrum_values(centred), "rankme": entropy_rank(uncentred.sqrt())}
+    return {key: float(value) for key, value in values.items()}
 
 
 def _window(alpha_window: object) -> tuple[int, int]:

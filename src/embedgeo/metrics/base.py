@@ -1,11 +1,11 @@
 """What the metrics share: how rows come in, and how states are declared, cast, merged and synchronised."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,18 @@ from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.glossary import Term, register
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from embedgeo.metrics.gaussian import Array, GaussianRows
+
 Values = Mapping[str, Tensor]
 """Values by key, as ``compute`` or ``forward`` of a metric returns them."""
+
+Table = dict[str, Tensor]
+"""Columns of one length, by name."""
 
 
 class State(Protocol):
@@ -76,11 +82,20 @@ class GeometryMetric(Metric):
     is_differentiable = False
     higher_is_better = None
 
-    has_copies = True
-    """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+    terms: ClassVar[Mapping[str, Term]] = {}
+    """Name, unit, meaning and place of each key that ``compute`` may return; defining the class makes them known."""
 
     plotted: Sequence[str] = ()
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
+
+    has_copies: ClassVar[bool] = True
+    """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+
+    has_samples: ClassVar[bool] = False
+    """Whether `samples` has anything to save."""
+
+    needs_unembedding: ClassVar[bool] = False
+    """Whether `set_unembedding` is to be called with the weights of the model's output embedding."""
 
     settings: Tensor
     num_rows: Tensor
@@ -102,6 +117,23 @@ class GeometryMetric(Metric):
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
         digest = torch.tensor(list(blake2b(text, digest_size=8).digest()), dtype=torch.uint8)
         self.add_state("settings", digest, dist_reduce_fx=None)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own_family = cls.family_term if "family_term" in cls.__dict__ else None
+        register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
+
+    @staticmethod
+    def family_term(key: str) -> Term | None:
+        """The term of a key that is made from the metric's arguments, which is not among ``terms``; None of others."""
+
+    @staticmethod
+    def baseline(rows: "GaussianRows") -> "Mapping[str, Array]":
+        """Expected values by key of Gaussian rows of the same number, width and size, where they depend on these.
+
+        They are the dashed lines of the report. Constant ones are the ``gaussian`` of a term.
+        """
+        return {}
 
     def update(
         self,
@@ -135,6 +167,26 @@ class GeometryMetric(Metric):
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
         """Update the states with the rows of a batch that count, all of them finite."""
+
+    def set_unembedding(self, weights: Tensor | None) -> None:
+        """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
+
+    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+        """Tables of token types by kind, made when called: ``token_id``, one row a type or occurrence, and more."""
+        return {}
+
+    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+        """Other tables of a layer by kind, made when called."""
+        return {}
+
+    def samples(self) -> Table:
+        """Rows and their moments to save: any of ``rows`` with ``positions``, ``mean`` and ``eigenvalues``."""
+        return {}
+
+    @property
+    def label(self) -> str:
+        """The name of the class and, where that matters to its memory, of the arguments."""
+        return type(self).__name__
 
     def of_width(self, dim: int) -> Self:
         """A new metric of the same arguments for rows of another width."""
@@ -274,6 +326,13 @@ class GeometryMetric(Metric):
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
         return super()._apply(move, exclude_state)
+
+
+def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:
+    """All classes of metrics that have been defined, those of this package first."""
+    for each in base.__subclasses__():
+        yield each
+        yield from metric_classes(each)
 
 
 class KeyMetric(CompositionalMetric):

@@ -1,13 +1,60 @@
 """Coordinates that stand out, and massive activations."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import CoordinateMoments, coordinate_table, outlier_values, row_coordinates
 from embedgeo.functional.rows import Rows
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.glossary import Term, in_group
+from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.gaussian import Array, GaussianRows
+
+_OF_ROWS = {
+    "": ("", ""),
+    "_first": (", first positions", " Here of the first row of each sequence: attention sinks show here."),
+    "_rest": (", the rest", " Here of the rows that are not the first of their sequence."),
+}
+_DRAWN = ("kurtosis", "max_abs")
+"""Those with figures of their own; first positions against the rest have one of all of them together."""
+
+_OF_ALL_ROWS = {
+    "kurtosis": Term(
+        "kurtosis of coordinates",
+        "excess kurtosis over rows, mean over coordinates",
+        "How heavy the tails of the coordinates are: 0 for a Gaussian, large where few rows hold most of the variance.",
+        ranges=True,
+    ),
+    "max_abs": Term("largest entry", "max |x|, embedding units", "The largest magnitude of an entry.", ranges=True),
+    "massive_fraction": Term(
+        "massive rows",
+        "share of rows with |x| > 100 and > 1000 × median |x|",
+        "Rows with a massive activation: an entry over 100 that is over 1000 times the median one of its row.",
+        gaussian=0.0,
+    ),
+    "massive_fraction_100x": Term(
+        "massive rows, 100 ×",
+        "share of rows with an |x| > 100 × median |x|",
+        "Rows with an entry over 100 times the median one of the row, however large.",
+        gaussian=0.0,
+    ),
+    "massive_fraction_1000x": Term(
+        "massive rows, 1000 ×",
+        "share of rows with an |x| > 1000 × median |x|",
+        "Rows with an entry over 1000 times the median one of the row, however large.",
+        gaussian=0.0,
+    ),
+}
+
+
+def _of_rows(key: str, suffix: str) -> Term:
+    term = _OF_ALL_ROWS[key]
+    name, meaning = _OF_ROWS[suffix]
+    is_drawn = key in _DRAWN and not suffix
+    return term._replace(name=term.name + name, meaning=term.meaning + meaning, is_drawn=is_drawn)
 
 
 class OutlierCoordinates(GeometryMetric):
@@ -40,6 +87,9 @@ class OutlierCoordinates(GeometryMetric):
     [0.333, 1.0, 2.0]
     """
 
+    terms = in_group(
+        "more", 720, **{key + suffix: _of_rows(key, suffix) for key in _OF_ALL_ROWS for suffix in _OF_ROWS}
+    )
     plotted = ("massive_fraction", "massive_fraction_first", "massive_fraction_rest")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
@@ -68,6 +118,18 @@ class OutlierCoordinates(GeometryMetric):
         places = torch.cat([share.topk(min(most, self.dim)).indices for share in shares]).unique()
         places = places[~table["mean"][places].isnan()]
         return {"coordinate": places, **{name: column[places] for name, column in table.items()}}
+
+    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {"coordinates": self.largest_coordinates}
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        from scipy import stats
+
+        return {
+            "kurtosis": -6 / (rows.n + 1),
+            "max_abs": np.sqrt(rows.Q / rows.dim) * stats.norm.ppf((1 + 0.5 ** (1 / (rows.n * rows.dim))) / 2),
+        }
 
     def compute(self) -> dict[str, Tensor]:
         return outlier_values(self.load(CoordinateMoments))

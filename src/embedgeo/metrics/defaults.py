@@ -1,4 +1,4 @@
-"""The metrics of a layer, given its width: those that are measured unless others are asked for, and all there are."""
+"""Sets of metrics for a layer, given its width: the default, the streaming, the full and the automatic one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,13 +23,25 @@ from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
-EXTRA_METRICS: dict[str, Callable[[int, int], Metric]] = {
+MAX_STATE_BYTES = 2**28
+"""What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
+
+SKETCH_COLUMNS = 512
+"""Columns of the sketch that stands in for a scatter which is too large."""
+
+EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
     "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
     "coordinates": lambda dim, seed: OutlierCoordinates(dim),
     "next_token": lambda dim, seed: NextTokenGeometry(dim),
     "similarity": lambda dim, seed: TokenSimilarity(dim),
 }
-"""What makes each of them, given the width of a layer and the seed of samples."""
+"""Makes each of them, given the width of a layer and the seed of samples."""
+
+_NUM_TYPES = 2**14
+"""Token types that a token table is expected to have at most: 65,536 tokens of text have about 10,000."""
+
+_NUM_ROWS = 2**20
+"""More rows than any sample draws."""
 
 
 def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metric]:
@@ -45,19 +57,6 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
     """
     require_extra_names(names)
     return [EXTRA_METRICS[name](dim, seed) for name in names]
-
-
-def require_extra_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless these are names of extra metrics, each once."""
-    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
-        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
-
-
-MAX_STATE_BYTES = 2**28
-"""What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
-
-SKETCH_COLUMNS = 512
-"""Columns of the sketch that stands in for a scatter which is too large."""
 
 
 def default_metrics(
@@ -100,7 +99,7 @@ def default_metrics(
     is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= max_state_bytes
     return [
         TokenMoments(dim, count_range),
-        whole if is_small else sketch_in_place_of(whole),
+        whole if is_small else _in_a_sketch(whole),
         IntrinsicDimension(dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed),
         *([AfterProcessing(dim, seed=seed)] if after_processing else []),
         *extra_metrics(dim, extra, seed=seed),
@@ -168,19 +167,6 @@ def full_metrics(
     )
 
 
-def sketch_in_place_of(whole: Anisotropy) -> Anisotropy:
-    """The same with a sketch in place of the scatter, if that is smaller."""
-    sketched = Anisotropy(whole.dim, sketch=SKETCH_COLUMNS)
-    return sketched if sketched.state_bytes(0) < whole.state_bytes(0) else whole
-
-
-_NUM_TYPES = 2**14
-"""Token types that a token table is expected to have at most: 65,536 tokens of text have about 10,000."""
-
-_NUM_ROWS = 2**20
-"""More rows than any sample draws."""
-
-
 def auto_metrics(
     dim: int,
     seed: int = 0,
@@ -215,45 +201,28 @@ def auto_metrics(
     """
     moments = EmbeddingMoments(dim)
     wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
-    size = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
-    left = max_state_bytes - size(moments)
+    table, whole, *others = wanted
+    num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
+    left = max_state_bytes - num_bytes(moments)
     kept: set[int] = set()  # by identity: two may be of one class
-    for metric in sorted(wanted, key=size):
-        more = size(metric) - (size(moments) if isinstance(metric, TokenMoments) else 0)
+    for metric in sorted(wanted, key=num_bytes):
+        more = num_bytes(metric) - (num_bytes(moments) if metric is table else 0)
         if more <= left:
             kept.add(id(metric))
             left -= more
-    table, whole, *others = wanted
-    smaller = whole if id(whole) in kept else sketch_in_place_of(whole)
-    if smaller is not whole and size(smaller) <= left:
+    smaller = whole if id(whole) in kept else _in_a_sketch(whole)
+    if smaller is not whole and num_bytes(smaller) <= left:
         kept.add(id(smaller))
-    others = [smaller, *others]
-    return [table if id(table) in kept else moments, *(metric for metric in others if id(metric) in kept)]
-
-
-def metric_name(metric: Metric) -> str:
-    """The name of a metric's class, and whether it holds a sketch."""
-    is_sketched = isinstance(metric, Anisotropy) and metric.sketch is not None
-    return f"{type(metric).__name__}{' (sketch)' if is_sketched else ''}"
-
-
-def sketched(make: MetricFactory, dim: int) -> tuple[int, int] | None:
-    """Bytes of a sketch, and of the scatter in whose place it is at a width; None where it is not for the width."""
-    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
-        return None
-    columns = [metric.sketch for metric in make(dim) if isinstance(metric, Anisotropy) and metric.sketch is not None]
-    return (8 * dim * columns[0], 8 * dim * dim) if columns else None
-
-
-def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
-    """Bytes of a metric's states with so many token types, and with their copies for standard errors."""
-    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
+    return [
+        table if id(table) in kept else moments,
+        *(metric for metric in (smaller, *others) if id(metric) in kept),
+    ]
 
 
 def metric_factory(
     metrics: MetricFactory | str | None, *, seed: int = 0, max_state_bytes: float = MAX_STATE_BYTES, jackknife: int = 0
 ) -> MetricFactory:
-    """What makes the metrics of a layer: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default).
+    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default).
 
     Raises:
         TypeError: ``metrics`` is none of these.
@@ -271,8 +240,13 @@ def metric_factory(
     return metrics
 
 
+def is_auto(make: MetricFactory) -> bool:
+    """Tell whether the metrics are made by `auto_metrics`."""
+    return getattr(make, "func", make) is auto_metrics
+
+
 def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
-    """The same, and if it is `auto_metrics`, for a model of so many token types."""
+    """The maker of the metrics for a model of so many token types, which matters to `auto_metrics`."""
     function: Any = make
     return partial(function, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
 
@@ -283,10 +257,18 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
         return {}
     kept = [type(metric) for metric in make(dim)]
     function: Any = make
-    whole = partial(function, max_state_bytes=inf)(dim)
-    given: dict[str, Any] = getattr(make, "keywords", {})
-    counted = {name: given[name] for name in ("num_token_types", "jackknife") if name in given}
-    return {type(m).__name__: _largest(m, **counted) for m in whole if type(m) not in kept}
+    whole = function(dim, max_state_bytes=inf)
+    keywords: dict[str, Any] = getattr(make, "keywords", {})
+    sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
+    return {type(metric).__name__: _largest(metric, **sizes) for metric in whole if type(metric) not in kept}
+
+
+def sketched(make: MetricFactory, dim: int) -> tuple[int, int] | None:
+    """Bytes of a sketch, and of the scatter in whose place it is at a width; None where it is not for the width."""
+    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
+        return None
+    columns = [metric.sketch for metric in make(dim) if isinstance(metric, Anisotropy) and metric.sketch is not None]
+    return (8 * dim * columns[0], 8 * dim * dim) if columns else None
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
@@ -317,15 +299,37 @@ def left_out_note(missing: Mapping[str, int], width: int) -> str:
     )
 
 
-def is_auto(make: MetricFactory) -> bool:
-    """Whether what makes the metrics is `auto_metrics`."""
-    return getattr(make, "func", make) is auto_metrics
+def metric_name(metric: Metric) -> str:
+    """The name of a metric's class and, where that matters to its memory, of its arguments."""
+    return metric.label if isinstance(metric, GeometryMetric) else type(metric).__name__
 
 
-def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
-    """Raise TypeError if what is made for a width is no list of metrics, ValueError if two of them give one key."""
+def _in_a_sketch(whole: Anisotropy) -> Anisotropy:
+    """The metric with a sketch in place of the scatter, if that is smaller."""
+    sketch = Anisotropy(whole.dim, sketch=SKETCH_COLUMNS)
+    return sketch if sketch.state_bytes(0) < whole.state_bytes(0) else whole
+
+
+def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
+    """Bytes of a metric's states with so many token types, and with their copies for standard errors."""
+    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
+
+
+def has_token_tables(make: MetricFactory) -> bool:
+    """Tell whether some of the metrics made have the table that ``token_tables`` saves."""
+    return any("tokens" in metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
+
+
+def require_extra_names(names: Sequence[str]) -> None:
+    """Raise ValueError unless these are names of extra metrics, each once."""
+    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
+        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
+
+
+def require_distinct_keys(make: MetricFactory) -> None:
+    """Raise TypeError if no list of metrics is made for a width, ValueError if two of them give one key."""
     owners: dict[str, str] = {}
-    made: object = make_metrics(2)
+    made: object = make(2)
     if not isinstance(made, list | tuple):
         raise TypeError(f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}.")
     for metric in made:
@@ -342,9 +346,9 @@ def require_distinct_keys(make_metrics: Callable[[int], list[Metric]]) -> None:
             owners[key] = name
 
 
-def require_samples(make_metrics: Callable[[int], list[Metric]]) -> None:
+def require_samples(make: MetricFactory) -> None:
     """Raise ValueError unless some of the metrics made hold what ``save_samples`` saves."""
-    if not any(isinstance(metric, IntrinsicDimension | Anisotropy) for metric in make_metrics(2)):
+    if not any(metric.has_samples for metric in make(2) if isinstance(metric, GeometryMetric)):
         raise ValueError("save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is.")
 
 

@@ -1,9 +1,12 @@
 """Intrinsic dimension of the embeddings."""
 
+import math
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from embedgeo.functional.dimension import (
     ScaleEstimates,
     estimated_dimension,
     gride_dimensions,
+    most_likely_dimension,
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank
@@ -22,7 +26,67 @@ from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample, sample_batches
-from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
+from embedgeo.glossary import Term, in_group
+from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
+from embedgeo.metrics.gaussian import Array, GaussianRows
+
+_AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
+
+
+def _at_scale(scale: int) -> Term:
+    return Term(
+        f"intrinsic dimension at scale {scale}",
+        f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
+        f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
+        "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
+        "of rows.",
+        ranges=True,
+        is_drawn=False,
+    )
+
+
+def _error_at_scale(scale: int) -> Term:
+    return Term(
+        f"error of the intrinsic dimension at scale {scale}",
+        "standard error, maximum likelihood",
+        "How much the estimate would vary if rows were independent; those of one text are not.",
+        ranges=True,
+        is_drawn=False,
+    )
+
+
+_TERMS = {
+    **in_group(
+        "at a glance",
+        130,
+        intrinsic_dimension=Term(
+            "intrinsic dimension",
+            "dimensions, TwoNN",
+            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with "
+            "the number of rows, so compare estimates from equally many.",
+            ranges=True,
+        ),
+    ),
+    **in_group(
+        "rows counted",
+        610,
+        intrinsic_dimension_std=Term(
+            "spread of the dimension", "std over batches, TwoNN", "How much the estimate varies.", ranges=True
+        ),
+        duplicate_fraction=Term(
+            "duplicate rows",
+            "share of the sampled rows",
+            "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many "
+            "are to be expected at `embed` of a model with rotary positions.",
+            gaussian=0.0,
+        ),
+        n_points=Term(
+            "distinct rows", "rows used by TwoNN", "What the intrinsic dimension rests on.", ranges=True, is_drawn=False
+        ),
+    ),
+    **in_group("more", 710, **{key: _at_scale(scale) for key, scale in _AT_SCALES.items()}),
+    **in_group("more", 711, **{f"{key}_error": _error_at_scale(scale) for key, scale in _AT_SCALES.items()}),
+}
 
 
 class IntrinsicDimension(GeometryMetric):
@@ -67,7 +131,9 @@ class IntrinsicDimension(GeometryMetric):
     2
     """
 
+    terms = _TERMS
     has_copies = False
+    has_samples = True
     plotted: Sequence[str] = ("intrinsic_dimension",)
 
     def __init__(
@@ -135,6 +201,18 @@ class IntrinsicDimension(GeometryMetric):
         sample = self.load(Sample)
         return sample.select(sample.keys.argsort())
 
+    def samples(self) -> Table:
+        sample = self.sample()
+        return {"rows": sample.rows, "positions": sample.positions}
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        num_points = rows.measured.get("n_points", rows.n)
+        return {
+            **rows.simulated(["intrinsic_dimension"], lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
+            **rows.simulated(_AT_SCALES, lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
+        }
+
     def compute(self) -> dict[str, Tensor]:
         sample = self.load(Sample)
         return self._values([self._estimate(rows) for rows, _ in sample_batches(sample, self.batch_size)], sample)
@@ -198,3 +276,40 @@ class IntrinsicDimension(GeometryMetric):
             "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
             "n_points": dimensions.new_tensor(float(num_points)),
         }
+
+
+_SEEING = 1024
+"""Rows whose neighbours are drawn: as many as give a dimension to about 3 %."""
+
+
+def _power(n: int) -> int:
+    """The power of 2 nearest to a number of rows, of which a batch has at most 4096."""
+    return min(round(math.log2(n)), 12)
+
+
+@cache
+def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
+    """TwoNN of 2**power Gaussian rows."""
+    rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
+    return {"intrinsic_dimension": float(f"{float(twonn_dimension(rows).dimension):.4g}")}
+
+
+@cache
+def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
+    """GRIDE of 2**power Gaussian rows at each scale, as some of them see it.
+
+    Given a row, the squared distances of the others to it are independent, of a noncentral χ² law.
+    """
+    random = np.random.default_rng(0)
+    others = 2**power - 1
+    ranks = [scale for scale in SCALES if 2 * scale <= others]
+    places = [rank - 1 for rank in sorted({each for scale in ranks for each in (scale, 2 * scale)})]
+    nearest = []
+    for norm in np.sqrt(random.chisquare(dim, _SEEING)).astype(np.float32):
+        beside = 2 * random.standard_gamma((dim - 1) / 2, others, dtype=np.float32)
+        squared = (random.standard_normal(others, dtype=np.float32) - norm) ** 2 + beside
+        nearest.append(np.partition(squared, places)[: places[-1] + 1])
+    log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
+    of_ratios = {scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks}
+    found = {scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()}
+    return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _AT_SCALES.items()}

@@ -14,7 +14,6 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows, row_ids
 from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.next_token import NextTokenGeometry
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
@@ -140,13 +139,10 @@ class LayerMetrics:
             metric.sync()
             metric._cache = None
 
-    def synced(self, kind: type = Metric, having: str = "") -> Iterator[Any]:
-        """Yield the metrics of a kind, if an option is named those that have it.
-
-        Each has the rows of all ranks until the next one.
-        """
+    def synced(self, is_wanted: Callable[[GeometryMetric], object] = lambda _: True) -> Iterator[Any]:
+        """Yield those of the metrics that are wanted, each with the rows of all ranks until the next one."""
         for metric in self._metrics:
-            if isinstance(metric, kind) and (not having or getattr(metric, having)):
+            if isinstance(metric, GeometryMetric) and is_wanted(metric):
                 with _in_sync([metric]):
                     yield metric
 
@@ -167,9 +163,9 @@ class LayerMetrics:
         return row_numbers(positions, all_gather_cat(sizes, self._process_group).split(lengths))
 
     def set_unembedding(self, weights: Tensor | None) -> None:
-        """Set the output embedding of the metrics that compare rows with it: see `NextTokenGeometry`."""
+        """Set the output embedding of the metrics that compare rows with it."""
         for metric in self._all():
-            if isinstance(metric, NextTokenGeometry):
+            if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
                 metric.set_unembedding(weights)
 
     def reset(self) -> None:

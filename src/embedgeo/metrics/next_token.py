@@ -4,13 +4,75 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import SequenceCount, TokenTable, token_table
+from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
+from embedgeo.metrics.gaussian import Array, GaussianRows
+
+_TERMS = in_group(
+    "more",
+    740,
+    nc1=Term(
+        "NC1, plug-in",
+        "variance within over that between next tokens, plug-in estimate",
+        "Published as neural collapse: small where rows before the same token gather. Of exactly the rows seen: too "
+        "low where tokens occur a few times.",
+        ranges=True,
+        is_drawn=False,
+    ),
+    nc1_unbiased=Term(
+        "NC1",
+        "variance within / between next tokens, from pairs in different sequences",
+        "Small where rows before the same token gather, as in neural collapse.",
+        ranges=True,
+    ),
+    cdnv=Term(
+        "CDNV",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
+        "Class-distance normalized variance: how much rows before the same token spread, relative to how "
+        "far apart two tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.",
+        ranges=True,
+    ),
+    cdnv_plugin=Term(
+        "CDNV, plug-in",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
+        "As published, of exactly the rows seen: too low where tokens occur a few times.",
+        ranges=True,
+        is_drawn=False,
+    ),
+    cdnv_pairs=Term(
+        "next tokens told apart",
+        "share of the pairs of frequent next tokens",
+        "Pairs whose squared distance is more than twice what noise alone would make it: those that the class-distance "
+        "normalized variance is the mean of.",
+        is_drawn=False,
+    ),
+    unembedding_alignment=Term(
+        "alignment with the unembedding",
+        "cosine, mean over frequent next tokens",
+        "How much the mean of the rows before a token, less that of all, points to its row of the output embedding.",
+        gaussian=0.0,
+    ),
+    unembedding_alignment_std=Term(
+        "spread of the alignment",
+        "std of the cosine over frequent next tokens",
+        "How unequally tokens are aligned with their rows of the output embedding: small in uniform duality.",
+        is_drawn=False,
+    ),
+    next_token_types=Term(
+        "frequent next tokens",
+        "tokens that follow 10 rows or more, the 1,000 most frequent at most",
+        "What the distances and the alignment rest on.",
+        ranges=True,
+        is_drawn=False,
+    ),
+)
 
 
 class NextTokenGeometry(GeometryMetric):
@@ -47,6 +109,8 @@ class NextTokenGeometry(GeometryMetric):
     0.1111
     """
 
+    terms = _TERMS
+    needs_unembedding = True
     plotted = ("nc1", "cdnv", "unembedding_alignment")
 
     _unembedding: Tensor | None = None
@@ -79,6 +143,10 @@ class NextTokenGeometry(GeometryMetric):
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        return {"unembedding_alignment_std": np.sqrt(1 / rows.dim)}
 
     def compute(self) -> dict[str, Tensor]:
         types = self.load(TokenTable).without_rounding()

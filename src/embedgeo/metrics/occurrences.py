@@ -1,6 +1,6 @@
 """A few occurrences of chosen token types."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, Table
 
 
 class TokenOccurrences(GeometryMetric):
@@ -70,6 +70,9 @@ class TokenOccurrences(GeometryMetric):
         sample = sample.select(sample.labels.argsort(stable=True))
         points = row_plane(sample.rows)
         return {"token_id": sample.labels, "pc1": points[:, 0], "pc2": points[:, 1]}
+
+    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {"occurrences": self.plane}
 
     def compute(self) -> dict[str, Tensor]:
         return {}

@@ -1,5 +1,6 @@
 """Anisotropy and mean cosine of the embeddings after z-scoring, whitening and removal of the top directions."""
 
+import re
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,11 @@ from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import Scatter, row_scatter
+from embedgeo.glossary import Term, term
 from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.gaussian import Array, GaussianRows
+
+_PROCESSED = re.compile(r"(anisotropy|mean_cosine)_(centered|z_scored|whitened|top(\d+)_removed)")
 
 
 class AfterProcessing(GeometryMetric):
@@ -63,5 +68,28 @@ class AfterProcessing(GeometryMetric):
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
         return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + sample
 
+    @staticmethod
+    def family_term(key: str) -> Term | None:
+        processed = _PROCESSED.fullmatch(key)
+        if processed is None:
+            return None
+        base = term(processed[1])
+        how = f"top {processed[3]} removed" if processed[3] else processed[2].replace("_", "-")
+        meaning = f"{base.meaning} Here of the rows after processing: {how}."
+        return Term(f"{base.name}, {how}", base.unit, meaning, gaussian=base.gaussian)
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        return {"anisotropy_z_scored": rows.value("anisotropy_null")}
+
     def compute(self) -> dict[str, Tensor]:
         return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)
+
+
+def is_processed(key: str) -> bool:
+    """Tell whether a metric describes the rows after processing.
+
+    >>> is_processed("mean_cosine_whitened"), is_processed("anisotropy_standardized")
+    (True, False)
+    """
+    return _PROCESSED.fullmatch(key) is not None

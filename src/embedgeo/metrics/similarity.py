@@ -14,8 +14,44 @@ from embedgeo.functional.similarity import (
     type_distances,
 )
 from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import wants_token_values
+
+_SIMILARITIES = {
+    "self_similarity": Term(
+        "self-similarity",
+        "cosine of two occurrences of a token, mean over pairs, then over tokens",
+        "How alike the occurrences of a token are: 1 where context does nothing; it includes the common offset.",
+        gaussian=0.0,
+    ),
+    "different_token_similarity": Term(
+        "different-token cosine",
+        "cosine of two rows of different tokens, mean over pairs",
+        "How much embeddings of different tokens point the same way; it includes the common offset.",
+        is_drawn=False,
+        gaussian=0.0,
+    ),
+    "within_sequence_similarity": Term(
+        "within-sequence cosine",
+        "cosine of two distinct rows of one sequence, mean over pairs",
+        "How alike the embeddings of one text are; it includes the common offset.",
+        gaussian=0.0,
+    ),
+    "intra_sentence_similarity": Term(
+        "intra-sentence cosine",
+        "cosine with the sequence's mean row, mean over rows, then sequences",
+        "The published measure of how alike the embeddings of one text are; high in short ones.",
+    ),
+}
+
+
+def _adjusted(term: Term) -> Term:
+    return term._replace(
+        name=f"{term.name}, adjusted",
+        unit=f"{term.name}, less the mean cosine of all pairs",
+        meaning=f"The {term.name} beyond that of any two embeddings, which all share one offset.",
+    )
 
 
 class TokenSimilarity(GeometryMetric):
@@ -44,6 +80,9 @@ class TokenSimilarity(GeometryMetric):
     (1.0, 0.0)
     """
 
+    terms = in_group(
+        "more", 730, **_SIMILARITIES, **{f"{key}_adjusted": _adjusted(term) for key, term in _SIMILARITIES.items()}
+    )
     plotted = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:

@@ -1,9 +1,10 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,105 @@ from embedgeo.functional.tokens import (
     variance_split,
     within_variance,
 )
-from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
-from embedgeo.metrics.moments import EmbeddingMoments, coordinates_of, wants_token_values
+from embedgeo.glossary import Term, in_group
+from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
+from embedgeo.metrics.gaussian import Array, GaussianRows
+from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, coordinates_of, wants_token_values
 
 Labels = Literal["own", "next"]
 """By what rows are of a token type: by their own token, or by the one that follows."""
+
+_OVER_TYPES = in_group(
+    "token types",
+    510,
+    Q_t_cv=Term(
+        "C.V. of Q over tokens",
+        "std / mean of Q_t over token types",
+        "How unequal the token types' Q are.",
+        ranges=True,
+    ),
+    V_on_M_slope=Term(
+        "slope of V on M",
+        "least squares over token types",
+        "Near −1: what a token's mean gains, its variance loses, at constant Q.",
+    ),
+    V_on_M_r2=Term(
+        "R² of V on M", "R², least squares over token types", "How well a token's mean norm predicts its variance."
+    ),
+    Q_freq_slope=Term(
+        "slope of Q on frequency", "log10(1 + Q) on log10 n, over token types", "Does size depend on frequency?"
+    ),
+    M_freq_slope=Term(
+        "slope of M on frequency",
+        "log10(1 + M) on log10 n, over token types",
+        "Negative: frequent tokens have means near the origin.",
+    ),
+    V_freq_slope=Term(
+        "slope of V on frequency",
+        "log10(1 + V) on log10 n, over token types",
+        "Positive: frequent tokens vary more with context.",
+    ),
+    **{
+        f"{key}_freq_r2": Term(
+            f"R² of {key} on frequency",
+            f"R² of log10(1 + {key}) on log10 n, over token types",
+            f"How well a token's frequency predicts its {key}.",
+        )
+        for key in "QMV"
+    },
+)
+"""Of the regressions over token types."""
+
+_TERMS = {
+    **EmbeddingMoments.terms,
+    **in_group(
+        "size and variance",
+        220,
+        V_W=Term(
+            "V_W, plug-in",
+            f"plug-in estimate, {SQUARED}",
+            "The published variance within tokens, of exactly the rows seen: too low where tokens occur a few times.",
+            ranges=True,
+        ),
+        V_B=Term(
+            "V_B, plug-in",
+            f"plug-in estimate, {SQUARED}",
+            "The published variance between tokens, of exactly the rows seen: too high where tokens occur a few times.",
+            ranges=True,
+        ),
+        V_W_over_V=Term(
+            "V_W / V, plug-in",
+            "share of the variance, plug-in estimate",
+            "The published share, of exactly the rows seen: comparable only to values from equally large samples.",
+        ),
+        V_over_Q=Term("V / Q", "share of the mean squared norm", "1 − M / Q.", is_drawn=False),
+        V_W_over_Q=Term(
+            "V_W / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what context does, of exactly the rows seen.",
+        ),
+        V_B_over_Q=Term(
+            "V_B / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what the token itself does, of exactly the rows seen.",
+        ),
+    ),
+    **_OVER_TYPES,
+    **in_group(
+        "rows counted",
+        630,
+        token_types=Term(
+            "token types", "distinct tokens seen", "Vocabulary ids among the rows.", ranges=True, is_drawn=False
+        ),
+        token_types_regressed=Term(
+            "token types in the regressions",
+            "tokens seen 10 to 100,000 times, or as told",
+            "What the spread of Q over tokens and the slopes and R² rest on.",
+            ranges=True,
+            is_drawn=False,
+        ),
+    ),
+}
 
 
 class TokenMoments(GeometryMetric):
@@ -69,6 +164,7 @@ class TokenMoments(GeometryMetric):
     _regressed: Tensor | None = None
     """Token types that the values over token types are of; None: those in ``regression_count_range``."""
 
+    terms = _TERMS
     plotted = EmbeddingMoments.plotted
 
     def __init__(
@@ -159,6 +255,25 @@ class TokenMoments(GeometryMetric):
             raise ValueError(f"coordinates need all rows; got count_range={self.count_range}. Leave count_range= out.")
         return coordinates_of(self.load(Moments))
 
+    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+        return {"tokens": self.table, "projections": self.plane, "distances": self.distances}
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        n = rows.n
+        types = rows.value("token_types")
+        values = {
+            "V_W": rows.Q * (n - types) / n,
+            "V_B": rows.Q * (types - 1) / n,
+            "V_W_over_V": (n - types) / (n - 1),
+            "V_over_Q": (n - 1) / n,
+            "V_W_over_Q": (n - types) / n,
+            "V_B_over_Q": (types - 1) / n,
+        }
+        if rows.counts is None or not len(rows.counts) or rows.keys.isdisjoint(_OVER_TYPES):
+            return values
+        return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
+
     def compute(self) -> dict[str, Tensor]:
         types = self._types_in(self.count_range)
         is_whole = self.count_range is None
@@ -202,3 +317,43 @@ class TokenMoments(GeometryMetric):
             return types
         lo, hi = count_range
         return types.select((types.n >= lo) & (types.n <= hi))
+
+
+_DRAWS = 16
+"""Of the token types of Gaussian rows."""
+
+
+def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:
+    """Means of the values over token types: drawn a few times for each width at Q = 1, then scaled."""
+    import pandas as pd
+
+    scale = np.log(np.where(Q > 0, Q, np.nan))
+    least, most = REGRESSION_COUNT_RANGE
+    is_regressed = (counts >= least) & (counts <= most)
+    expected: dict[str, Array] = {}
+    for width in pd.unique(dim[~np.isnan(dim)]):
+        rows = dim == width
+        low, high = pd.Series(scale[rows]).agg(["min", "max"])
+        grid = np.linspace(low, high, 64 if low < high else 2)
+        draws = [
+            {key: torch.from_numpy(x[is_regressed]) for key, x in _gaussian_types(counts, int(width), seed).items()}
+            for seed in range(_DRAWS)
+        ]
+        n = torch.from_numpy(counts[is_regressed])
+        at_sizes = []
+        for size in np.exp(grid):
+            scaled = ({"n": n, **{key: x * size for key, x in types.items()}} for types in draws)
+            drawn = [{key: float(value) for key, value in type_regressions(types).items()} for types in scaled]
+            at_sizes.append(pd.DataFrame(drawn).mean())
+        for key, values in pd.DataFrame(at_sizes).items():
+            column = expected.setdefault(str(key), np.full(len(Q), np.nan))
+            column[rows] = np.interp(scale[rows], grid, values)
+    return expected
+
+
+def _gaussian_types(counts: Array, dim: int, seed: int) -> dict[str, Array]:
+    """Q, M and V of the token types of Gaussian rows at Q = 1."""
+    random = np.random.default_rng(seed)
+    M = random.chisquare(dim, len(counts)) / counts / dim
+    V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
+    return {"Q": M + V, "M": M, "V": V}

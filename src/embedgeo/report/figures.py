@@ -41,8 +41,9 @@ from embedgeo.drawing import (
     value_bar,
 )
 from embedgeo.formatting import number, printable
-from embedgeo.glossary import Term, is_processed, term
+from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report.runs import Run, drawable
 
 SCALES_TEXT = (

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from embedgeo import drawing
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.report import figures
 from embedgeo.report.runs import make_run
 from embedgeo.results.records import Record
@@ -16,7 +16,7 @@ from embedgeo.results.records import Record
 Image = tuple[bytes, int, int]
 """A PNG, its width and height."""
 
-_METRICS = {*HEADLINES, "M", "V", "V_W_unbiased", "V_B_unbiased"}
+_OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _OFTEN = ("curves", "heatmap")
 _GROWTH = 1.05
 _MOST_STEPS = 512
@@ -74,10 +74,11 @@ class LivePictures:
 def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Image]]:
     """The tags and pictures of some kinds, of what there are values for."""
     steps = _thinned({record["step"] for record in history})
-    records = pd.DataFrame([r for r in history if r["metric"] in _METRICS and r["step"] in steps])
+    drawn = {*headlines(), *_OF_SHARES}
+    records = pd.DataFrame([r for r in history if r["metric"] in drawn and r["step"] in steps])
     if records.empty or not (run := make_run("", records.replace([np.inf, -np.inf], np.nan))).depth:
         return
-    metrics = [metric for metric in HEADLINES if metric in run.values and run.values[metric].notna().any()]
+    metrics = [metric for metric in headlines() if metric in run.values and run.values[metric].notna().any()]
     with drawing.style():
         for kind, draw in (("curves", figures.curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):
             for metric in metrics if kind in kinds else ():

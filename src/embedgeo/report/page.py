@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed
-from embedgeo.glossary import DRIFT, HEADLINES, in_order, is_processed, term
+from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, coordinates, figures, spectra, tokens
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, about, flags, outlier_steps, overview
@@ -202,7 +203,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        in_full = metric in HEADLINES or len(metrics) <= _IN_FULL
+        in_full = metric in headlines() or len(metrics) <= _IN_FULL
         groups += by_run(lambda run: _of_metric(run, metric) if in_full else islice(_in_short(run, metric), 1))
         return Panel(term(metric).name, metric, term(metric).meaning, groups)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from embedgeo.drawing import Array, StepAxis, thinned, tick_label
 from embedgeo.formatting import listed
 from embedgeo.layer_names import blocks_by_side, is_along, side
-from embedgeo.report.baseline import SIZES, baseline_values
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
 from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
@@ -229,10 +229,15 @@ def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.
 def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
-    if metric is not None:
-        values = values[[name for name in values if name in (metric, *SIZES)]]
-    baseline = baseline_values(values, run.widths, _type_counts(run))
-    return replace(run, baseline=baseline.reindex(columns=run.values.columns))
+    rows = GaussianRows(
+        keys=frozenset(map(str, values) if metric is None else [metric]),
+        measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
+        widths=run.widths.to_numpy(dtype=float),
+        counts=_type_counts(run),
+    )
+    known = baseline_values(rows)
+    columns = {name: known.get(str(name), np.full(len(values), nan)) for name in values}
+    return replace(run, baseline=pd.DataFrame(columns, index=values.index, columns=values.columns))
 
 
 def _type_counts(run: Run) -> Array | None:

@@ -20,7 +20,7 @@ from embedgeo.drawing import (
     time_bar,
 )
 from embedgeo.formatting import number, printable
-from embedgeo.report.baseline import gaussian_eigenvalues
+from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 

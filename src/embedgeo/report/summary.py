@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, measured, number
-from embedgeo.glossary import HEADLINES, in_order, term
+from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report.runs import Run
 from embedgeo.results.records import loss_outliers
 
@@ -243,7 +243,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         )
         for metric in in_order({metric for _, means in parts.values() for metric in means} - {"anisotropy_null"})
     ]
-    first = [row for row in rows if row[0] in HEADLINES] or rows
+    first = [row for row in rows if row[0] in headlines()] or rows
     more = [row for row in rows if row not in first]
     return Overview(list(zip(parts, columns, strict=True)), first, more)
 

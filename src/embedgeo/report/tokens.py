@@ -27,8 +27,7 @@ from embedgeo.drawing import (
     value_bar,
 )
 from embedgeo.formatting import number
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, types_by_frequency
-from embedgeo.report.baseline import type_statistics
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.report.runs import Run
 
 _REGRESSED = "{} ≤ n ≤ {:,} occurrences".format(*REGRESSION_COUNT_RANGE)
@@ -196,9 +195,10 @@ def histograms(run: Run) -> FigureData:
 
 
 def _statistics(table: pd.DataFrame) -> dict[str, float]:
-    regressed = float(table["n"].between(*REGRESSION_COUNT_RANGE).sum())
-    values = type_statistics(table)
-    return {**{key: values[key] for key in _STATISTICS}, "token_types_regressed": regressed}
+    regressed = table[table["n"].between(*REGRESSION_COUNT_RANGE)]
+    types = {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
+    values = type_regressions(types)
+    return {**{key: float(values[key]) for key in _STATISTICS}, "token_types_regressed": float(len(regressed))}
 
 
 def draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, float]:

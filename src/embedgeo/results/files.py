@@ -119,17 +119,9 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
 
 
 def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
-    """Make the output folder of a command, or remove from it what an earlier run of the command wrote.
+    """Make the output folder of a command, or remove results of an earlier run of the command from it.
 
-    Args:
-        marker: the file in the folder by which a later run recognizes it; it is written first.
-        text: content of that file.
-        command: what the folder is the result of, for error messages.
-        remove: names of the files and folders to remove.
-
-    Raises:
-        FileExistsError: the folder holds something, and no marker.
-        OSError: the folder cannot be written.
+    A later run recognizes the folder by the marker, a file in it with this text.
     """
     out = marker.parent
     require_own(out, command, is_earlier=marker.exists())

@@ -84,15 +84,9 @@ class SweepFolder:
         self.tensorboard = self.path / "tensorboard"
 
     def open(self, settings: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-        """Make the folder, or go on with one that was made with these settings.
+        """Make the folder, or go on with one that was made with these settings, which the results depend on.
 
-        Args:
-            settings: those that the results depend on.
-            entries: further ones of ``manifest.json``; those of the first run are kept.
-
-        Raises:
-            ValueError: the folder was made with other settings, or is not the folder of a sweep.
-            OSError: it cannot be written.
+        Further ``entries`` of ``manifest.json`` are those of the first run.
         """
         self.require_settings(settings)
         try:
@@ -106,11 +100,7 @@ class SweepFolder:
         self.require_settings(settings)  # another process may have made it meanwhile
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Check that the folder is new, or was made with these settings; writes nothing.
-
-        Raises:
-            ValueError: it was made with other settings, or holds something else.
-        """
+        """Check that the folder is new, or was made with these settings; writes nothing."""
         manifest = self.manifest()
         if not manifest:
             if self.done():
@@ -157,11 +147,7 @@ class SweepFolder:
         return {path.stem for path in self.checkpoints.glob(_PARQUET)}
 
     def read(self, name: str) -> pd.DataFrame:
-        """The records of a checkpoint that is done.
-
-        Raises:
-            ValueError: its file is damaged, or holds none.
-        """
+        """The records of a checkpoint that is done."""
         path = self._file(name)
         if not len(records := read_records(path)):
             remedy = f"Removing it is safe: the next sweep measures {name} again."
@@ -218,14 +204,9 @@ class SweepFolder:
     ) -> None:
         """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
 
-        Args:
-            name: of the checkpoint.
-            records: its records.
-            tables: by kind, a key of `TABLES`.
-            facts: for `facts`: ``model_class``, by which models of one series are told apart; ``files``, by which a
-                change of local weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and
-                ``group``, that of its model.
-            sample: what is kept of the rows, by layer.
+        Its `facts` are ``model_class``, by which models of one series are told apart; ``files``, by which a change of
+        local weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and ``group``, that of its
+        model.
         """
         if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
             self._file(name).unlink(missing_ok=True)
@@ -313,12 +294,7 @@ class SweepFolder:
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
-    """The series of each checkpoint; where a series has several models, with what tells them apart.
-
-    Args:
-        found: the records of checkpoints, by name.
-        classes: of their models; empty where unknown.
-    """
+    """The series of each checkpoint; where a series has several models, with their classes, if known, and shapes."""
     names_of: dict[str, list[str]] = {}
     for name, records in found.items():
         names_of.setdefault(str(records["series"].iloc[0]), []).append(name)

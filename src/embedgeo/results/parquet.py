@@ -38,6 +38,8 @@ RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of `SCHEMA` that differ from record to record of a checkpoint."""
 HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
 """Columns of the records of a training run."""
+_PAUSE = 50
+"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
@@ -83,16 +85,7 @@ _UNKNOWN = {"num_tokens": nan, "token": None}
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
-    """Read a Parquet file that has at least these columns.
-
-    Args:
-        path: the file.
-        columns: that it must have.
-        remedy: for the error about a file that is not as it must be.
-
-    Raises:
-        ValueError: it cannot be read, or lacks columns.
-    """
+    """Read a Parquet file that has at least these columns; the error about another one ends with the remedy."""
     return _read(path, columns, remedy).to_pandas()
 
 
@@ -162,10 +155,6 @@ def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
     return pd.DataFrame(list(records), columns=[*RECORD_COLUMNS]).assign(**checkpoint)[SCHEMA.names]
 
 
-_PAUSE = 50
-"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
-
-
 class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
 
@@ -187,12 +176,7 @@ class HistoryFile:
         atexit.register(self.write)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Add the records of one measurement, if there are any.
-
-        Raises:
-            OSError: the file cannot be written.
-            ValueError: there is a file that cannot be read.
-        """
+        """Add the records of one measurement, if there are any."""
         if not records:
             return
         if not self._tables and self.path.exists():
@@ -221,11 +205,7 @@ class HistoryFile:
 
 
 def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
-    """The records of monitors, from the files in a folder or, where it has none, in the folders inside it.
-
-    Yields:
-        The folder of a file, the prefix of its monitor, and the records.
-    """
+    """The folder, prefix and records of monitors, from the files in a folder or else in the folders inside it."""
     name = "history.*parquet"
     for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
         prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"

@@ -63,14 +63,10 @@ def model_record(metric: str, value: float) -> Record:
 
 
 def parse_groups(option: Any) -> dict[str, str]:
-    """The group of each model that is named in an option.
+    """The group of each model that is named in an option, if any.
 
-    Args:
-        option: a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between
-            them, or a list of these. Nothing, if there are no groups.
-
-    Raises:
-        ValueError: neither of these, a group without models, or a model in two groups.
+    It is a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between them,
+    or a list of these.
 
     >>> parse_groups(["encoder=a,b", "decoder=c"]) == parse_groups({"encoder": ["a", "b"], "decoder": "c"})
     True
@@ -99,13 +95,8 @@ def parse_groups(option: Any) -> dict[str, str]:
 def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str]:
     """The group of each of these models that is in one.
 
-    Args:
-        groups: as `parse_groups` has them, by the name of a model, by what follows the last slash of it if only one
-            of the models has that, or by a pattern.
-        models: names of repositories or folders.
-
-    Raises:
-        ValueError: a name of none or of several of the models, or a model in two groups.
+    `parse_groups` has them by the name of a model, by the end of it after the last slash if only one of the models has
+    that, or by a pattern.
 
     >>> groups_of({"bert": "encoder", "lab/gpt-*": "decoder"}, ["google/bert", "lab/gpt-1", "lab/gpt-2", "lab/t5"])
     {'google/bert': 'encoder', 'lab/gpt-1': 'decoder', 'lab/gpt-2': 'decoder'}
@@ -130,13 +121,10 @@ def _assign(groups: dict[str, str], model: str, group: str) -> None:
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
-    """Checkpoints whose loss lies much farther outside the range of its two neighbours than other losses do.
+    """Names of the checkpoints whose loss lies much farther outside the range of its two neighbours than others do.
 
-    Args:
-        losses: name and loss of the checkpoints of one series, by step.
-
-    Returns:
-        Their names. A loss that is not finite is an outlier. The first checkpoint, which has one neighbour, is not.
+    The losses are those of one series, by step. One that is not finite is an outlier; the first, which has one
+    neighbour, is not.
 
     >>> loss_outliers([("step1", 9.0), ("step2", 5.0), ("step3", 12.7), ("step4", 3.0)])
     ['step3']

@@ -68,12 +68,6 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
 
     Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``, ``revision``, ``step``,
     ``layers`` in forward order with their ``n`` and the ``dtype`` of their rows, and what ``row_numbers`` are.
-
-    Args:
-        folder: of the sweep.
-        name: of the checkpoint.
-        sample: by layer, in forward order.
-        checkpoint: its model, revision and step.
     """
     from safetensors.torch import save_file
 
@@ -96,11 +90,7 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
 
 
 def read_sample(path: Path, most: int | None = None) -> SavedSample:
-    """Read a file that `write_sample` has written, or only the first ``most`` of its rows and their numbers.
-
-    Raises:
-        ValueError: it is damaged, no file of these, or of another version of the schema.
-    """
+    """Read a file that `write_sample` has written, or only the first ``most`` of its rows and their numbers."""
     from safetensors import SafetensorError, safe_open
 
     try:

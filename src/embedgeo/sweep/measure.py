@@ -28,9 +28,8 @@ from embedgeo.capture.structure import measured_model, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.export import tables_of_types
-from embedgeo.metrics import TokenMoments, TokenOccurrences, auto_metrics
-from embedgeo.metrics.defaults import require_distinct_keys, require_samples
+from embedgeo.metrics import TokenOccurrences, auto_metrics
+from embedgeo.metrics.defaults import has_token_tables, require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.records import Record, model_record
@@ -278,11 +277,9 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
-    layers = geometry.measured_layers()
-    tables["distances"] = tables_of_types("token_tables", layers, TokenMoments.distances, ["distance"])
+    tables["distances"] = geometry.token_tables("distances")
     if text.occurrence_types:
-        occurrences = tables_of_types("token_tables", layers, TokenOccurrences.plane, ["pc1", "pc2"], TokenOccurrences)
-        tables["occurrences"] = occurrences.merge(types[["layer", "token_id", "n"]])
+        tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
     return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
 
 
@@ -497,7 +494,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
-    if settings.token_tables and not any(isinstance(metric, TokenMoments) for metric in make(2)):
+    if settings.token_tables and not has_token_tables(make):
         raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
     if settings.save_samples:
         require_samples(make)

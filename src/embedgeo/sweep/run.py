@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from embedgeo.checkpoints import shared_parts
 from embedgeo.formatting import listed, reason, shell_command
-from embedgeo.glossary import HEADLINES
+from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
@@ -356,7 +356,7 @@ class Sweep:
             self.print(line)
 
 
-_HEADLINES = HEADLINES[:4]  # as many as fit in a line
+_HEADLINES = headlines()[:4]  # as many as fit in a line
 _VALUES = ("loss", *_HEADLINES)
 _OVER = "means over {}"
 

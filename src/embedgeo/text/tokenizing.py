@@ -131,16 +131,7 @@ def tokenize_texts(
     special_tokens: SpecialTokens = "default",
     with_words: bool = False,
 ) -> TokenizedText:
-    """Tokenize each text by itself.
-
-    Args:
-        texts: in order; as many are taken as fit into ``num_tokens``, whole.
-        tokenizer: of a Hugging Face model.
-        max_length: longer texts are cut to so many tokens, the special ones among them.
-        num_tokens: of all texts together, at most.
-        special_tokens: around each text.
-        with_words: also find the words.
-    """
+    """Tokenize texts by themselves, as many as fit into ``num_tokens``; longer ones are cut to ``max_length``."""
     before, after = _chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
     room = _room(max_length, num_tokens, num_special)
@@ -241,12 +232,7 @@ def _encoded(
 def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., Any]) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
 
-    Args:
-        token_ids: of all texts, shape (n,).
-        places: shape (n,), int64: one number for consecutive tokens of a word, another for those of the next; -1 for
-            tokens of no word.
-        lengths: number of tokens of each text, shape (texts,).
-        decode: the tokenizer's.
+    ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for tokens of no word.
     """
     row = torch.arange(len(lengths)).repeat_interleave(lengths)
     runs = torch.where(places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places)
