@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from embedgeo.functional.rows import find_words
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -102,3 +103,11 @@ def updated(metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(s
     for part in parts:
         metric.update(x[part], token_ids=None if token_ids is None else token_ids[part])
     return metric
+
+
+def pool_words(
+    hidden: Tensor, word_ids: Tensor, sequence_ids: Tensor, **options: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The mean of each word's tokens, its type and its sequence; options are those of `find_words`."""
+    words = find_words(hidden.device, word_ids, sequence_ids, **options)
+    return words.means(hidden), words.ids.token_ids, words.ids.sequence_ids

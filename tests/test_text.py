@@ -1,14 +1,29 @@
+"""Text read, cut into texts and tokenized."""
+
 import gzip
 import json
+from collections import Counter
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from embedgeo.text import builtin_corpus, hash_documents, read_documents, special_tokens_around, tokenize_sequences
+from embedgeo.functional.sampling import row_keys
+from embedgeo.text import (
+    builtin_corpus,
+    cut_texts,
+    hash_documents,
+    read_documents,
+    special_tokens_around,
+    tokenize_joined,
+    tokenize_sequences,
+    tokenize_texts,
+)
 from tests.sweep.tiny import TEXT, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode())
+DOCUMENTS = ["Dr. Smith came. He\nleft.\n \nNo stop here\n\nThe end!  ", " \n", "One line\r\nand another.\n"]
 
 
 @pytest.fixture(params=["gpt", "bert"])
@@ -101,3 +116,136 @@ def test_text_that_is_too_short_is_refused(tokenizer):
         tokenize_sequences(TEXT, tokenizer, seq_len=512, num_tokens=100)
     with pytest.raises(ValueError, match="at least 1 token"):
         tokenize_sequences(TEXT, tokenizer, seq_len=0, num_tokens=100)
+
+
+def made_tokenizer(folder, kind, **names):
+    made = AutoTokenizer.from_pretrained(write_files(folder, tokenizer_files(kind)))
+    for name, token in names.items():
+        setattr(made, name, token)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("line", ["Dr. Smith came. He", "left.", "No stop here", "The end!", "One line", "and another."]),
+        ("sentence", ["Dr. Smith came.", "He\nleft.", "No stop here", "The end!", "One line\r\nand another."]),
+        ("document", [DOCUMENTS[0].strip(), DOCUMENTS[2].strip()]),
+        ("sequence", DOCUMENTS),
+    ],
+)
+def test_documents_are_cut_into_texts_without_blank_ones(unit, expected):
+    assert list(cut_texts(DOCUMENTS, unit)) == expected
+
+
+def test_words_are_separated_by_white_space_and_counted():
+    texts = ["a", "b  c", "d e\nf", "g h i j"]
+    assert list(cut_texts(texts, "document", min_words=2, max_words=3)) == texts[1:3]
+    assert list(cut_texts(texts, "document", min_words=2)) == texts[1:]
+
+
+@pytest.mark.parametrize("unit", ["line", "sequence"])
+def test_a_share_of_the_texts_is_drawn_whatever_is_asked_of_their_words(unit):
+    texts = [f"{i}" + " word" * (i % 3) for i in range(10_000)]
+    kept = list(cut_texts(texts, unit, share=0.01))
+    assert kept == [text for text, key in zip(texts, row_keys(0, 10_000, seed=0).tolist(), strict=True) if key < 0.01]
+    assert 70 < len(kept) < 130
+    longer = [text for text in kept if len(text.split()) > 1]
+    assert list(cut_texts(texts, unit, share=0.01, min_words=2)) == longer
+    assert list(cut_texts(texts, unit, share=0.01, seed=1)) != kept
+
+
+def test_long_documents_are_cut_in_linear_time():
+    paragraph = "It came. It went. " * 20
+    texts = cut_texts([(paragraph + "\n \n") * 5000], "sentence")  # a second; as one text, hours
+    assert Counter(texts) == {"It came.": 100_000, "It went.": 100_000}
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+@pytest.mark.parametrize("special", ["default", "none", "bos", "bos+eos"])
+def test_each_text_has_its_special_tokens_and_is_cut_to_its_length_with_them(tmp_path, kind, special):
+    made = made_tokenizer(tmp_path, kind, **({"bos_token": "<|endoftext|>"} if kind == "gpt" else {}))
+    names = ("bos", "eos") if kind == "gpt" else ("cls", "sep")
+    bos, eos = ([getattr(made, f"{name}_token_id")] for name in names)
+    before, after = {"none": ([], []), "bos": (bos, []), "bos+eos": (bos, eos)}.get(
+        special, ([], []) if kind == "gpt" else (bos, eos)
+    )
+    plain = [made(text, add_special_tokens=False)["input_ids"] for text in TEXT]
+    wanted = [[*before, *ids[: 40 - len(before) - len(after)], *after] for ids in plain]
+    found = tokenize_texts(TEXT, made, max_length=40, num_tokens=1000, special_tokens=special)
+    assert [ids.tolist() for ids in found.token_ids.split(found.lengths.tolist())] == wanted
+    assert found.num_cut == sum(len(before) + len(ids) + len(after) > 40 for ids in plain) > 0
+    sequences = tokenize_sequences(
+        TEXT, made, seq_len=10, num_tokens=45, special_tokens=special, for_encoder=kind == "bert"
+    )
+    for row in sequences.tolist():
+        assert row[: len(before)] == before
+        assert row[len(row) - len(after) :] == after
+    room = 10 - len(before) - len(after)
+    inner = sequences[:, len(before) : 10 - len(after)].flatten().tolist()
+    assert inner == [token for ids in plain for token in ids][: 4 * room]
+
+
+def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):
+    made = made_tokenizer(tmp_path, "gpt")
+    lengths = [len(made(text)["input_ids"]) for text in TEXT]
+    taken = iter(TEXT * 2)
+    found = tokenize_texts(taken, made, max_length=64, num_tokens=lengths[0] + lengths[1])
+    assert found.lengths.tolist() == lengths[:2]
+    assert len(list(taken)) == 4  # read no further than needed
+    assert tokenize_texts(TEXT, made, max_length=64, num_tokens=sum(lengths[:2]) + 1).lengths.tolist() == lengths[:2]
+
+
+def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
+    made = made_tokenizer(tmp_path, "gpt")
+    one = tokenize_texts(TEXT[:1], made, max_length=9, num_tokens=99, special_tokens="bos+eos").token_ids
+    assert one[0] == one[-1] == made.eos_token_id  # where there is no BOS
+    made.eos_token = None
+    for special in ("bos", "bos+eos"):
+        with pytest.raises(ValueError, match="a bos or cls or eos token; it has none"):
+            tokenize_texts(TEXT, made, max_length=9, num_tokens=99, special_tokens=special)
+    with pytest.raises(ValueError, match="room beside 2 special tokens; got 2"):
+        tokenize_texts(TEXT, made_tokenizer(tmp_path / "b", "bert"), max_length=2, num_tokens=99)
+
+
+def test_every_token_has_its_word_and_words_spelled_alike_are_of_one_type(tmp_path):
+    made = made_tokenizer(tmp_path, "bert")
+    texts = ["the dog, the worst dog", "foolishness\n the"]
+    found = tokenize_texts(texts, made, max_length=64, num_tokens=999, with_words=True)
+    ids, types, spelled = found.words
+    for text, token_ids, of, kinds in zip(
+        texts, *(x.split(found.lengths.tolist()) for x in (found.token_ids, ids, types)), strict=True
+    ):
+        assert of[0] == of[-1] == kinds[0] == kinds[-1] == -1  # [CLS] and [SEP]
+        in_order = dict.fromkeys(of[of >= 0].tolist())
+        words = [made.decode(token_ids[of == word].tolist()).strip() for word in in_order]
+        assert words == text.replace(",", " ,").split()
+        assert words == [spelled[int(kinds[of == word][0])] for word in in_order]
+    assert spelled == ["the", "dog", ",", "worst", "foolishness"]
+    assert ((types >= 0) == (ids >= 0)).all()
+    assert not set(ids[: found.lengths[0]].tolist()[1:-1]) & set(ids[found.lengths[0] :].tolist()[1:-1])
+
+
+def test_sequences_cut_words_and_documents_end_them(tmp_path):
+    made = made_tokenizer(tmp_path, "gpt")
+    found = tokenize_joined(["dog", "dog", "foolishness"], made, seq_len=2, num_tokens=100, with_words=True)
+    pieces = [made.decode([token]) for token in found.token_ids.tolist()]
+    ids = found.words.word_ids.tolist()
+    for i in range(len(ids) - 1):
+        starts_text = "".join(pieces[: i + 1]) in ("dog", "dogdog")
+        assert (ids[i] != ids[i + 1]) == (starts_text or i % 2 == 1)
+
+
+def test_words_need_a_tokenizer_that_tells_them(tmp_path):
+    made = made_tokenizer(tmp_path, "gpt")
+    as_llama = Tokenizer(models.BPE({letter: i for i, letter in enumerate("▁theog d")}, []))
+    as_llama.normalizer, as_llama.decoder = normalizers.Replace(" ", "▁"), decoders.Replace("▁", " ")
+    whole = PreTrainedTokenizerFast(tokenizer_object=as_llama)
+    with pytest.raises(ValueError, match="tells words apart; this one takes 'the dog' as one"):
+        tokenize_texts(["the dog"], whole, max_length=64, num_tokens=99, with_words=True)
+
+    def slow(text, **options):
+        return made(text, **options)
+
+    with pytest.raises(ValueError, match="says which word a token is of"):
+        tokenize_texts(["the dog"], slow, max_length=64, num_tokens=99, with_words=True)

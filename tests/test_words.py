@@ -4,7 +4,7 @@ from transformers import AutoTokenizer
 
 import embedgeo
 from embedgeo import observe
-from embedgeo.functional.rows import pool_words
+from tests.data import pool_words
 from tests.models import TorchEncoder, gpt_neox, token_batch
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files

@@ -121,7 +121,7 @@ def learn(written: str) -> None:
     for key, fields in json.loads(written or "{}").items():
         if OWN.find(key) is None and FOREIGN.find(key) is None:
             known = Term(**{name: value for name, value in fields.items() if name in Term._fields})
-            FOREIGN.terms[key] = known if known.group in GROUPS else known._replace(group=GROUPS[-1])
+            FOREIGN.terms[key] = known if known.group in GROUPS else known._replace(group="more")
 
 
 _OTHERS = {"previous": "the measurement before", "first": "the first measurement", "below": "the layer below"}

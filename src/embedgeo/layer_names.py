@@ -1,7 +1,7 @@
-"""Names of layers: which layers are blocks, on which side of the model they lie, and how deep."""
+"""Names of layers: blocks, the side of the model that they lie on, their depths and labels."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product, takewhile
 
 from embedgeo.formatting import printable
@@ -12,7 +12,7 @@ _LONGEST = 11
 
 
 def side(layer: str) -> str:
-    """``"encoder."`` or ``"decoder."`` where the name of a layer starts with it, else the empty string.
+    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none.
 
     >>> side("decoder.block.03"), side("block.03"), side("encoder.layer.03.attention")
     ('decoder.', '', '')
@@ -116,8 +116,8 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     most = min((len(parts) for parts in modules), default=1) - 1
     head = len(_common(modules)[:most])
     tail = len(_common([parts[::-1] for parts in modules])[: most - head])
-    for right, shorten in product((tail, 0), (_end, _start)):
-        labels = [_label(layer, plain[layer], head, right, shorten) for layer in layers]
+    for right, keeps_end in product((tail, 0), (True, False)):
+        labels = [_label(layer, plain[layer], head, right, keeps_end) for layer in layers]
         if len(set(labels)) == len(plain):
             return labels, ".".join([*modules[0][:head], "*", *modules[0][-right:]]) if right else ""
     return [f"#{i}" if layer else "" for i, layer in enumerate(layers)], ""
@@ -128,22 +128,18 @@ def _common(names: Sequence[Sequence[str]]) -> list[str]:
     return [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
 
 
-def _label(layer: str, plain: str, left: int, right: int, shorten: Callable[[str], str]) -> str:
-    if not (match := _LAYER.fullmatch(layer)):
+def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> str:
+    match = _LAYER.fullmatch(layer)
+    if match is None:
         parts = plain.split(".")
-        return shorten(".".join(parts[left : len(parts) - right]))
+        label = ".".join(parts[left : len(parts) - right])
+        if len(label) <= _LONGEST:
+            return label
+        return f"…{label[1 - _LONGEST :]}" if keeps_end else f"{label[: _LONGEST - 1]}…"
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:
         name = f"h{int(match[4])}" if match[4] else str(int(match[3]))
     return f"{match[1][:3]} {name}".strip()
-
-
-def _end(label: str) -> str:
-    return label if len(label) <= _LONGEST else f"…{label[1 - _LONGEST :]}"
-
-
-def _start(label: str) -> str:
-    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:

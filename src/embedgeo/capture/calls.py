@@ -117,15 +117,10 @@ def has_gradients() -> bool:
 
 
 class StageRun(NamedTuple):
-    """A run of a stage of `torch.distributed.pipelining`.
+    """A run of a stage of `torch.distributed.pipelining`."""
 
-    Attributes:
-        num_stages: of the pipeline; None if it does not tell.
-        infers_shapes: it is to learn the stage's shapes: on no microbatch, on any values.
-    """
-
-    num_stages: int | None
-    infers_shapes: bool
+    num_stages: int | None  # of the pipeline
+    infers_shapes: bool  # it runs on no microbatch, on any values
 
 
 def running_stage() -> StageRun | None:
@@ -205,16 +200,6 @@ def present_modes(model: nn.Module) -> Callable[[], None]:
             module.training = was_training
 
     return put_back
-
-
-@contextmanager
-def kept_modes(model: nn.Module) -> Iterator[None]:
-    """Puts each module back into train or eval mode on exit."""
-    put_back = present_modes(model)
-    try:
-        yield
-    finally:
-        put_back()
 
 
 @contextmanager

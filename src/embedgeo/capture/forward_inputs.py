@@ -23,11 +23,9 @@ T = TypeVar("T")
 PerToken = Tensor | Callable[[Any], Tensor]
 """A value for each token: a tensor, or a function that returns it, given the batch."""
 
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-"""Arguments of torch's own transformer modules; True, or minus infinity in an additive mask, is padding."""
-
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own transformers; True is padding
 READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
-"""The arguments of calls that are read."""
+"""Names of the arguments that are read."""
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
@@ -41,17 +39,10 @@ def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int
 
 
 class RowTokens(NamedTuple):
-    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None.
-
-    Attributes:
-        token_ids: None if there are none.
-        mask: bool, True = count this row; None if all rows count.
-        word_ids: None if none were given.
-        prepared: see `prepared_once`.
-    """
+    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None."""
 
     token_ids: Tensor | None
-    mask: Tensor | None
+    mask: Tensor | None  # True = count this row; None if all rows count
     word_ids: Tensor | None
     prepared: dict[Any, Any]
 
@@ -126,30 +117,21 @@ class _RunningCall(NamedTuple):
         )
 
 
-class _EarlyLookup(NamedTuple):
-    """A call of an embedding table while no enclosing module was called."""
-
-    table: nn.Module
-    token_ids: Tensor
-    embeddings: Tensor
-
-
 @dataclass
 class ForwardPass:
     """A forward pass so far.
 
     Attributes:
-        mask: shape (batch, positions), True = count; None if none was given.
-        position_ids: shape (batch or 1, positions); None if none were given.
         called: the enclosing modules that were called.
+        mask, position_ids: as of a call.
         row_tokens: by the shape of the rows, and whether positions are first.
-        num_calls: of each layer's modules, by the layer's name and the number of the module.
-        sums: of the hidden states of layers that are means of several: how many there are so far, and their sum.
+        num_calls: of the modules of layers, by the layer's name and the number among its modules.
+        sums: of a layer that is a mean of several hidden states, how many there were and their sum.
     """
 
+    called: set[nn.Module]
     mask: Tensor | None = None
     position_ids: Tensor | None = None
-    called: set[nn.Module] = field(default_factory=set)
     row_tokens: dict[tuple[torch.Size, bool], RowTokens] = field(default_factory=dict)
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
@@ -163,19 +145,11 @@ class ForwardInputs:
     Where the model is given embeddings that end with those that were just looked up (prompt tuning), the positions in
     front of them are no tokens and do not count.
 
-    Args:
-        model: any module.
-        skip_first_positions: leave out this many real positions at the start of every sequence.
-        ignore_token_ids: leave out these token ids.
-
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
         num_token_types: of the largest of these tables; a large number where that is not known.
         enclosing_modules: the modules around the blocks, whose calls `begin_call` and `end_call` record.
         forward: the current forward pass.
-
-    Raises:
-        TypeError, ValueError: as `require_exclusions` does.
     """
 
     def __init__(self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()) -> None:
@@ -195,9 +169,9 @@ class ForwardInputs:
 
     def reset(self) -> None:
         """Forget the current forward pass."""
-        self.forward = ForwardPass()
+        self.forward = ForwardPass(called=set())
         self._running: list[_RunningCall] = []  # the outermost call first
-        self._lookup: _EarlyLookup | None = None
+        self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None  # a table, its ids and rows, before any call
         self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
         self._num_virtual = 0  # positions in front of the tokens
 
@@ -212,11 +186,7 @@ class ForwardInputs:
         return [*self._token_ids.values(), *([] if self.forward.mask is None else [self.forward.mask])]
 
     def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
-        """Record the arguments of a call of an enclosing module.
-
-        A forward pass begins with the outermost call, and where a module inside it is called once more, on another
-        batch.
-        """
+        """Record a call of an enclosing module; a forward pass begins with the outermost, or where one is repeated."""
         call = _RunningCall.of(module, args, kwargs)
         if not self._running or module in self.forward.called:
             self.forward = ForwardPass(called={each.module for each in self._running})
@@ -225,15 +195,14 @@ class ForwardInputs:
                 self._num_virtual = 0
         self._running.append(call)
         self.forward.called.add(module)
+        self.forward.row_tokens = {}
         for each in self._running:
-            if self.forward.mask is None and each.mask is not None:
+            if self.forward.mask is None:
                 self.forward.mask = each.mask
-                self.forward.row_tokens = {}
-            if self.forward.position_ids is None and each.position_ids is not None:
+            if self.forward.position_ids is None:
                 self.forward.position_ids = each.position_ids
-                self.forward.row_tokens = {}
         if self._lookup is not None and call.embeddings is not None:
-            self._take_lookup(self._lookup, call.embeddings)
+            self._take_lookup(*self._lookup, call.embeddings)
         self._lookup = None
 
     def end_call(self, *call: Any) -> None:
@@ -248,15 +217,15 @@ class ForwardInputs:
             self._token_ids[table, ids.shape] = ids
             self.forward.row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
-                self._lookup = _EarlyLookup(table, ids, output.detach())
+                self._lookup = table, ids, output.detach()
 
-    def _take_lookup(self, lookup: _EarlyLookup, embeddings: Tensor) -> None:
+    def _take_lookup(self, table: nn.Module, ids: Tensor, looked_up: Tensor, embeddings: Tensor) -> None:
         """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
-        num_virtual = embeddings.shape[1] - lookup.embeddings.shape[1]
-        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(lookup.embeddings), lookup.embeddings):
+        num_virtual = embeddings.shape[1] - looked_up.shape[1]
+        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(looked_up), looked_up):
             self._num_virtual = num_virtual
-            ids = pad(lookup.token_ids, (num_virtual, 0))
-            self._token_ids[lookup.table, ids.shape] = ids
+            ids = pad(ids, (num_virtual, 0))
+            self._token_ids[table, ids.shape] = ids
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""

@@ -1,10 +1,4 @@
-"""Permanent hooks, which stay in the graphs of torch.compile and look at run time whether someone listens.
-
-A graph that is compiled already calls no hook that is added later. These are on the model before it is compiled, and
-each is one opaque operator in the graph, so that measured and other steps run the same graphs, in the same rounding.
-The operator returns nothing, has no gradient, and is an ordered effect: it is neither removed nor moved past another.
-This module takes names that torch may change: import it only where it is used.
-"""
+"""Permanent hooks, operators in the graphs of torch.compile; it takes names that torch may change: import it late."""
 
 import inspect
 from collections import OrderedDict
@@ -27,18 +21,17 @@ from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stack, submodels
 
 Event = Literal["call", "return", "lookup", "input", "output"]
-"""A module's call, of whose arguments those in `READ_ARGUMENTS` are read, or its return; a call of an embedding table;
-and the hidden state that a layer is given or gives."""
+"""A module's call or return, an embedding table's call, and the hidden state that a layer is given or gives."""
 
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None:
-    """Put permanent hooks on modules of a model, before it is compiled; what is on them already stays as it is.
+    """Put permanent hooks on modules of a model, before it is compiled: compiled graphs call none that are added later.
 
-    All blocks of a stack get the same hooks, so that they can share a graph as before. Copies and pickles of the
-    modules have hooks, too, which nobody can listen to; parameters and buffers are as before.
+    Each is an operator that looks at run time whether someone listens, so that measured and other steps run the same
+    graphs. All blocks of a stack get the same hooks, and can share a graph. Nobody can listen to those of copies.
     """
     wanted = dict.fromkeys(events)
     for stack in filter(None, map(find_stack, submodels(model).values())):
@@ -48,8 +41,8 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
         if module not in _keys:
             # A tensor, an input of the graph, and not a number, a constant of it, which would take a graph a block.
             _keys[module] = torch.zeros((), dtype=torch.int8, device="cpu")
-            module.__dict__["_embedgeo_key"] = _keys[module]
-            module.__dict__["_embedgeo_arguments"] = tuple(inspect.signature(module.forward).parameters)
+            module.__dict__["embedgeo_key"] = _keys[module]
+            module.__dict__["embedgeo_arguments"] = tuple(inspect.signature(module.forward).parameters)
         if not _is_hooked(module, event):
             if event in ("call", "input"):
                 module.register_forward_pre_hook(_HOOKS[event], with_kwargs=True)
@@ -68,10 +61,7 @@ def is_prepared(module: nn.Module, event: Event) -> bool:
 
 @contextmanager
 def listening(module: nn.Module, event: Event, hook: Callable[..., None]) -> Iterator[None]:
-    """Context in which a function is called at each event of a prepared module, as forward hooks with kwargs are.
-
-    Of the call's arguments it gets the tensors that are read, by name, and the output where that is read.
-    """
+    """Context in which a function is called at each event of a prepared module, as forward hooks with kwargs are."""
     key = _keys[module].data_ptr(), event
     listener = partial(hook, module, ())
     _listeners.setdefault(key, []).append(listener)
@@ -92,7 +82,7 @@ def _is_hooked(module: nn.Module, event: Event) -> bool:
 
 def _on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     found = {}
-    for name, value in (*zip(module._embedgeo_arguments, args, strict=False), *kwargs.items()):
+    for name, value in (*zip(module.embedgeo_arguments, args, strict=False), *kwargs.items()):
         if name in READ_ARGUMENTS and isinstance(value, Tensor):
             found[name] = value
     _notify(module, "call", found)
@@ -130,7 +120,7 @@ def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
             return
         tensors.append(tensor.detach())
     gradients = torch.is_grad_enabled() if is_compiling else has_gradients()
-    torch.ops.embedgeo.notify(module._embedgeo_key, event, " ".join(found), tensors, gradients)
+    torch.ops.embedgeo.notify(module.embedgeo_key, event, " ".join(found), tensors, gradients)
 
 
 _HOOKS: dict[Event, Callable[..., None]] = {
@@ -159,8 +149,9 @@ def _call(listeners: list[Callable[..., None]], found: dict[str, Tensor], has_gr
             listener(found, found.get("output"))
 
 
-_library = torch.library.Library("embedgeo", "DEF")  # a call takes less than one of `torch.library.custom_op`
+_library = torch.library.Library("embedgeo", "DEF")  # faster to call than a `torch.library.custom_op`
 _library.define(
+    # no result and no gradient, an ordered effect: it is neither removed nor moved past another one
     "notify(Tensor key, str event, str names, Tensor[] tensors, bool has_gradients) -> ()",
     # unsafe: a CUDA graph would not run Python again; flexible: tensors are read in any layout
     tags=(torch.Tag.cudagraph_unsafe, torch.Tag.flexible_layout),

@@ -14,31 +14,18 @@ from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, final_norm, find_stack, submodels, unwrapped
 from embedgeo.functional.rows import RowUnit
 
-_ROWS = 16
-"""Rows that tell whether a layer is a norm's output, at most."""
-
-_CLOSE = 1e-3
-"""Deviation of the rows below which they are a norm's output; half the ε of their dtype if that is more."""
-
-_FAR = 0.5
-"""Deviation of the rows from a norm's output with which later measurements do not look at it again."""
-
-_SHRUNK = 0.5
-"""How much smaller than 1 the mean of squares of rows of embeddings may be, for a norm's ε, where their mean is 0."""
+_ROWS = 16  # that are looked at
+_CLOSE = 1e-3  # deviation of the rows below which they are a norm's output; half the ε of their dtype if that is more
+_FAR = 0.5  # deviation from a norm's output with which later measurements do not look at it again
+_SHRUNK = 0.5  # by which the mean of squares of embeddings of mean 0 may be below 1, for a norm's ε
 
 
 class Norm(NamedTuple):
-    """The affine map of a LayerNorm or RMSNorm: a row whose mean of squares is 1 (and whose mean is 0) to γ · row + β.
+    """The affine map of a norm: of a row whose mean of squares is 1 (of a LayerNorm, and mean 0) to γ · row + β."""
 
-    Attributes:
-        scale: γ, shape (d,), float64; 1 + weight where that is how the norm computes.
-        shift: β, shape (d,), float64; zeros where there is none.
-        is_centered: whether it takes the mean off a row first, as a LayerNorm does.
-    """
-
-    scale: Tensor
-    shift: Tensor
-    is_centered: bool
+    scale: Tensor  # γ, shape (d,), float64; 1 + weight where that is how the norm computes
+    shift: Tensor  # β, shape (d,), float64; zeros where there is none
+    is_centered: bool  # as a LayerNorm: a row's mean is taken off first
 
     @property
     def expected_size(self) -> Tensor:
@@ -124,12 +111,7 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
 
 
 class Norms:
-    """The norms whose outputs the layers of a model are, among modules that are looked for once.
-
-    Args:
-        model: the model.
-        rows: what a row is; means and maxima over several tokens are no norm's output.
-    """
+    """The norms whose outputs the layers of a model are; means and maxima over several tokens are no norm's output."""
 
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
@@ -140,13 +122,8 @@ class Norms:
     def expected_size(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> float:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
 
-        Several norms fit while their weights are alike, as those of a block are at the start of a training: each
-        measurement looks again, at those that were not far.
-
-        Args:
-            layer: one of the model's.
-            hidden: rows of it, shape (..., d).
-            mask: True = count this row, as many as rows: others may have been set to 0, as DeBERTa does.
+        Several norms fit while their weights are alike, as at the start of a training: each measurement looks again at
+        those that were not far. Rows that the mask leaves out are not looked at: DeBERTa sets them to 0.
         """
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0

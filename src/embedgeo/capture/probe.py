@@ -17,9 +17,6 @@ from embedgeo.capture.layers import Layer
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
 
-OnHidden = Callable[[Layer, Tensor, RowTokens], None]
-"""Called with a layer, its hidden state in one forward pass, and the tokens of its rows."""
-
 
 @dataclass(eq=False)
 class _Hook:
@@ -53,27 +50,21 @@ class Probe:
 
     Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
     activation checkpointing repeats during the backward pass, nor one in which a pipeline stage learns its shapes.
-    While the probe is attached, a compiled model runs eagerly, because a compiled graph would not call the hooks; so do
-    torch's own transformer layers, which otherwise have fused kernels for inference. A model that is prepared before it
-    is compiled (see `embedgeo.capture.graph_hooks`) is read in its compiled graphs instead, where ``is_stable``.
+    While the probe is attached, compiled models and torch's own transformer layers run eagerly, so that hooks are
+    called; where ``is_stable``, a model that was prepared before it was compiled is read in its graphs instead.
 
     Args:
-        layers: the layers to read, as `embedgeo.capture.layers.resolve_layers` finds them in a model.
+        layers: those to read.
         inputs: records what the model is given.
-        on_hidden: called with the layer; its hidden state, shape (..., d), batch first, detached, which the model may
-            overwrite later; and the tokens of its rows. It runs without gradients and without autocast.
-        on_error: called with an exception raised in a hook, to which a note with the layer is added. Default: the
-            exception is raised in the forward pass.
-        no_grad_passes: whether to read forward passes without gradients (generation, reference models, teachers); those
-            of an `exclusive` probe are always read. What counts is how the calls of the modules around the blocks
-            began, or, where only blocks are called, how these did: reentrant activation checkpointing changes nothing.
+        on_hidden: called with a layer, its hidden state, shape (..., d), batch first, detached, which the model may
+            overwrite later, and the tokens of its rows; without gradients and autocast.
+        on_error: called with an exception raised in a hook, with a note that names the layer. Default: it is raised.
+        no_grad_passes: whether to read forward passes without gradients; those of an `exclusive` probe are always read.
+            The calls of the modules around the blocks decide, or, where only blocks are called, these.
 
     Attributes:
-        token_ids: used instead of those that the model is given; see `ForwardInputs.row_tokens`.
-        mask: used instead of the one that the model is given.
-        word_ids: the word of each token.
-        sequence_mesh: the ranks of which each may have a part of the positions; None: no rank has a part.
-        is_stable: read prepared models by their permanent hooks, and leave compiled regions as they are.
+        token_ids, mask, word_ids: see `ForwardInputs.row_tokens`.
+        sequence_mesh: the ranks of which each may have a part of the positions.
         layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
     """
 
@@ -83,7 +74,7 @@ class Probe:
         self,
         layers: Sequence[Layer],
         inputs: ForwardInputs,
-        on_hidden: OnHidden,
+        on_hidden: Callable[[Layer, Tensor, RowTokens], None],
         on_error: Callable[[Exception], None] | None = None,
         *,
         no_grad_passes: bool = True,
@@ -199,9 +190,10 @@ class Probe:
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return
-        number = self._inputs.forward.num_calls[layer.name, i]
-        self._inputs.forward.num_calls[layer.name, i] += 1
-        if number % layer.calls[i].calls_per_forward != layer.calls[i].index:
+        call = layer.calls[i]
+        num_calls = self._inputs.forward.num_calls
+        num_calls[layer.name, i] += 1
+        if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
             return
         hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
         if hidden is None:
@@ -216,9 +208,8 @@ class Probe:
             mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
             values = self.token_ids, self.mask, self.word_ids
             if self.sequence_mesh is not None:
-                mean = whole_sequences(
-                    mean, self.sequence_mesh, [*filter(torch.is_tensor, values), *self._inputs.recorded]
-                )
+                tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
+                mean = whole_sequences(mean, self.sequence_mesh, tensors)
             self._on_hidden(layer, mean, self._inputs.row_tokens(layer, mean, *values))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:

@@ -19,27 +19,17 @@ _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
 
 class Stack(NamedTuple):
-    """The transformer blocks of a model.
-
-    Attributes:
-        parent: the module that applies the blocks.
-        blocks: in forward order; a block that is applied several times (ALBERT) is listed as many times.
-    """
+    """The transformer blocks of a model, and the module that applies them."""
 
     parent: nn.Module
-    blocks: list[nn.Module]
+    blocks: list[nn.Module]  # in forward order, as often as they are applied (ALBERT)
 
 
 class Part(NamedTuple):
-    """The blocks of a model that a module has, a stage of a pipeline.
+    """The blocks of a model that a module has, a stage of a pipeline."""
 
-    Attributes:
-        first_block: the number, in the model, of the module's first block.
-        num_blocks: how many the model has.
-    """
-
-    first_block: int
-    num_blocks: int
+    first_block: int  # its number in the model
+    num_blocks: int  # of the model
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -50,13 +40,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
-    """Whether a module is a model of transformers, which has been imported then, and need not be installed."""
+    """Tell whether a module is a model of transformers, which need not be installed."""
     transformers = sys.modules.get("transformers.modeling_utils")
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether a module inside is compiled, as far as the modules tell."""
+    """Tell whether a module inside is compiled, as far as modules show it."""
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
 
 
@@ -86,8 +76,7 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 def submodels(model: nn.Module) -> dict[str, nn.Module]:
     """The parts of a model that process different sequences, by the prefix of their layers' names.
 
-    An encoder-decoder model (of Hugging Face, or with an `nn.Transformer`) has the parts ``encoder.`` and ``decoder.``;
-    any other model has one, the measured model, with an empty prefix.
+    These are ``encoder.`` and ``decoder.`` (of Hugging Face, or of an `nn.Transformer`), or the measured model alone.
     """
     measured = measured_model(model)
     both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
@@ -118,9 +107,9 @@ def find_stack(submodel: nn.Module) -> Stack | None:
 
 
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
-    """Whether a list of modules holds transformer blocks: of one type, or as many as the configuration says.
+    """Tell whether modules are transformer blocks: of one type, or as many as the configuration says.
 
-    In a `nn.Sequential` the blocks also must have submodules and no convolution, as the stages of a CNN have; in a
+    In a `nn.Sequential` they also must have submodules and no convolution, as the stages of a CNN have; in a
     `nn.ModuleDict` they must be of one type and numbered.
     """
     if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
@@ -132,7 +121,7 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
 
 
 def is_callable(block: nn.Module) -> bool:
-    """Whether a module has a ``forward``: a list or a dict of modules has none, and so no output."""
+    """Tell whether a module has a ``forward``: lists and dicts of modules have none."""
     return getattr(block.forward, "__func__", None) is not nn.Module.forward
 
 
@@ -152,7 +141,7 @@ def final_norm(stack: Stack) -> nn.Module | None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, or, as where an adapter trains a copy of it, one with nothing but norms inside."""
+    """Tell whether a module is a norm, or has nothing but norms inside, as where an adapter trains a copy."""
     leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
     inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
     return type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
@@ -170,7 +159,7 @@ def last_hidden_state(submodel: nn.Module, stack: Stack) -> nn.Module | None:
 
 
 def starts_after_first_block(submodel: nn.Module) -> bool:
-    """Whether a model's first hidden state is the first block's output instead of its input, as in Mamba and RWKV."""
+    """Tell whether a model's first hidden state is the first block's output instead of its input, as in Mamba."""
     return getattr(getattr(submodel, "config", None), "model_type", None) in _LATE
 
 
@@ -184,12 +173,10 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
 def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it is.
 
-    In a Hugging Face model, and wherever else there is a ``get_input_embeddings``, it is what that returns, and what
-    shares its weight (the encoder of T5 calls another table than it names). Otherwise, of the `nn.Embedding` modules
-    outside the blocks, without those of positions, segments and time steps (by names such as ``wpe``, ``pos_emb``,
-    ``segment``; unless they share the weight of an output head), it is those named after tokens (``wte``, ``tok_emb``,
-    ``word_embeddings``); if there are none, those that share the weight of an output head; if there are none, those
-    with as many rows as an output head; if there are none, all.
+    It is what ``get_input_embeddings`` returns, and what shares its weight (the encoder of T5 calls another table than
+    it names). Otherwise, of the tables outside the blocks, without those named after positions, segments and times
+    (unless they share the weight of an output head), it is those named after tokens; if there are none, those that
+    share the weight of a head; if there are none, those with as many rows as a head; if there are none, all.
     """
     get_table = getattr(submodel, "get_input_embeddings", None)
     if callable(get_table):
@@ -198,9 +185,8 @@ def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
         except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
             table = None
         if isinstance(table, nn.Module) or is_hugging_face(submodel):
-            tied = [
-                m for m in submodel.modules() if isinstance(m, nn.Embedding) and m.weight is getattr(table, "weight", 0)
-            ]
+            tables = [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
+            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
             return tied or ([table] if isinstance(table, nn.Module) else [])
     stack = find_stack(submodel)
     in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
@@ -227,10 +213,7 @@ def input_embedding(model: nn.Module) -> nn.Module | None:
 
 
 def model_width(model: nn.Module) -> int | None:
-    """The width of a model's hidden states, without running it; None if nothing tells.
-
-    It is what the configuration says, else that of the embedding table, else that of the last norm or bias of a block.
-    """
+    """The width of hidden states by the configuration, the embedding table, or the last norm or bias of a block."""
     width = getattr(getattr(measured_model(model), "config", None), "hidden_size", None)
     width = width or getattr(input_embedding(model), "embedding_dim", None)
     stack = find_stack(measured_model(model))
@@ -245,5 +228,5 @@ def weights_device(model: nn.Module) -> torch.device:
 
 
 def contains_any(module: nn.Module, wanted: Iterable[nn.Module]) -> bool:
-    """Whether ``module`` or a module inside it is one of those ``wanted``."""
+    """Tell whether a module or one inside it is one of those ``wanted``."""
     return not set(module.modules()).isdisjoint(wanted)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
-from embedgeo.functional.rows import Rows
+from embedgeo.functional.rows import Batch, RowIds, Rows
 from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
 
 
@@ -24,11 +24,29 @@ def labelled_by_next(rows: Rows) -> Rows | None:
     >>> labelled_by_next(select_rows(torch.ones(1, 4, 2), ids, mask, dim=2)).token_ids
     tensor([7])
     """
-    labelled = rows.ids.by_next_token
-    if labelled is None:
+    ids, batch = rows.ids, rows.ids.batch
+    if ids.token_ids is None or batch.token_ids is None:
         return None
-    places, ids = labelled
-    return Rows(rows.embeddings.index_select(0, places), ids)
+    if ids.sequence_ids is None or batch.sequence_ids is None:
+        none = ids.token_ids[:0]
+        return Rows(rows.embeddings[:0], RowIds.of(Batch(none, None)))
+    following = _next_places(batch.sequence_ids, batch.kept)
+    following = following if ids.kept is None else following[ids.kept]
+    places = (following >= 0).nonzero().flatten()
+    labels = Batch(batch.token_ids[following[places]], ids.sequence_ids[places])
+    return Rows(rows.embeddings.index_select(0, places), RowIds.of(labels))
+
+
+def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
+    """The place of the next row of each row's sequence, counted or not, or -1 where no row that counts follows."""
+    order = sequence_ids.argsort(stable=True)
+    sequences, sequence = sequence_ids[order].unique_consecutive(return_inverse=True)
+    place = torch.arange(len(order), device=order.device)
+    is_counted = torch.ones_like(place) if kept is None else torch.zeros_like(place).index_fill(0, kept, 1)
+    counted = torch.where(is_counted[order] > 0, place, -1)
+    last = torch.full_like(sequences, -1).scatter_reduce(0, sequence, counted, "amax")
+    has_next = (place < last[sequence]).nonzero().flatten()
+    return torch.full_like(place, -1).index_copy(0, order[has_next], order[has_next + 1])
 
 
 def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:

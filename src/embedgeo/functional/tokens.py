@@ -13,6 +13,7 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import (
+    CHUNK_ELEMENTS,
     blocked,
     chunk_length,
     merge_parts,
@@ -22,17 +23,10 @@ from embedgeo.functional.moments import (
     without_rounding,
 )
 from embedgeo.functional.precision import accumulator_dtype, row_norms
-from embedgeo.functional.rows import Part, Runs, TokenOrder
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17
 """Elements merged at a time: a merge takes several times their memory."""
-
-_CENTRED_ELEMENTS = 1 << 18
-"""Elements centred at a time, so that they and their intermediate results stay in the processor's cache."""
-
-_SUMMED_ROWS = 1024
-"""Most rows centred at a time, so that the rounding of a float32 sum over them is small beside their spread."""
 
 
 class TokenTable(NamedTuple):
@@ -107,85 +101,88 @@ class TokenTable(NamedTuple):
         return n, mean, without_rounding(m2, n, torch.linalg.vector_norm(mean))
 
 
-def token_table(
-    x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None, *, order: TokenOrder | None = None
-) -> TokenTable:
+def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
     """The table of the rows of each token type: the paper's Algorithm 1, batched.
-
-    Rows are taken in the order of their token ids, as many at a time as the processor's cache holds. Those of a token
-    type are centred on one of them (the last one: the first one of a text may be an outlier), then on the mean of the
-    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows have
-    a variance of exactly 0. Within single sequences the same is done again, of the token types that have several rows
-    in a sequence and others in another one: where there are no others it gives what it gave before, and a row alone
-    does not deviate from itself.
 
     Args:
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64.
         sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
-        order: that of these ids, where it is known already.
+
+    Returns:
+        The table; identical rows have a variance of exactly 0.
 
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]))
     >>> table.token_ids.tolist(), table.mean.flatten().tolist(), table.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
-    order = TokenOrder(token_ids, sequence_ids) if order is None else order
-    table = _table_in(torch.promote_types(x.dtype, torch.float32), x, order)
+    table = _table_in(torch.promote_types(x.dtype, torch.float32), x, token_ids, sequence_ids)
     wide = accumulator_dtype(x.device)
     if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
         return table
-    return _table_in(wide, x, order)  # differences exceed the range of float32
+    return _table_in(wide, x, token_ids, sequence_ids)  # differences exceed the range of float32
 
 
-def _table_in(dtype: torch.dtype, x: Tensor, order: TokenOrder) -> TokenTable:
+def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None) -> TokenTable:
     """The table of rows that are centred in ``dtype``."""
-    mean = torch.empty(len(order.types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    n, sequences, sequence_n2 = (each.to(mean.dtype) for each in (order.counts, order.sequences, order.squares))
-    m2 = torch.zeros_like(n)
-    _add_runs(m2, x, order.repeated, dtype, mean)
-    rows, types = order.single
-    for chunk in row_chunks(mean[: len(rows)], blocked(_CENTRED_ELEMENTS, x.device)):
-        mean.index_copy_(0, types[chunk], x.index_select(0, rows[chunk]).to(mean.dtype))
-    sequence_m2 = torch.zeros_like(m2)
-    if (runs := order.repeated_in_sequences) is not None:
-        sequence_m2 = torch.where(order.sequences > 1, sequence_m2, n * m2)
-        _add_runs(sequence_m2, x, runs, dtype, weights=runs.lengths.to(n.dtype))
-    return TokenTable(order.types, n, mean, m2, sequences, sequence_n2, sequence_m2)
+    if sequence_ids is None:
+        order = token_ids.argsort(stable=True)
+    else:
+        by_sequence = sequence_ids.argsort(stable=True)
+        order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
+    types, counts = token_ids[order].unique_consecutive(return_counts=True)
+    mean, m2 = _run_moments(dtype, x, order, counts)
+    n = counts.to(m2.dtype)
+    if sequence_ids is None:
+        return TokenTable(types, n, mean, m2, n, n, torch.zeros_like(n))
+    is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
+    is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
+    first = is_other.nonzero().flatten()
+    lengths = torch.cat((first, first.new_tensor([len(order)]))).diff()
+    place = torch.searchsorted(types, token_ids[order[first]])
+    sequences = place.bincount(minlength=len(types))
+    sequence_n2 = torch.zeros_like(n).index_add_(0, place, lengths.to(n.dtype).square())
+    # of a type in one sequence it is n m2, and a row alone does not deviate from itself
+    sequence_m2 = torch.where(sequences > 1, 0, n * m2)
+    kept = (lengths > 1) & (sequences > 1)[place]
+    _, m2_s = _run_moments(dtype, x, order[kept.repeat_interleave(lengths)], lengths[kept])
+    sequence_m2.index_add_(0, place[kept], m2_s.mul_(lengths[kept]))
+    return TokenTable(types, n, mean, m2, sequences.to(n.dtype), sequence_n2, sequence_m2)
 
 
-def _add_runs(
-    m2: Tensor, x: Tensor, runs: Runs, dtype: torch.dtype, mean: Tensor | None = None, weights: Tensor | None = None
-) -> None:
-    """Add the squared deviations of the rows of each run to the entry of ``m2`` that it belongs to, in place.
+def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and m2 of the rows of each run, given the rows' places, run by run, and the number of rows in each.
 
-    Their means are put into ``mean``, shape (T, d), if it is given; the deviations are multiplied by ``weights``, one
-    for each run, if these are.
+    Rows are centred on the last one of their run (the first one of a text may be an outlier), then on the mean of the
+    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows
+    have a variance of exactly 0. Some runs are worked on at a time, so that they stay in the processor's cache.
     """
-    num_rows, held = min(chunk_length(x.shape[1], blocked(_CENTRED_ELEMENTS, x.device)), _SUMMED_ROWS), m2
-    for part in runs.parts(num_rows):
-        rows = x.index_select(0, part.rows).to(dtype)
-        origin = rows.index_select(0, part.last)
-        rows.sub_(origin.index_select(0, part.run))
-        offset = _means(rows, part)
-        rows.sub_(offset.index_select(0, part.run))
-        squares = m2.new_zeros(len(part.lengths)).index_add_(0, part.run, row_norms(rows).square())
-        groups = runs.groups[part.runs]
-        if mean is not None or part.is_split:
-            center = origin.to(m2.dtype).add_(offset).add_(_means(rows, part))
-            if part.num_before:  # merged with the part before, exactly where the means are equal
-                shift, n = center[0] - held, part.lengths[0].to(m2.dtype)
-                squares[0] += row_norms(shift).square() * (n * part.num_before / (n + part.num_before))
-                center[0] = held + shift * (n / (n + part.num_before))
-            held = center[-1]
-            if mean is not None:
-                mean.index_copy_(0, groups, center)
-        m2.index_add_(0, groups, squares if weights is None else squares.mul_(weights[part.runs]))
+    mean = torch.empty(len(lengths), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    m2 = mean.new_zeros(len(lengths))
+    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
+    ends = lengths.cumsum(0)
+    _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
+    num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
+    first = 0
+    for size, places in zip(lengths.split(runs.tolist()), order.split(num_rows.tolist()), strict=True):
+        run = torch.arange(len(size), device=x.device).repeat_interleave(size, output_size=len(places))
+        stop = size.cumsum(0)
+        rows = x.index_select(0, places).to(dtype)
+        origin = rows.index_select(0, stop - 1)
+        rows.sub_(origin.index_select(0, run))
+        offset = _run_means(rows, stop - size, size)
+        rows.sub_(offset.index_select(0, run))
+        part = slice(first, first + len(size))
+        rest = _run_means(rows, stop - size, size)
+        mean[part] = origin.to(mean.dtype).add_(offset).add_(rest)
+        m2[part].index_add_(0, run, row_norms(rows).square()).sub_(size * rest.square_().sum(1))
+        first = part.stop
+    return mean, m2
 
 
-def _means(rows: Tensor, part: Part) -> Tensor:
-    """The mean of the rows of each run."""
+def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
     places = torch.arange(len(rows), device=rows.device)
-    return embedding_bag(places, rows, part.first, mode="sum").div_(part.lengths[:, None])
+    return embedding_bag(places, rows, first, mode="sum").div_(lengths[:, None])
 
 
 _FEW_SEQUENCES = 3

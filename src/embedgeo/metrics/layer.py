@@ -139,10 +139,10 @@ class LayerMetrics:
             metric.sync()
             metric._cache = None
 
-    def synced(self, is_wanted: Callable[[GeometryMetric], object] = lambda _: True) -> Iterator[Any]:
-        """Yield those of the metrics that are wanted, each with the rows of all ranks until the next one."""
+    def synced(self, is_wanted: Callable[[GeometryMetric], object] | None = None) -> Iterator[Any]:
+        """Yield the metrics, or those of this package's kind that are wanted, each with the rows of all ranks."""
         for metric in self._metrics:
-            if isinstance(metric, GeometryMetric) and is_wanted(metric):
+            if is_wanted is None or (isinstance(metric, GeometryMetric) and is_wanted(metric)):
                 with _in_sync([metric]):
                     yield metric
 

@@ -136,7 +136,7 @@ class EmbeddingMoments(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         self.extend(row_moments(rows.embeddings))
         if rows.token_ids is not None:
-            table = token_table(rows.embeddings, rows.token_ids, rows.sequence_ids, order=rows.ids.order)
+            table = token_table(rows.embeddings, rows.token_ids, rows.sequence_ids)
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def coordinates(self) -> dict[str, Tensor]:

@@ -138,7 +138,7 @@ class NextTokenGeometry(GeometryMetric):
         labelled = labelled_by_next(rows)
         if labelled is not None and labelled.token_ids is not None:
             ids = labelled.ids
-            self.extend(token_table(labelled.embeddings, labelled.token_ids, ids.sequence_ids, order=ids.order))
+            self.extend(token_table(labelled.embeddings, labelled.token_ids, ids.sequence_ids))
             self.extend(SequenceCount(torch.full((), float(labelled.num_sequences), device=labelled.embeddings.device)))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:

@@ -96,7 +96,7 @@ class TokenSimilarity(GeometryMetric):
         x, ids = (rows.embeddings, rows.ids) if is_whole else (rows.embeddings[places], rows.ids.select(places))
         self.extend(sequence_similarity(x, directions, ids.sequence_ids))
         if ids.token_ids is not None:
-            self.extend(token_table(directions, ids.token_ids, ids.sequence_ids, order=ids.order))
+            self.extend(token_table(directions, ids.token_ids, ids.sequence_ids))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)

@@ -202,7 +202,7 @@ class TokenMoments(GeometryMetric):
                 )
             self.extend(row_moments(x))
         if ids is not None:
-            self.extend(token_table(x, ids, rows.sequence_ids, order=rows.ids.order))
+            self.extend(token_table(x, ids, rows.sequence_ids))
             self.extend(SequenceCount(torch.full((), float(rows.num_sequences), device=x.device)))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:

@@ -71,6 +71,7 @@ def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
     """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line for each layer.
 
+    >>> import embedgeo.metrics
     >>> layout = custom_scalars_layout(["V", "anisotropy", "M_over_Q"])
     >>> {group: list(charts) for group, charts in layout.items()}
     {'geometry: at a glance': ['M / Q (M_over_Q)', 'anisotropy'], 'geometry: size and variance': ['V']}
@@ -85,6 +86,7 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
 def chart_title(metric: str) -> str:
     """The name of a metric and, where they differ, its key.
 
+    >>> import embedgeo.metrics
     >>> chart_title("M_over_Q"), chart_title("mean_cosine")
     ('M / Q (M_over_Q)', 'mean cosine')
     """

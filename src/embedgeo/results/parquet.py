@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.files import replacing
 from embedgeo.results.records import Record
 
@@ -80,6 +81,9 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 `embedgeo.OutlierCoordinates.coordinates`.
 """
 
+_TERMS = b"terms"
+"""Name of the terms of metrics in the metadata of records."""
+
 _UNKNOWN = {"num_tokens": nan, "token": None}
 """Columns that a table may lack, by hand or of earlier versions."""
 
@@ -102,7 +106,14 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
             f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
             f"another version of embedgeo? Then measure again, into another folder. {remedy}".rstrip()
         )
+    learn((table.schema.metadata or {}).get(_TERMS, b"").decode())
     return table
+
+
+def _with_terms(table: pa.Table) -> pa.Table:
+    """Records with the terms of their metrics that are not this package's, which another process cannot know."""
+    terms = foreign_terms(table["metric"].unique().to_pylist()) if "metric" in table.column_names else ""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms}) if terms else table
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -141,7 +152,7 @@ def write_parquet(
     frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & {*schema.names} - {*frame}})
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(metadata)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        pq.write_table(_with_terms(table), temporary)
 
 
 def to_records(frame: pd.DataFrame) -> list[Record]:
@@ -193,7 +204,7 @@ class HistoryFile:
             return
         started = monotonic()
         with replacing(self.path) as temporary:
-            pq.write_table(pa.concat_tables(self._tables), temporary)
+            pq.write_table(_with_terms(pa.concat_tables(self._tables)), temporary)
         self._num_written = len(self._tables)
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)

@@ -33,13 +33,10 @@ class Answer(NamedTuple):
 
 
 class RayWorker:
-    """Measures one checkpoint after the other on a node of the cluster.
+    """Measures one checkpoint after the other on a node, with variables that the driver has and the node may lack.
 
     It downloads into a folder of the node, of which nothing is left when it is closed; what a killed one leaves, the
     next worker on that node removes.
-
-    Args:
-        environment: variables that the driver has and the node may lack, such as the address of the Hub.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -70,7 +67,7 @@ class RayWorker:
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             result: Measured | str
             try:
-                result = self._worker.measured(planned, lambda: upcoming)
+                result = self._worker.measure(planned, lambda: upcoming)
             except Exception as error:
                 result = reason(error)
         return Answer(result, [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)])

@@ -29,12 +29,7 @@ from embedgeo.sweep.texts import ProbeText
 
 @contextmanager
 def connected(settings: SweepSettings) -> Iterator[None]:
-    """Be a driver of the cluster that is asked for or found, or else of one that is started on this machine meanwhile.
-
-    Raises:
-        ValueError: no node of the cluster can ever give a worker its resources.
-        OSError: the cluster cannot be reached.
-    """
+    """Be a driver of the cluster that is asked for or found, or else of one that is started here meanwhile."""
     is_ours = not ray.is_initialized()  # or else the program's that has called this
     try:
         if is_ours:
@@ -103,20 +98,12 @@ def measure_on_cluster(sweep: Sweep, settings: SweepSettings, texts: Mapping[str
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker of the cluster, as the driver sees it.
-
-    Attributes:
-        actor: it itself.
-        node: where it is; empty until it is ready.
-        planned: the checkpoint that it measures.
-        upcoming: the checkpoint that it fetches meanwhile, to measure it next.
-        started: when it was given what it measures.
-    """
+    """A worker of the cluster, as the driver sees it."""
 
     actor: Any
-    node: str = ""
+    node: str = ""  # empty until it is ready
     planned: Planned | None = None
-    upcoming: Planned | None = None
+    upcoming: Planned | None = None  # which it fetches meanwhile, to measure it next
     started: float = 0.0
 
 
@@ -270,7 +257,7 @@ class Workers:
 
 
 def _require_same_packages(started: Started) -> None:
-    """Check that a worker can work, and that its numbers are those of the packages that the manifest names."""
+    """Check that a worker can work, with the packages that the manifest names."""
     if started.error:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
     for name, ours in versions().items():

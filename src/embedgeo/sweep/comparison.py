@@ -31,15 +31,7 @@ _Layers = Mapping[str, LayerSample]
 
 
 class Comparison:
-    """Compares what a sweep has saved, on at most so many rows.
-
-    Args:
-        folder: of the sweep.
-        rows: how many.
-
-    Raises:
-        ValueError: there are no samples.
-    """
+    """Compares what a sweep has saved, on at most so many rows."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.folder, self.rows = SweepFolder(folder), rows
@@ -53,12 +45,7 @@ class Comparison:
         self.load = lru_cache(maxsize=3)(self._load)
 
     def run(self) -> None:
-        """Write what is not there yet, a checkpoint at a time, then ``metrics.csv`` and ``tensorboard/`` with it.
-
-        Raises:
-            ValueError: a file is damaged.
-            OSError: one cannot be written.
-        """
+        """Write what is not there yet, a checkpoint at a time, then ``metrics.csv`` and ``tensorboard/`` with it."""
         path = self.folder.path
         remove_leftovers(path, drift_file(path, "").parent)
         console = Console(stderr=True)

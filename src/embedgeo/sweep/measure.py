@@ -42,14 +42,7 @@ from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
 @dataclass
 class Measured:
-    """What was measured of a checkpoint.
-
-    Attributes:
-        records: of its layers and of the model.
-        tables: beside the records, by kind: see `embedgeo.results.parquet.TABLES`.
-        about: further facts, for `SweepFolder.write`.
-        sample: what is kept of the rows, by layer, if it was asked for.
-    """
+    """Records, tables, further facts and sample of a checkpoint: see `SweepFolder.write`."""
 
     records: list[Record]
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -58,15 +51,11 @@ class Measured:
 
 
 class Downloads:
-    """Fetches checkpoints one at a time, and removes their files once they have been measured.
+    """Fetches checkpoints one at a time.
 
-    With ``evict``, files are downloaded into a folder of this process alone, inside ``out``, and the user's
-    cache is only read: nothing is written to it or removed from it. If the process is killed, the next one that
-    downloads into ``out`` removes what is left. Without ``evict``, files are downloaded into the user's cache and stay.
-
-    Args:
-        out: a folder: on the driver's machine, that of the sweep.
-        evict: remove what has been downloaded.
+    With ``evict`` into a folder of this process alone, inside ``out``, while the user's cache is only read: files are
+    removed once they have been measured, and those of a killed process by the next one that downloads into ``out``.
+    Without ``evict`` into the user's cache, where they stay.
     """
 
     def __init__(self, out: Path, *, evict: bool) -> None:
@@ -113,14 +102,7 @@ class Downloads:
 
 
 class Worker:
-    """One process of those that measure a checkpoint together: local rank 0 downloads for its node.
-
-    Args:
-        fabric: the processes and their devices.
-        settings: of the sweep.
-        texts: what to measure on, by `Checkpoint.model`.
-        downloads: where to.
-    """
+    """One process of those that measure a checkpoint together; local rank 0 downloads for its node."""
 
     def __init__(
         self, fabric: Fabric, settings: SweepSettings, texts: Mapping[str, ProbeText], downloads: Downloads
@@ -132,28 +114,23 @@ class Worker:
         self._thread = ThreadPoolExecutor(1)
         self._loads: dict[str, Future[loading.LoadedModel]] = {}
 
-    def measured(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint; every rank must call this, and returns the same.
+    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
+        """Measure a checkpoint; every rank must call this, and raises if one fails.
 
-        Args:
-            planned: the checkpoint.
-            choose_next: chooses the next one once this one is loaded. It is fetched while this one runs, and loaded
-                while the metrics of this one, whose weights have gone by then, are computed and written.
-
-        Raises:
-            Exception: of any kind: it cannot be fetched, loaded or measured.
+        The next one is chosen once this one is loaded. It is fetched while this one runs, and loaded while the metrics
+        of this one, whose weights have gone by then, are computed and written.
         """
         text = self._texts[planned.checkpoint.model]
         try:
-            loaded = self._loaded(planned, text)
+            loaded = self._load_fetched(planned, text)
             upcoming = self._fabric.broadcast(choose_next())
             if self._fabric.local_rank == 0 and upcoming is not None:
                 self._downloads.start(upcoming)
-            return self._measured(loaded, text, upcoming)
+            return self._measure_model(loaded, text, upcoming)
         finally:
             self._downloads.remove(planned)
 
-    def _loaded(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
+    def _load_fetched(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
         """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
         path = None
         with all_agree(self._fabric):
@@ -197,13 +174,8 @@ class Worker:
             path = self._downloads.start(planned)
             self._loads[planned.name] = self._thread.submit(lambda: self._load(planned, path.result()))
 
-    def _measured(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
-        """Measure a model, which has no weights afterwards.
-
-        Raises:
-            ValueError: a layer that no forward pass has reached.
-            RuntimeError: another rank has failed.
-        """
+    def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
+        """Measure a model, which has no weights afterwards."""
         settings = self._settings
         if settings.device_map is None:
             model = self._fabric.to_device(self._fabric.strategy.precision.convert_module(loaded.model))
@@ -288,10 +260,7 @@ def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int)
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, where the C library is glibc, which keeps what lies between what is held.
-
-    A table of token types that grows from batch to batch leaves such holes, as do the weights of a checkpoint.
-    """
+    """Give memory freed between what is held back to the system, which glibc does not do by itself."""
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
@@ -307,17 +276,13 @@ _POSITIONS_OF_ALL_TYPES = 128
 
 
 class TokenLoss:
-    """Runs a model over batches, and sums its loss at next tokens or, for an encoder, at masked tokens.
+    """Runs a model over batches, and sums its loss at next tokens or, for an encoder with a mask token, at masked ones.
 
-    Args:
-        loaded: the model.
-        measured: modules that are measured, and so must run on all positions.
-        mask_token_id: the token that replaces masked tokens; None leaves out the loss of an encoder.
+    Modules that are ``measured`` run on all positions. ``total`` is the sum of the losses, and their number.
     """
 
     def __init__(self, loaded: loading.LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
         self.total = torch.zeros(2, dtype=torch.float64)
-        """Sum of the losses, and their number."""
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
         self._is_encoder = loaded.is_encoder
@@ -348,13 +313,9 @@ class TokenLoss:
         return inputs[0]
 
     def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
-        """Add the loss of a batch; there is none where a model of the user's own gives something else than logits.
+        """Add the loss of a batch, given what `run` returned.
 
-        Args:
-            states: returned by `run`.
-            token_ids: shape (sequences, positions).
-            masked: for an encoder, the tokens to compute its loss at; bool, same shape.
-            mask: bool, same shape, False = padding, on the right; None where there is none.
+        There is none where a model of the user's own gives something else than logits.
         """
         if self._is_encoder and self.is_wanted:
             assert masked is not None
@@ -403,13 +364,9 @@ class TokenLoss:
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """The cross-entropy, summed over n positions, from the logits of consecutive classes: all are never held at once.
+    """Cross-entropy summed over n positions, from logits of consecutive classes, each (n, C_i): never held all at once.
 
     Infinite where a target is none of the classes.
-
-    Args:
-        logits: shape (n, C_i), any floating dtype; of the first C_1 classes, the next C_2, and so on.
-        target: the class at each position, shape (n,), int64.
 
     >>> round(float(cross_entropy([torch.zeros(5, 3), torch.zeros(5, 1)], torch.arange(5) % 4)) / 5, 6)  # log 4
     1.386294
@@ -454,15 +411,10 @@ _METRIC_OPTIONS = (
     *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
     *("max_state_bytes", "extra"),
 )
-"""Settings that are arguments of the function that makes the metrics, if they are not at their defaults."""
 
 
 def metrics_function(settings: SweepSettings) -> MetricFactory:
-    """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width.
-
-    Raises:
-        ValueError: there is no such function, it does not take one of the options, or it does not make metrics.
-    """
+    """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width."""
     require_num_groups(settings.jackknife)
     name = settings.metrics
     try:
@@ -474,7 +426,10 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
             f"got {name!r} ({reason(error)})."
         ) from error
-    options = _metric_options(settings)
+    defaults = {option.name: option.default for option in fields(settings)}
+    values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
+    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
+    options = {option: value for option, value in values.items() if value != defaults[option]}  # a function has its own
     if function is auto_metrics and settings.jackknife:
         options["jackknife"] = settings.jackknife
     parameters = signature(function).parameters
@@ -499,11 +454,3 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     if settings.save_samples:
         require_samples(make)
     return make
-
-
-def _metric_options(settings: SweepSettings) -> dict[str, Any]:
-    """The options that are not at the sweep's defaults: a function may have others."""
-    defaults = {option.name: option.default for option in fields(settings)}
-    values = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
-    values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
-    return {option: value for option, value in values.items() if value != defaults[option]}

@@ -29,7 +29,6 @@ class Planned:
     """A checkpoint of a sweep.
 
     Attributes:
-        checkpoint: its name, step and source.
         contents: its files; None if they could not be listed, or need not be.
         weights_sha256: hash of its weights; empty if unknown.
         weights_state: see `Checkpoint.weights_state`.
@@ -72,11 +71,7 @@ class Planned:
 
 
 def plan_of(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
-    """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again.
-
-    Raises:
-        ValueError: there are fewer to measure than workers.
-    """
+    """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
@@ -101,12 +96,7 @@ def make_plan(
 ) -> list[Planned]:
     """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
 
-    Args:
-        model: see `embedgeo.checkpoints.list_checkpoints`.
-        revisions: see `embedgeo.checkpoints.list_checkpoints`.
-        steps: see `embedgeo.checkpoints.select_steps`.
-        known: the weights of checkpoints that are done, by name: local ones are read again only if they look changed.
-        groups: of models, see `embedgeo.results.records.parse_groups`.
+    Local ones of ``known`` weights, by name, are read again only if they look changed.
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     chosen = _choose(listed, steps)

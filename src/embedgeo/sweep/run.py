@@ -98,11 +98,7 @@ def _prepared(
 
 
 def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
-    """Make the sweep folder, or continue one whose results are on the same tokens of the same documents.
-
-    Raises:
-        ValueError: a tokenizer now produces other tokens, or a dataset is another.
-    """
+    """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
     now = {
         model: {
             "sha256": text.text_sha256,
@@ -115,16 +111,12 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
     recorded = folder.manifest().get("text", {})
     for model, entry in now.items():
         before = recorded if "tokens_sha256" in recorded else recorded.get(model, {})
-        if before.get("sha256", entry["sha256"]) != entry["sha256"]:
-            raise ValueError(
-                f"a sweep folder holds results on one text; the dataset no longer gives that of {folder.path}. Give "
-                "another out."
-            )
-        if before.get("tokens_sha256", entry["tokens_sha256"]) != entry["tokens_sha256"]:
-            raise ValueError(
-                f"a sweep folder holds results on one sequence of tokens; the tokenizer no longer gives those of "
-                f"{folder.path}. Give another out."
-            )
+        for key, change in (
+            ("sha256", "text; the dataset no longer gives that"),
+            ("tokens_sha256", "sequence of tokens; the tokenizer no longer gives those"),
+        ):
+            if before.get(key, entry[key]) != entry[key]:
+                raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
     about = {
         "versions": {"python": platform.python_version(), **versions()},
         "text": next(iter(now.values())) if len(now) == 1 else now,
@@ -133,7 +125,7 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
-    """Whether fewer tokens are used than were asked for, and whether texts were cut, in sentences; empty if neither."""
+    """Sentences on fewer tokens than were asked for, and on texts that were cut; empty if there are none."""
     used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
     many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
     rest = "what does not fill a sequence is left out"
@@ -149,7 +141,7 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
 class Measurer(Protocol):
     """What measures checkpoints."""
 
-    def measured(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
+    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
         """Measure a checkpoint; ``choose_next`` gives the one whose files to fetch meanwhile."""
 
 
@@ -161,7 +153,7 @@ def measure_here(sweep: "Sweep", worker: Measurer) -> None:
         started = time.monotonic()
         result: Measured | str
         try:
-            result = planned.error or sweep.copied(planned) or worker.measured(planned, sweep.choose_upcoming)
+            result = planned.error or sweep.copied(planned) or worker.measure(planned, sweep.choose_upcoming)
         except Exception as error:
             result = reason(error)
         sweep.end(planned, number, result, started)
@@ -174,16 +166,9 @@ POLL_SECONDS = 1.0
 class Sweep:
     """The checkpoints of a sweep: the next one, and the results of each. All ranks have one; rank 0 chooses and writes.
 
-    Args:
-        fabric: the processes and their devices.
-        settings: of the sweep.
-        plan: all checkpoints.
-        pending: those to measure in this run.
-        texts: what to measure them on, by `Checkpoint.model`.
-        folder: of the sweep.
-
     Attributes:
-        left: the pending checkpoints that are not under way yet.
+        pending: the checkpoints of the plan that are to be measured.
+        left: those of them that are not under way yet.
         failures: reasons, by name.
     """
 
@@ -362,11 +347,7 @@ _OVER = "means over {}"
 
 
 class Lines:
-    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left.
-
-    Args:
-        pending: the checkpoints that are to be measured.
-    """
+    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
 
     def __init__(self, pending: Sequence[Planned]) -> None:
         self._total = len(pending)
@@ -376,10 +357,7 @@ class Lines:
         self._columns: list[str] = []
 
     def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
-        """The loss, and means over blocks (over all layers if none is a block), as far as they are measured.
-
-        Above the first line stand the columns, and again where there are more of them.
-        """
+        """The loss, and means over blocks (over all layers if none is a block); above the first line the columns."""
         at_layers = records[records["layer"] != MODEL]
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
         blocks = at_layers[at_layers["layer"].isin(names)]
@@ -396,7 +374,7 @@ class Lines:
         return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
-        """Why there are no results."""
+        """The reason why there are no results."""
         self._num_ended += 1
         return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
 
@@ -417,14 +395,7 @@ def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned]
 def summarize(
     records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]
 ) -> str:
-    """How many checkpoints are done, and which are duplicates, have moved, were replaced, are other models, or failed.
-
-    Args:
-        records: of the checkpoints that are done, by name, as `SweepFolder.read_runs` has them.
-        plan: all checkpoints of the sweep.
-        mine: those that this run was to have done.
-        failures: reasons, by name.
-    """
+    """Lines on how many are done, and on duplicates, moved and replaced checkpoints, other models, and failures."""
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
     part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""

@@ -107,19 +107,9 @@ def tokenize_joined(
         raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
     body = num_tokens // seq_len * room
     encoded = list(_encoded(documents, tokenizer, body, with_special=by_document, with_words=with_words))
-    inner = cut_sequences((ids for ids, _ in encoded), room, body)
-    lengths = torch.full((len(inner),), seq_len)
-    token_ids = _surrounded(inner, before, after)
-    if not with_words:
-        return TokenizedText(token_ids, lengths)
-    inner_places = cut_sequences((places for _, places in encoded), room, body)
-    places = _surrounded(inner_places, [-1] * len(before), [-1] * len(after))
-    return TokenizedText(token_ids, lengths, _spell_words(token_ids, places, lengths, tokenizer.decode))
-
-
-def _surrounded(inner: Tensor, before: list[int], after: list[int]) -> Tensor:
-    around = [torch.tensor(ids, dtype=torch.int64).expand(len(inner), len(ids)) for ids in (before, after)]
-    return torch.cat((around[0], inner, around[1]), dim=1).flatten()
+    ids = cut_sequences((ids for ids, _ in encoded), room, body).tolist()
+    places = cut_sequences((places for _, places in encoded), room, body).tolist() if with_words else [[]] * len(ids)
+    return _surrounded(zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None)
 
 
 def tokenize_texts(
@@ -135,33 +125,45 @@ def tokenize_texts(
     before, after = _chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
     room = _room(max_length, num_tokens, num_special)
-    token_ids: list[int] = []
-    places: list[int] = []
-    lengths: list[int] = []
+    taken: list[tuple[list[int], list[int]]] = []
     num_cut = 0
     left = num_tokens
-    for ids, words in _encoded(texts, tokenizer, None, with_special=False, with_words=with_words):
+    for ids, places in _encoded(texts, tokenizer, None, with_special=False, with_words=with_words):
         if ids:
-            length = min(len(ids), room) + num_special
-            left -= length
+            left -= min(len(ids), room) + num_special
             if left < 0:
                 break
-            lengths.append(length)
-            token_ids += [*before, *ids[:room], *after]
-            places += [*[-1] * len(before), *words[:room], *[-1] * len(after)]
+            taken.append((ids[:room], places[:room]))
             num_cut += len(ids) > room
         if left <= num_special:
             break
-    if not lengths:
+    if not taken:
         raise ValueError(
             f"num_tokens must be enough for the first text; got {num_tokens}."
             if left < 0
             else "text must have at least one text that unit, min_words, max_words and sample leave; it has none."
         )
+    return _surrounded(taken, before, after, tokenizer.decode if with_words else None)._replace(num_cut=num_cut)
+
+
+def _surrounded(
+    texts: Iterable[tuple[list[int], list[int]]],
+    before: list[int],
+    after: list[int],
+    decode: Callable[..., Any] | None,
+) -> TokenizedText:
+    """Texts, given by token ids and places of words, between special tokens; with words if they can be decoded."""
+    token_ids: list[int] = []
+    places: list[int] = []
+    lengths: list[int] = []
+    for ids, inner_places in texts:
+        lengths.append(len(before) + len(ids) + len(after))
+        token_ids += [*before, *ids, *after]
+        places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
     flat = torch.tensor(token_ids)
     ragged = torch.tensor(lengths)
-    spelled = _spell_words(flat, torch.tensor(places), ragged, tokenizer.decode) if with_words else None
-    return TokenizedText(flat, ragged, spelled, num_cut)
+    words = None if decode is None else _spell_words(flat, torch.tensor(places), ragged, decode)
+    return TokenizedText(flat, ragged, words)
 
 
 def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:

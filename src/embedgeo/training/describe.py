@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
-from embedgeo.capture.calls import kept_buffers, kept_modes, kept_random_states
+from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
@@ -262,7 +263,8 @@ def describe(
     """
     if batch_size < 1 or seq_len < 1:
         raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
-    with kept_random_states(), kept_modes(model), kept_buffers(model):
+    with kept_random_states(), kept_buffers(model), ExitStack() as kept:
+        kept.callback(present_modes(model))
         model.eval()
         try:
             geometry = make_geometry(model)

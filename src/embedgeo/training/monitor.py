@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import kept_buffers, kept_modes, kept_random_states
+from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import reason, shell_command
@@ -405,7 +405,7 @@ class Monitor(ABC):
         with ExitStack() as kept, torch.no_grad():
             kept.enter_context(self._geometry.probe.exclusive())
             kept.callback(self._detach)
-            kept.enter_context(kept_modes(run.model))
+            kept.callback(present_modes(run.model))
             if as_training:
                 kept.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
