@@ -285,9 +285,9 @@ def spectrum(
             "(--spectrum true); there are none."
         )
     if layer is None:
-        return drawn(partial(spectra.by_layer, chosen), ax)
+        return drawn(partial(spectra.spectra_by_layer, chosen), ax)
     require_known("layer", layer, [x for x in chosen.depth if x in set(chosen.spectra[max(chosen.spectra)]["layer"])])
-    return drawn(partial(spectra.by_step, chosen, [layer]), ax)
+    return drawn(partial(spectra.spectra_by_step, chosen, [layer]), ax)
 
 
 def scales(

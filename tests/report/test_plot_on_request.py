@@ -22,8 +22,11 @@ from tests.report.test_plot import (
 )
 
 DRAWN = {  # what the report draws of a run, and how it is asked for here
-    "spectra": (spectra.by_layer, plot.spectrum),
-    "spectra at a layer": (lambda run: spectra.by_step(run, ["block.01"]), partial(plot.spectrum, layer="block.01")),
+    "spectra": (spectra.spectra_by_layer, plot.spectrum),
+    "spectra at a layer": (
+        lambda run: spectra.spectra_by_step(run, ["block.01"]),
+        partial(plot.spectrum, layer="block.01"),
+    ),
     "scales": (figures.scales_by_layer, plot.scales),
     "scales by step": (figures.scales_by_step, partial(plot.scales, by="step")),
     "layers": (lambda run: figures.cka_of_layers(run, 8), plot.similarity),

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.structure import contains_any, final_norm, find_stack, submodels, unwrapped
+from embedgeo.capture.structure import contains_any, final_norm, find_stacks, unwrapped
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16  # that are looked at
@@ -165,14 +165,12 @@ class Norms:
     @cached_property
     def _late(self) -> set[nn.Module]:
         """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
-        stacks = [*filter(None, map(find_stack, submodels(self._model).values()))]
-        finals = [unwrapped(norm) for norm in map(final_norm, stacks) if norm is not None]
+        finals = [unwrapped(norm) for norm in map(final_norm, find_stacks(self._model)) if norm is not None]
         return {inner for top in (*finals, *self._blocks) for inner in top.modules()}
 
     @property
     def _blocks(self) -> list[nn.Module]:
-        stacks = filter(None, map(find_stack, submodels(self._model).values()))
-        return [block for stack in stacks for block in stack.blocks]
+        return [block for stack in find_stacks(self._model) for block in stack.blocks]
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
