@@ -22,7 +22,7 @@ def side(layer: str) -> str:
 
 
 def is_along(layer: str) -> bool:
-    """Whether a layer lies along the model, and is no mean over several.
+    """Tell a layer that lies along the model from a mean over several.
 
     >>> is_along("block.03"), is_along("mean(last4)"), is_along("encoder.mean(last4)")
     (True, False, False)
@@ -44,7 +44,7 @@ def layers_below(layers: Iterable[str]) -> Iterator[str]:
 
 
 def is_input(layer: str) -> bool:
-    """Whether a layer is what enters the first block.
+    """Tell the layer that enters the first block from others.
 
     >>> is_input("encoder.embed"), is_input("hidden.00"), is_input("hidden.01")
     (True, True, False)

@@ -70,7 +70,7 @@ def drawn(run: Run) -> list[FigureData]:
         tokens.statistics(run),
         tokens.against_frequency(run),
         tokens.histograms(run),
-        *spectra.figures_of(run),
+        *spectra.spectra_figures(run),
     ]
 
 

@@ -133,7 +133,7 @@ def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is one of the network or the Hub that may pass by itself."""
+    """Tell an error of the network or the Hub, or one caused by such, that may pass by itself."""
     if error is None or isinstance(error, OfflineModeIsEnabled):
         return False
     if isinstance(error, HfHubHTTPError) and error.response is not None:

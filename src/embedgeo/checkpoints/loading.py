@@ -83,7 +83,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Whether the model predicts masked tokens rather than the next one."""
+    """Tell a model that predicts masked tokens from one that predicts the next one."""
     masked = type(config) in AutoModelForMaskedLM._model_mapping
     causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
     return masked and not causal and not getattr(config, "is_decoder", False)
@@ -131,8 +131,9 @@ def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
         return device_map
     names = [name for name, _ in model.named_modules()]
     if unknown := sorted(map(str, device_map.keys() - set(names))):
-        kind = type(model).__name__
-        raise ValueError(f"device_map must name modules of {kind}, such as {names[-1]!r}; got {', '.join(unknown)}.")
+        raise ValueError(
+            f"device_map must name modules of {type(model).__name__}, such as {names[-1]!r}; got {', '.join(unknown)}."
+        )
     devices = {name: _device(value) for name, value in device_map.items()}
     placed: dict[str, str] = {}
 
@@ -142,12 +143,12 @@ def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
         if any(other.startswith(prefix) and other != name for other in devices):
             for child, inner in part.named_children():
                 place(prefix + child, inner, device)
-            own = [prefix + each for each, _ in part.named_parameters(recurse=False)]
+            own = [prefix + parameter for parameter, _ in part.named_parameters(recurse=False)]
         else:
             own = [name] if any(True for _ in part.parameters()) else []
         if own and device is None:
             raise ValueError(f"device_map must give each weight a device; {own[0]} has none. Add one for '': the rest.")
-        placed.update({each: str(device) for each in own})
+        placed.update(dict.fromkeys(own, str(device)))
 
     place("", model, None)
     return placed
@@ -252,12 +253,13 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
     """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``."""
-    kind = import_class(model_class)
+    module_class = import_class(model_class)
     require_readable(path)
     with harmless_allowed():
-        module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+        module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     if measured_model(module) is module and not has_own(module, "forward") and has_own(module, "predict_step"):
-        module.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, ids: self.predict_step(ids, 0)})
+        forward = {"forward": lambda self, ids: self.predict_step(ids, 0)}
+        module.__class__ = type(module_class.__name__, (module_class,), forward)
     config = getattr(measured_model(module), "config", None)
     return LoadedModel(module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config))
 
@@ -265,15 +267,15 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 def import_class(model_class: str) -> Any:
     """The LightningModule of this name, ``package.module.Class``."""
     try:
-        kind = import_named(model_class)
-        if not hasattr(kind, "load_from_checkpoint"):
-            raise TypeError(f"it is a {type(kind).__name__}")
+        found = import_named(model_class)
+        if not hasattr(found, "load_from_checkpoint"):
+            raise TypeError(f"it is a {type(found).__name__}")
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"model_class must name a LightningModule as package.module.Class, in a module that can be imported; got "
             f"{model_class!r} ({reason(error)})."
         ) from error
-    return kind
+    return found
 
 
 def import_named(name: str) -> Any:
@@ -289,7 +291,7 @@ def import_named(name: str) -> Any:
 
 
 def has_own(module: nn.Module, method: str) -> bool:
-    """Whether a method is the model's own rather than one of Lightning's in its place."""
+    """Tell a method of the model's own from one of Lightning's in its place."""
     owner = str(getattr(type(module), method).__module__)
     return not owner.startswith(("lightning.", "pytorch_lightning."))
 

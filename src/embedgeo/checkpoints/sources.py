@@ -1,4 +1,4 @@
-"""Where checkpoints come from: repositories on the Hub and local folders, one or several."""
+"""Sources of checkpoints: repositories on the Hub and local folders, one or several."""
 
 import json
 import math
@@ -184,7 +184,7 @@ def local_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def is_local(model: str) -> bool:
-    """Whether ``model`` is a folder or file rather than a repository."""
+    """Tell a folder or file from a repository."""
     return Path(model).expanduser().exists()
 
 
@@ -321,7 +321,7 @@ def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) ->
 
 
 def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
-    """Whether a folder or file is itself a model, and not of one of the steps that were found."""
+    """Tell a folder or file that is itself a model, and not one of the steps that were found."""
     if folder.is_file():
         return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():

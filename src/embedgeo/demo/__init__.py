@@ -10,11 +10,8 @@ It writes, under one folder:
   and what after-processing would make of them, and ``sweep/report``: the page that ``embedgeo report`` makes of them;
 - ``demo.yaml``: the settings, for ``embedgeo demo --config``.
 
-How the sweep comes to the same numbers: the whole of ``probe.txt`` is tokenized as one document and cut
-into consecutive sequences (`embedgeo.text.cut_sequences`) of ``seq_len`` tokens, run in
-batches of 8, in float32 on a CPU.
-
-The command line imports this; what the demo needs is imported when it runs.
+The whole of ``probe.txt`` is tokenized as one document, cut into consecutive sequences of ``seq_len`` tokens, and run
+in batches of 8, in float32 on a CPU, by the monitor as by the sweep.
 """
 
 from dataclasses import dataclass
@@ -62,9 +59,6 @@ def demo(settings: DemoSettings) -> None:
     """Train a small language model on Python's documentation and watch its geometry.
 
     Takes about two minutes on two cores, and needs neither a network nor a GPU.
-
-    Args:
-        settings: of the model, its training, and where everything goes.
 
     Raises:
         FileExistsError: ``out`` holds something else than an earlier demo.

@@ -1,4 +1,4 @@
-"""What ``embedgeo demo`` does: see `embedgeo.demo` for what it writes."""
+"""The command ``embedgeo demo``: see `embedgeo.demo` for what it writes."""
 
 import hashlib
 import math
@@ -32,6 +32,82 @@ from embedgeo.training.lightning import GeometryMonitor
 from embedgeo.training.schedule import log_spaced_steps
 
 HEAD_WIDTH = 32
+PROBE_BATCH = 8
+_COLUMNS = headlines()[:4]  # as many as fit in a line
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Train, measure and save; sweep what was saved, and say what to open."""
+    out = settings.out
+    if settings.hidden_size % HEAD_WIDTH:
+        raise ValueError(
+            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
+        )
+    recorded = "".join(f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out")
+    make_empty(out / "demo.yaml", recorded, "demo", ("history.parquet", "checkpoints", "tensorboard", "sweep"))
+    text, probe_text = split_held_out(builtin_corpus())
+    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
+    tokenizer = train_tokenizer(text, settings.vocab_size)
+    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
+    torch.manual_seed(settings.seed)
+    model = new_model(settings, tokenizer)
+    last = settings.max_steps
+    steps = {*range(0, last, settings.every_n_steps), *(s for s in log_spaced_steps() if s < last), last}
+    _require_space(out, len(steps) * model.num_parameters() * 4)
+    console = Console()
+    console.print(
+        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
+        f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
+    )
+    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
+    monitor = GeometryMonitor(
+        settings.every_n_steps,
+        extra_steps=sorted(steps),
+        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
+        on_error="raise",
+    )
+    checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
+    batches = training_batches(tokenizer.encode(text), settings)
+    with muted_libraries():
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            logger=TensorBoardLogger(out / "tensorboard", name="training", version="", default_hp_metric=False),
+            callbacks=[monitor, checkpoints, RichProgressBar()],
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(LanguageModel(model, settings.learning_rate, last), batches)
+    records = to_records(monitor.history, checkpoints)
+    records.to_parquet(out / "history.parquet", index=False)
+    console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
+    with muted_libraries():
+        sweep(
+            SweepSettings(
+                model=str(out / "checkpoints"),
+                text=str(out / "probe.txt"),
+                num_tokens=probe.numel(),
+                seq_len=settings.seq_len,
+                batch_size=PROBE_BATCH,
+                token_tables=True,
+                after_processing=True,
+                out=str(out / "sweep"),
+                trainer={"accelerator": "cpu"},
+            )
+        )
+    console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
+    write_report([out / "sweep"])
+    show(console, out, records)
+
+
+def _require_space(out: Path, checkpoint_bytes: int) -> None:
+    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
+    if free < needed:
+        raise OSError(
+            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
+        )
 
 
 def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
@@ -68,7 +144,8 @@ class LanguageModel(LightningModule):
     def __init__(self, model: GPTNeoXForCausalLM, learning_rate: float, max_steps: int) -> None:
         super().__init__()
         self.model = model
-        self.learning_rate, self.max_steps = learning_rate, max_steps
+        self.learning_rate = learning_rate
+        self.max_steps = max_steps
 
     def training_step(self, input_ids: Tensor, batch_idx: int) -> Tensor:
         """The loss of a batch of token ids, shape (sequences, positions)."""
@@ -93,105 +170,21 @@ class SaveCheckpoints(Callback):
     """Saves model and tokenizer as ``folder/step{N}``, N being the optimizer steps that the weights have taken."""
 
     def __init__(self, folder: Path, steps: set[int], tokenizer: PreTrainedTokenizerFast) -> None:
-        self.folder, self.steps, self.tokenizer = folder, steps, tokenizer
+        self.folder = folder
+        self.steps = steps
+        self.tokenizer = tokenizer
         self.sha256: dict[int, str] = {}
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Save the weights that are measured before this batch."""
-        self._save(trainer.global_step, pl_module.model)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last weights."""
-        self._save(trainer.global_step, pl_module.model)
-
-    def _save(self, step: int, model: Any) -> None:
+        step = trainer.global_step
         if step in self.steps and step not in self.sha256:
             folder = self.folder / f"step{step}"
-            model.save_pretrained(folder)
+            pl_module.model.save_pretrained(folder)  # type: ignore[operator, union-attr]
             self.tokenizer.save_pretrained(folder)
             self.sha256[step] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
-
-SETTINGS_FILE = "demo.yaml"
-PROBE_BATCH = 8
-_COLUMNS = headlines()[:4]  # as many as fit in a line
-
-
-def run_demo(settings: DemoSettings) -> None:
-    """See `embedgeo.demo.demo`."""
-    out = settings.out
-    if settings.hidden_size % HEAD_WIDTH:
-        raise ValueError(
-            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
-        )
-    marker = out / SETTINGS_FILE
-    written = "".join(f"{k}: {v}\n" for k, v in asdict(settings).items() if k != "out")
-    earlier = ("history.parquet", "checkpoints", "tensorboard", "sweep")
-    make_empty(marker, written, "demo", remove=earlier)
-    text, probe_text = split_held_out(builtin_corpus())
-    (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
-    tokenizer = train_tokenizer(text, settings.vocab_size)
-    probe = cut_sequences([tokenizer.encode(probe_text)], settings.seq_len)
-    sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
-    torch.manual_seed(settings.seed)
-    model = new_model(settings, tokenizer)
-    last = settings.max_steps
-    steps = {*range(0, last, settings.every_n_steps), *(s for s in log_spaced_steps() if s < last), last}
-    _require_space(out, len(steps) * model.num_parameters() * 4)
-    monitor = GeometryMonitor(
-        settings.every_n_steps,
-        extra_steps=sorted(steps),
-        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
-        on_error="raise",
-    )
-    checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
-    console = Console()
-    console.print(
-        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
-        f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
-    )
-    with muted_libraries():
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            logger=TensorBoardLogger(out / "tensorboard", name="training", version="", default_hp_metric=False),
-            callbacks=[monitor, checkpoints, RichProgressBar()],
-            log_every_n_steps=1,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(
-            LanguageModel(model, settings.learning_rate, last), training_batches(tokenizer.encode(text), settings)
-        )
-    records = to_records(monitor.history, checkpoints)
-    records.to_parquet(out / "history.parquet", index=False)
-    console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
-    with muted_libraries():
-        sweep(
-            SweepSettings(
-                model=str(out / "checkpoints"),
-                text=str(out / "probe.txt"),
-                num_tokens=probe.numel(),
-                seq_len=settings.seq_len,
-                batch_size=PROBE_BATCH,
-                token_tables=True,
-                after_processing=True,
-                out=str(out / "sweep"),
-                trainer={"accelerator": "cpu"},
-            )
-        )
-    console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"])
-    show(console, out, records)
-
-
-def _require_space(out: Path, checkpoint_bytes: int) -> None:
-    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
-    if free < needed:
-        raise OSError(
-            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
-        )
+    on_train_end = on_train_batch_start
 
 
 def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
@@ -208,7 +201,7 @@ def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFr
 
 
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
-    """Whether the numbers of a sweep are those of the monitor, in a sentence."""
+    """A sentence on whether the numbers of a sweep are those of the monitor."""
     keys = ["step", "layer", "metric"]
     both = online.merge(offline, on=keys, how="left", suffixes=("", "_again"))
     value, again = both["value"], both["value_again"]
@@ -221,7 +214,7 @@ def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
 
 
 def show(console: Console, out: Path, records: pd.DataFrame) -> None:
-    """What happened, where it lies, what to open."""
+    """Print what has happened, where it lies, and what to open."""
     table = Table("layer", title="first → last step, and the peak (or low) with its step", box=None)
     for metric in _COLUMNS:
         stem, _, rest = metric.rpartition("_")

@@ -1,7 +1,4 @@
-"""Before a run of days starts: what a monitor would measure of a model, what it would hold, and how long it would take.
-
-The command line imports this module; what the command needs is imported when it runs.
-"""
+"""A check before a run of days starts; the command line imports this, and what it needs when it runs."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,10 +1,9 @@
 """The command ``embedgeo doctor``."""
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -18,11 +17,22 @@ from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
-from embedgeo.training.describe import Description
 from embedgeo.training.lightning import GeometryMonitor
 
-_SIZES = {"batch_size": 8, "seq_len": 512}
-_OPTIONS = ("metrics", "rows", "window", "jackknife", "max_state_bytes")
+_MOST_PARAMETERS = 100_000_000
+"""A larger model is not given memory for its weights, if it can be made without."""
+
+_DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
+_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
+"""Arguments of a monitor that a file gives by the names of functions."""
+
+
+class Setup(NamedTuple):
+    """A model, the arguments of its monitors, and the sizes of its batches."""
+
+    model: nn.Module
+    monitors: list[dict[str, Any]]
+    sizes: dict[str, int]
 
 
 def run_doctor(settings: DoctorSettings) -> None:
@@ -33,43 +43,31 @@ def run_doctor(settings: DoctorSettings) -> None:
         OSError: a file cannot be read.
     """
     with muted_libraries():
-        model, monitors, sizes = _found(settings)
-        options = {name: given for name in _OPTIONS if (given := getattr(settings, name)) is not None}
+        setup = _setup(settings)
+        options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics not in (None, "auto"):
             options["metrics"] = _function(str(settings.metrics))
-        for name, default in _SIZES.items():
-            given = getattr(settings, name)
-            sizes[name] = sizes.get(name, default) if given is None else given
-        texts = []
-        for asked in monitors or [{}]:
-            description = _described({**asked, **options}, model, sizes)
-            if not description.layers:
-                raise ValueError(description.warnings[0])
-            texts.append(str(description))
-    print("\n\n".join(texts))
-    sys.stdout.flush()
+        sizes = {**_DEFAULT_SIZES, **setup.sizes, **_given(settings, *_DEFAULT_SIZES)}
+        texts = [_described(setup.model, {**arguments, **options}, sizes) for arguments in setup.monitors or [{}]]
+    print("\n\n".join(texts), flush=True)
 
 
-def _described(arguments: dict[str, Any], model: nn.Module, sizes: dict[str, int]) -> Description:
+def _given(settings: DoctorSettings, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(settings, name)) is not None}
+
+
+def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int]) -> str:
     try:
-        return GeometryMonitor(**arguments).describe(model, **sizes)
+        description = GeometryMonitor(**arguments).describe(model, **sizes)
     except (OSError, ValueError):
         raise
     except Exception as error:  # of the arguments in a file, or of a function that they name
         raise ValueError(f"a GeometryMonitor of these options cannot start on this model ({reason(error)}).") from error
-
-
-def _found(settings: DoctorSettings) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
-    """The model; the arguments of the monitors in a configuration; and the sizes of its batches."""
-    source = settings.model_or_config
-    path = Path(source).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        return configured(path, settings.model_class)
-    is_name = "/" not in source and (":" in source or "." in source) and not path.exists()
-    model = made(source) if is_name else pretrained(source, trust_remote_code=settings.trust_remote_code)
-    return model, [], {}
+    if not description.layers:
+        raise ValueError(description.warnings[0])
+    return str(description)
 
 
 def _function(name: str) -> Any:
@@ -82,16 +80,18 @@ def _function(name: str) -> Any:
         ) from error
 
 
-_MOST_PARAMETERS = 100_000_000
-"""A larger model is not given memory for its weights, if it can be made without."""
+def _setup(settings: DoctorSettings) -> Setup:
+    source = settings.model_or_config
+    path = Path(source).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        return _configured(path, settings.model_class)
+    is_name = "/" not in source and (":" in source or "." in source) and not path.exists()
+    model = _made(source) if is_name else _pretrained(source, trust_remote_code=settings.trust_remote_code)
+    return Setup(model, [], {})
 
 
-def pretrained(source: str, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a repository or a folder, by its ``config.json`` alone, without memory for its weights.
-
-    Raises:
-        ValueError, OSError: there is none.
-    """
+def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
+    """The model of a repository or a folder, by its ``config.json`` alone, without memory for its weights."""
     require_source("model_or_config", source)
     if is_local(source):
         return _empty(Path(source).expanduser(), trust_remote_code)
@@ -114,12 +114,8 @@ def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
     return empty_model(config, trust_remote_code=trust_remote_code)
 
 
-def made(name: str) -> nn.Module:
-    """The model that a function or a class makes without arguments, or a model itself, by its name.
-
-    Raises:
-        ValueError: there is no such thing, it fails, or it makes no module.
-    """
+def _made(name: str) -> nn.Module:
+    """The model that a function or a class makes without arguments, or a model itself, by its name."""
     try:
         make = import_named(name.replace(":", "."))
         model = make if isinstance(make, nn.Module) else _small_or_empty(make)
@@ -133,85 +129,8 @@ def made(name: str) -> nn.Module:
     return model
 
 
-def configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
-    """The model of a LightningCLI's file, the arguments of its monitors, and the sizes of its batches.
-
-    Raises:
-        ValueError: the file does not say how to make a model.
-        OSError: it cannot be read.
-    """
-    try:
-        asked = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} must be a YAML file; it is not ({reason(error)}).") from error
-    model = asked.get("model") if isinstance(asked, dict) else None
-    is_whole = isinstance(model, dict) and "class_path" in model
-    if isinstance(model, str) or not (is_whole or model_class):
-        raise ValueError(
-            f"{path.name} must be the file of a LightningCLI, with model: class_path: and init_args:; got "
-            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by --model-class "
-            "package.module.Class if the script does, or give the model itself."
-        )
-    try:
-        module = _small_or_empty(lambda: _instance("model", model or {}, None if is_whole else model_class))
-        monitors = [_arguments(each) for each in _callbacks(asked) if _is_monitor(each)]
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
-    data = _part(asked, "data")
-    data = _part(data, "init_args") or data
-    sizes = {name: data[name] for name in ("batch_size", "seq_len") if isinstance(data.get(name), int)}
-    num_batches = _part(asked, "trainer").get("accumulate_grad_batches")
-    if "batch_size" in sizes and isinstance(num_batches, int):
-        sizes["batch_size"] *= num_batches  # of an optimizer step
-    return module, monitors, sizes
-
-
-def _instance(name: str, given: Any, class_name: str | None) -> Any:
-    """What a LightningCLI makes of a part of its file."""
-    parser = ArgumentParser(exit_on_error=False)
-    if class_name is None:
-        parser.add_subclass_arguments(LightningModule, name)
-        import_named(given["class_path"])  # puts the working directory on the path
-    else:
-        parser.add_class_arguments(import_named(class_name.replace(":", ".")), name)
-    return parser.instantiate(parser.parse_object({name: given}))[name]
-
-
-def _part(asked: dict[str, Any], name: str) -> dict[str, Any]:
-    found = asked.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _callbacks(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The callbacks, also those of which there is only a name; that of a monitor may be short."""
-    found = _part(asked, "trainer").get("callbacks") or []
-    every = [
-        {"class_path": each} if isinstance(each, str) else each
-        for each in (found if isinstance(found, list) else [found])
-    ]
-    return [each for each in every if isinstance(each, dict) and isinstance(each.get("class_path"), str)]
-
-
-def _is_monitor(callback: dict[str, Any]) -> bool:
-    name = callback["class_path"]
-    if name == GeometryMonitor.__name__:
-        return True
-    kind = import_named(name) if "." in name else None
-    return isinstance(kind, type) and issubclass(kind, GeometryMonitor)
-
-
-def _arguments(callback: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a monitor; functions are given by their names."""
-    given = dict(callback.get("init_args") or {})
-    for name in ("metrics", "layers", "probe_forward", "token_ids", "mask", "word_ids"):
-        value = given.get(name)
-        if isinstance(value, str) and name != "layers" and value != "auto":
-            given[name] = import_named(value)
-    return given
-
-
 def _small_or_empty(make: Callable[[], Any]) -> Any:
-    """What ``make`` makes; a model of many parameters on the meta device, if it can be made there."""
+    """The result of ``make``; a model of many parameters on the meta device, if it can be made there."""
     try:
         with torch.device("meta"):
             model = make()
@@ -220,3 +139,76 @@ def _small_or_empty(make: Callable[[], Any]) -> Any:
     except Exception:  # it needs values: it is made in memory, or says by itself what is wrong
         pass
     return make()
+
+
+def _configured(path: Path, model_class: str | None) -> Setup:
+    """The model and the monitors of a LightningCLI's file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} must be a YAML file; it is not ({reason(error)}).") from error
+    model = content.get("model") if isinstance(content, dict) else None
+    has_class = isinstance(model, dict) and "class_path" in model
+    if isinstance(model, str) or not (has_class or model_class):
+        raise ValueError(
+            f"{path.name} must be the file of a LightningCLI, with model: class_path: and init_args:; got "
+            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by --model-class "
+            "package.module.Class if the script does, or give the model itself."
+        )
+    trainer = _part(content, "trainer")
+    try:
+        module = _small_or_empty(lambda: _instance(model or {}, None if has_class else model_class))
+        monitors = [_arguments(callback) for callback in _callbacks(trainer) if _is_monitor(callback)]
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
+    data = _part(content, "data")
+    data = _part(data, "init_args") or data
+    sizes = {name: data[name] for name in _DEFAULT_SIZES if isinstance(data.get(name), int)}
+    num_batches = trainer.get("accumulate_grad_batches")
+    if "batch_size" in sizes and isinstance(num_batches, int):
+        sizes["batch_size"] *= num_batches  # of an optimizer step
+    return Setup(module, monitors, sizes)
+
+
+def _part(content: dict[str, Any], name: str) -> dict[str, Any]:
+    part = content.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _instance(model: dict[str, Any], class_name: str | None) -> Any:
+    """The model that a LightningCLI makes of its part of the file."""
+    parser = ArgumentParser(exit_on_error=False)
+    if class_name is None:
+        parser.add_subclass_arguments(LightningModule, "model")
+        import_named(model["class_path"])  # puts the working directory on the path
+    else:
+        parser.add_class_arguments(import_named(class_name.replace(":", ".")), "model")
+    return parser.instantiate(parser.parse_object({"model": model}))["model"]
+
+
+def _callbacks(trainer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The callbacks, also those of which there is only a name."""
+    found = trainer.get("callbacks") or []
+    callbacks = [
+        {"class_path": each} if isinstance(each, str) else each
+        for each in (found if isinstance(found, list) else [found])
+    ]
+    return [each for each in callbacks if isinstance(each, dict) and isinstance(each.get("class_path"), str)]
+
+
+def _is_monitor(callback: dict[str, Any]) -> bool:
+    name = callback["class_path"]
+    if name == GeometryMonitor.__name__:  # a name may be short
+        return True
+    kind = import_named(name) if "." in name else None
+    return isinstance(kind, type) and issubclass(kind, GeometryMonitor)
+
+
+def _arguments(monitor: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a monitor, with functions in place of their names."""
+    arguments = dict(monitor.get("init_args") or {})
+    for name in _FUNCTIONS:
+        value = arguments.get(name)
+        if isinstance(value, str) and value != "auto":
+            arguments[name] = import_named(value)
+    return arguments

@@ -5,10 +5,8 @@ from embedgeo.extras import require_extra
 require_extra("report", "embedgeo.report")
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +18,7 @@ from rich.progress import Progress
 
 from embedgeo.drawing import style
 from embedgeo.report import tokens
-from embedgeo.report.page import FigureWriter, Panel, Section, page_plan, write_page
+from embedgeo.report.page import FigureWriter, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.records import MODEL
@@ -71,7 +69,7 @@ def write_report(
                 plan = page_plan(runs, FigureWriter(new / "figures"), names)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
                 _write_records(new / "metrics.csv", runs)
-                write_page(new / page.name, runs, _sections(panels))
+                write_page(new / page.name, runs, panels)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(
@@ -89,12 +87,6 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def _sections(panels: Iterable[tuple[str, Panel]]) -> list[Section]:
-    by_title = groupby(panels, key=itemgetter(0))
-    sections = [Section(title, [panel for _, panel in found if panel.groups]) for title, found in by_title]
-    return [section for section in sections if section.panels]
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:

@@ -4,7 +4,8 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -19,12 +20,11 @@ from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, coordinates, figures, spectra, tokens
 from embedgeo.report.runs import Run
-from embedgeo.report.summary import Flag, about, flags, outlier_steps, overview
+from embedgeo.report.summary import Flag, facts, flags, outlier_steps, overview
 from embedgeo.report.tokens import TableData
 
 BUDGET = 4_500_000
 """Bytes of pictures inside the page; later ones are only linked to."""
-
 
 FIRST = "At a glance"
 """The section at the top of the page, beside how to read its figures."""
@@ -32,12 +32,25 @@ FIRST = "At a glance"
 ALL_RUNS = "All runs"
 """The label of the figures of all runs together."""
 
+MAIN = 11
+"""Metrics, of those to look at first, that have a section of their own."""
+
+_IN_FULL = 40
+"""Metrics that have all their figures; of more, all but the headlines have one each."""
 
 _ORDINARY = 500
 """Width of most figures in CSS pixels, at most."""
 
 _LONGEST_NAME = 200
 """Bytes of a file's name; file systems take 255."""
+
+_SAME_ROWS = "The same rows over time and depth"
+_OF_BATCHES = "anisotropy_batch_mean"
+_OVER_TYPES = (
+    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
+    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
+    "variance loses."
+)
 
 
 class PageFigure(NamedTuple):
@@ -75,8 +88,8 @@ class Panel(NamedTuple):
     @property
     def is_single(self) -> bool:
         """Whether a metric has one figure, of ordinary width, so that panels fit beside each other."""
-        figures = [figure for _, figures in self.groups for figure in figures]
-        return bool(self.metric) and len(figures) == 1 and figures[0].width <= _ORDINARY
+        pictures = [figure for _, group in self.groups for figure in group]
+        return bool(self.metric) and len(pictures) == 1 and pictures[0].width <= _ORDINARY
 
 
 class Section(NamedTuple):
@@ -116,9 +129,10 @@ class FigureWriter:
     def add(self, data: FigureData | TableData, label: str = "") -> PageFigure:
         """Save a figure or a table under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
-        name = wanted = "-".join(word for word in words if word).encode()[:_LONGEST_NAME].decode(errors="ignore")
+        whole = "-".join(word for word in words if word).encode()[:_LONGEST_NAME].decode(errors="ignore")
+        name = whole
         while name.lower() in self._names:
-            name = f"{wanted}-{len(self._names)}"
+            name = f"{whole}-{len(self._names)}"
         self._names.add(name.lower())
         if isinstance(data, TableData):
             tables = self.folder.with_name("tables")
@@ -133,87 +147,39 @@ class FigureWriter:
         return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
 
 
-def write_page(path: Path, runs: Sequence[Run], sections: Sequence[Section]) -> None:
-    """Write ``index.html``."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
-    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-    page = environment.get_template("page.html.jinja").render(
-        title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
-        about=about(runs),
-        flags=_flags(runs),
-        overview=overview(runs, has_errors=has_errors),
-        has_errors=has_errors,
-        has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
-        has_steps=any(run.has_steps for run in runs),
-        anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
-        first=[section for section in sections if section.title == FIRST],
-        sections=[section for section in sections if section.title != FIRST],
-        all_runs=ALL_RUNS,
-        glossary=[term(metric) for metric in in_order(metric for run in runs for metric in run.metrics)],
-    )
-    path.write_text(page, encoding="utf-8", errors="replace")
-
-
-def _flags(runs: Sequence[Run]) -> list[tuple[str, list[Flag]]]:
-    """The flags of runs, those of several runs that have the same ones once, under the names of all of them."""
-    found: dict[str, tuple[list[str], list[Flag]]] = {}
-    for run in runs:
-        of_run = flags(run)
-        found.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
-    return [(", ".join(labels), of_runs) for labels, of_runs in found.values()]
-
-
-MAIN = 11
-"""How many metrics, of those to look at first, have a section of their own."""
-
-_IN_FULL = 40
-"""How many metrics have all their figures; of more, all but the headlines have one each."""
-
-_SAME_ROWS = "The same rows over time and depth"
-
-_OF_BATCHES = "anisotropy_batch_mean"
-
-_OVER_TYPES = (
-    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
-    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
-    "variance loses."
-)
-
+Draw = Callable[[Run], Iterable[FigureData | TableData]]
 Plan = list[tuple[str, Callable[[], Panel]]]
-"""What draws each panel, with the title of its section."""
+"""Drawing of each panel, with the title of its section."""
 
 
 def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None) -> Plan:
     """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order."""
 
-    def by_run(draw: Callable[[Run], Iterable[FigureData | TableData]]) -> list[Group]:
+    def by_run(draw: Draw) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
         groups = [group for group in groups if group[1]]
         return groups if any(run.has_steps for run in runs) else _side_by_side(groups)
 
-    def section(title: str, draw: Callable[[Run], Iterable[FigureData | TableData]], text: str = "") -> Plan:
+    def section(title: str, draw: Draw, text: str = "") -> Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
 
-    def of_metric(metric: str) -> Panel:
+    def metric_sections(title: str, keys: Sequence[str], draw: Callable[[str], list[Group]]) -> Plan:
+        def panel(key: str) -> Panel:
+            return Panel(term(key).name, key, term(key).meaning, draw(key))
+
+        return [(title, partial(panel, key)) for key in keys]
+
+    def draw_metric(metric: str) -> list[Group]:
         compared = [run for run in runs if run.varies(metric)]
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
         in_full = metric in headlines() or len(metrics) <= _IN_FULL
-        groups += by_run(lambda run: _of_metric(run, metric) if in_full else islice(_in_short(run, metric), 1))
-        return Panel(term(metric).name, metric, term(metric).meaning, groups)
+        return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
-    def of_metrics(title: str, metrics: Sequence[str]) -> Plan:
-        return [(title, partial(of_metric, metric)) for metric in metrics]
-
-    def of_drift(metric: str) -> Panel:
-        return Panel(
-            term(metric).name, metric, term(metric).meaning, by_run(lambda run: figures.drift_figures(run, metric))
-        )
+    def draw_drift(metric: str) -> list[Group]:
+        return by_run(lambda run: figures.drift_figures(run, metric))
 
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
@@ -227,77 +193,44 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
     if {_OF_BATCHES, "anisotropy"} <= set(metrics):
         metrics.remove(_OF_BATCHES)
         metrics.insert(metrics.index("anisotropy") + 1, _OF_BATCHES)
+    about_words = tokens.WORDS_TEXT if any(map(tokens.has_words, runs)) else ""
     return [
-        *of_metrics(FIRST, metrics[:1]),
-        *section("Composition", _of_shares),
+        *metric_sections(FIRST, metrics[:1], draw_metric),
+        *section("Composition", _of_composition),
         ("Mean and variance over token types", over_types),
-        *of_metrics("Metrics", metrics[1:MAIN]),
+        *metric_sections("Metrics", metrics[1:MAIN], draw_metric),
         *section("Intrinsic dimension over scales", _of_scales, figures.SCALES_TEXT),
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
-        *section("Spectrum", spectra.figures_of, spectra.ABOUT),
-        *((_SAME_ROWS, partial(of_drift, metric)) for metric in varying if metric in DRIFT),
+        *section("Spectrum", spectra.spectra_figures, spectra.SPECTRA_TEXT),
+        *metric_sections(_SAME_ROWS, [metric for metric in varying if metric in DRIFT], draw_drift),
         *section(_SAME_ROWS, figures.cka_figures, figures.CKA_TEXT),
-        *section(
-            "Token types",
-            partial(_of_tokens, names=names),
-            tokens.CONFOUNDED if any(map(tokens.has_words, runs)) else "",
-        ),
-        *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.MEANING),
-        *of_metrics("More metrics", metrics[MAIN:]),
+        *section("Token types", partial(tokens.token_figures, names=names), about_words),
+        *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.COORDINATES_TEXT),
+        *metric_sections("More metrics", metrics[MAIN:], draw_metric),
     ]
 
 
 def _side_by_side(groups: list[Group]) -> list[Group]:
     """The figures of final models in one group, where each has only one: its text then says whose it is."""
-    if len(groups) < 2 or any(len(figures) > 1 for _, figures in groups):
+    if len(groups) < 2 or any(len(group) > 1 for _, group in groups):
         return groups
-    said = [
+    labelled = [
         figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}") for label, (figure,) in groups
     ]
-    return [("", said)]
+    return [("", labelled)]
 
 
-def _of_loss(run: Run) -> Iterator[FigureData]:
-    if run.has_steps and "loss" in run.model and run.model["loss"].notna().any():
-        yield figures.loss(run, outlier_steps(run))
-
-
-def _of_scales(run: Run) -> Iterator[FigureData]:
-    if figures.measured_scales(run):
-        yield figures.scales_by_layer(run)
-        if len(run.steps) > 1:
-            yield figures.scales_by_step(run)
-
-
-def _of_processed(run: Run) -> Iterator[FigureData]:
-    if figures.processed_metrics(run):
-        yield figures.after_processing(run)
-
-
-def _of_shares(run: Run) -> Iterator[FigureData]:
-    if figures.has_composition(run):
-        if len(run.steps) > 1:
-            yield figures.composition(run, "step")
-        yield figures.composition(run, "layer")
-
-
-def _of_metric(run: Run, metric: str) -> Iterator[FigureData]:
+def _of_metric(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
     if run.varies(metric):
         if len(run.steps) > 1:
-            yield figures.dynamics(run, metric)
+            yield figures.dynamics(run, metric, has_bar=has_bar)
         if len(run.depth) > 1:
             yield figures.profile(run, metric)
         if len(run.steps) > 1 and len(run.depth) > 1:
             yield figures.heatmap(run, metric)
         if len(run.blocks) > 1:
             yield comparison.compare_profiles([run], metric)
-
-
-def _in_short(run: Run, metric: str) -> Iterator[FigureData]:
-    if run.varies(metric) and len(run.steps) > 1:
-        yield figures.dynamics(run, metric, has_bar=False)
-    yield from _of_metric(run, metric)
 
 
 def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
@@ -307,20 +240,63 @@ def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     yield comparison.compare_profiles(runs, metric)
 
 
-def _of_tokens(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:
-    if run.tokens:
-        yield tokens.mean_against_variance(run)
-        yield tokens.statistics(run)
-        yield tokens.against_frequency(run)
-        yield tokens.histograms(run)
-    if tokens.has_words(run):
-        for layer in tokens.some_layers(run, run.tokens[max(run.tokens)]):
-            yield tokens.words(run, layer)
-    if run.projections:
-        yield tokens.projection(run)
-    if run.occurrences:
-        yield tokens.occurrences(run)
-    if run.tokens:
-        yield tokens.raw_against_frequency(run)
-        yield tokens.lengths_and_frequencies(run)
-        yield from tokens.of_run(run, names)
+def _of_composition(run: Run) -> Iterator[FigureData]:
+    if figures.has_composition(run):
+        if len(run.steps) > 1:
+            yield figures.composition(run, "step")
+        yield figures.composition(run, "layer")
+
+
+def _of_scales(run: Run) -> Iterator[FigureData]:
+    if figures.measured_scales(run):
+        yield figures.scales_by_layer(run)
+        if len(run.steps) > 1:
+            yield figures.scales_by_step(run)
+
+
+def _of_loss(run: Run) -> Iterator[FigureData]:
+    if run.has_steps and "loss" in run.model and run.model["loss"].notna().any():
+        yield figures.loss(run, outlier_steps(run))
+
+
+def _of_processed(run: Run) -> Iterator[FigureData]:
+    if figures.processed_metrics(run):
+        yield figures.after_processing(run)
+
+
+def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]]) -> None:
+    """Write ``index.html`` with panels, each under the title of its section."""
+    by_title = ((title, [panel for _, panel in group]) for title, group in groupby(panels, key=itemgetter(0)))
+    sections = [Section(title, [panel for panel in group if panel.groups]) for title, group in by_title]
+    sections = [section for section in sections if section.panels]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    metrics = in_order(metric for run in runs for metric in run.metrics)
+    has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
+    page = environment.get_template("page.html.jinja").render(
+        title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
+        facts=facts(runs),
+        flags=_flags(runs),
+        overview=overview(runs, has_errors=has_errors),
+        names={metric: term(metric).name for metric in metrics},
+        has_errors=has_errors,
+        has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
+        has_steps=any(run.has_steps for run in runs),
+        anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
+        first=[section for section in sections if section.title == FIRST],
+        sections=[section for section in sections if section.title != FIRST],
+        all_runs=ALL_RUNS,
+        glossary=[term(metric) for metric in metrics],
+    )
+    path.write_text(page, encoding="utf-8", errors="replace")
+
+
+def _flags(runs: Sequence[Run]) -> list[tuple[str, list[Flag]]]:
+    """The flags of runs, those of several runs that have the same ones once, under the names of all of them."""
+    by_text: dict[str, tuple[list[str], list[Flag]]] = {}
+    for run in runs:
+        of_run = flags(run)
+        by_text.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
+    return [(", ".join(labels), of_runs) for labels, of_runs in by_text.values()]

@@ -1,7 +1,6 @@
 """Figures of eigenvalue spectra: at all layers of the last step, and over steps at some layers."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 
-ABOUT = (
+SPECTRA_TEXT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "
     "embeddings end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction that stands "
     "out. A straight line is a power law, whose exponent α-ReQ is."
@@ -34,67 +33,56 @@ _WIDEST = 20_000
 """Width beyond which nothing is simulated."""
 
 _DEEPEST = 1e-9
-"""What is less, as a share of the largest eigenvalue, is rounding, and beyond the axis."""
+"""Share of the largest eigenvalue below which others are rounding, and beyond the axis."""
 
 _UNIT = "λᵢ over their mean, V / d"
 
 
-def figures_of(run: Run) -> Iterator[FigureData]:
+def spectra_figures(run: Run) -> Iterator[FigureData]:
     """The figures of a run, if it has spectra."""
     if run.spectra:
-        yield by_layer(run)
+        yield spectra_by_layer(run)
         if len(run.spectra) > 1:
-            yield by_step(run)
+            yield spectra_by_step(run)
 
 
-def by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The spectra at the last step, in axes of its own by default: a line for each layer, and random embeddings'."""
+def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
+    """The spectra at the last step: a line for each layer, and that of random embeddings."""
     step, table = max(run.spectra.items())
     layers = [layer for layer in run.depth if layer in set(table["layer"])]
     shares = _wide(table, "layer").reindex(columns=layers)
     figure, (ax,) = new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1, ax=ax)
-    _draw(ax, shares, depth_bar(ax, layers))
-    random, edge = _draw_random(ax, table)
-    _axes(ax, shares)
+    random, edge = _draw(ax, shares, depth_bar(ax, layers), table)
+    _set_axes(ax, shares)
     legend(figure, ax)
-    last = list(run.blocks.values())[-1][-1] if run.blocks else layers[-1]
-    at = last if last in shares else layers[-1]
-    text = f"The largest at {at} is {number(shares[at].iloc[0])} times their mean."
+    last = next((block for block in run.all_blocks[-1:] if block in shares), layers[-1])
+    text = f"The largest at {last} is {number(shares[last].iloc[0])} times their mean."
     text += f" Random embeddings: {number(edge)} times." if np.isfinite(edge) else ""
     alt = f"Eigenvalues against their index, both on logarithmic scales, a line for each of {len(layers)} layers."
     return FigureData("spectra", figure, shares.join(random), alt, text)
 
 
-def by_step(run: Run, chosen: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
-    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last.
-
-    Args:
-        run: with spectra.
-        chosen: the layers; default: at most four.
-        ax: axes to draw one layer in; default: those of a new figure.
-    """
+def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
+    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last."""
     steps = sorted(run.spectra)
-    last = run.spectra[steps[-1]]
-    layers = chosen or some_layers(run, last)
+    layers = layers or some_layers(run, run.spectra[steps[-1]])
     title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
     figure, axes = new_figure(title, _UNIT, panels=len(layers), sidebar=True, ax=ax)
     colours = time_bar(axes[-1], steps)
-    shown = []
+    by_layer = {}
     for panel, layer in zip(axes, layers, strict=True):
         tables = {step: table[table["layer"] == layer] for step, table in run.spectra.items()}
         shares = _wide(pd.concat([table.assign(step=step) for step, table in tables.items()]), "step")
-        shares = shares.reindex(columns=steps)
-        _draw(panel, shares, colours)
-        _draw_random(panel, tables[steps[-1]])
+        by_layer[layer] = shares.reindex(columns=steps)
+        _draw(panel, by_layer[layer], colours, tables[steps[-1]])
         if len(layers) > 1:
             panel.set_title(layer, fontsize=8.8)
-        shown.append(shares.assign(layer=layer).set_index("layer", append=True))
-    numbers = pd.concat(shown).swaplevel().sort_index()
+    numbers = pd.concat(by_layer, names=["layer"]).sort_index()
     for panel in axes:
-        _axes(panel, numbers)
+        _set_axes(panel, numbers)
         panel.minorticks_off()
     legend(figure, axes[0])
-    first, final = (number(shown[-1][step].iloc[0]) for step in (steps[0], steps[-1]))
+    first, final = (number(by_layer[layers[-1]][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."
     alt = f"Eigenvalues against their index, a line for each of {len(steps)} steps, at {', '.join(layers)}."
     return FigureData("spectra-steps", figure, numbers, alt, text)
@@ -106,13 +94,10 @@ def _wide(table: pd.DataFrame, by: str) -> pd.DataFrame:
     return shares.where(shares > 0)
 
 
-def _draw(ax: Axes, shares: pd.DataFrame, colours: Array) -> None:
+def _draw(ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.DataFrame) -> tuple["pd.Series[float]", float]:
+    """Draw spectra, that of random rows of the number and width that most layers have, and its edge; the last two."""
     for name, colour in zip(shares, colours, strict=True):
         ax.plot(shares[name].dropna(), color=colour, lw=1.1, alpha=0.9)
-
-
-def _draw_random(ax: Axes, table: pd.DataFrame) -> tuple["pd.Series[float]", float]:
-    """Draw the spectrum of random rows of the number and width that most layers have, and its edge; both of them."""
     n, dim = (int(table[name].mode().iloc[-1]) for name in ("n", "width"))
     index = np.unique(table["index"])
     if n < 3 or not 2 <= dim <= _WIDEST:
@@ -120,24 +105,18 @@ def _draw_random(ax: Axes, table: pd.DataFrame) -> tuple["pd.Series[float]", flo
     eigenvalues = gaussian_eigenvalues(n - 1, dim)
     random = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name="random").reindex(index)
     random = random.where(random > 0)
-    edge = (1 + np.sqrt(dim / (n - 1))) ** 2
+    edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
     ax.plot(random, label="random", **BASELINE)
-    look: dict[str, Any] = {"color": ACCENT, "ls": ":", "lw": 1.2, "zorder": 1.5}
-    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", **look)
-    return random, float(edge)
+    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", color=ACCENT, ls=":", lw=1.2, zorder=1.5)
+    return random, edge
 
 
-def _axes(ax: Axes, shares: pd.DataFrame) -> None:
+def _set_axes(ax: Axes, shares: pd.DataFrame) -> None:
     finite = shares.to_numpy()[shares.notna().to_numpy()]
     high = finite.max(initial=1.0)
     low = min(finite[finite >= _DEEPEST * high].min(initial=1.0), 0.5)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="index i (log scale)",
-        ylabel="eigenvalue (log scale)",
-        ylim=(low / 1.5, high * 2),
-    )
+    ax.set(xscale="log", yscale="log", xlabel="index i (log scale)", ylabel="eigenvalue (log scale)")
+    ax.set_ylim(low / 1.5, high * 2)
     ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
     log_ticks(ax, low, high)
     ax.xaxis.set_major_formatter(tick_label)

@@ -1,1 +1,1 @@
-"""What becomes of a number: its name and unit, its record, and where records are written and read."""
+"""Results: records, and the files and folders that hold them."""

@@ -239,18 +239,18 @@ class SweepFolder:
         for name in sorted(self.done()):
             if kind := self.facts(name).get("architecture"):
                 found[str(self.read(name)["model"].iloc[0])] = kind
-        now = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
+        architecture = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
         manifest = self.manifest()
-        if now is not None and manifest.get("architecture") != now:
-            self._write_manifest({**manifest, "architecture": now})
+        if architecture is not None and manifest.get("architecture") != architecture:
+            self._write_manifest({**manifest, "architecture": architecture})
 
     def rebuild(self, num_series: int = 1) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see `runs`."""
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
         seen: set[str] = set()
-        while (now := self.done()) != seen:  # other processes may finish checkpoints meanwhile
-            seen, runs = now, self.runs(num_series)
+        while (done := self.done()) != seen:  # other processes may finish checkpoints meanwhile
+            seen, runs = done, self.runs(num_series)
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
                 pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)
@@ -299,12 +299,12 @@ def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> di
     for name, records in found.items():
         names_of.setdefault(str(records["series"].iloc[0]), []).append(name)
     series = {}
-    for one, names in names_of.items():
+    for own, names in names_of.items():
         models = {name: _shape(found[name]) for name in names}
         if len({classes[name] for name in names} - {""}) > 1:
             models = {name: f"{classes[name]} {shape}" for name, shape in models.items()}
         are_several = len(set(models.values())) > 1
-        series.update({name: " ".join((one, models[name])).strip() if are_several else one for name in names})
+        series.update({name: f"{own} {models[name]}".strip() if are_several else own for name in names})
     return series
 
 
