@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
-from embedgeo.functional.vocabulary import copies, untrained_rows
+from embedgeo.functional.neighbors import copies, untrained_rows
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
