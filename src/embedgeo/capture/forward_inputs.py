@@ -23,7 +23,7 @@ T = TypeVar("T")
 PerToken = Tensor | Callable[[Any], Tensor]
 """A value for each token: a tensor, or a function that returns it, given the batch."""
 
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own transformers; True is padding
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own; True, or −∞, is padding
 READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
 """Names of the arguments that are read."""
 
@@ -141,9 +141,8 @@ class ForwardInputs:
     """Token ids and masks of the current forward pass, read from the arguments of module calls.
 
     Token ids are what an embedding table is called with. The mask and the position ids are arguments of the outermost
-    module called (in an encoder-decoder model: of the encoder and of the decoder), or else of a module inside it.
-    Where the model is given embeddings that end with those that were just looked up (prompt tuning), the positions in
-    front of them are no tokens and do not count.
+    module called (of the encoder and of the decoder), or else of a module inside it. Where a model is given embeddings
+    that end with those that were just looked up (prompt tuning), the positions in front are no tokens and do not count.
 
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
@@ -248,20 +247,23 @@ class ForwardInputs:
         key = hidden.shape[:-1], layer.positions_first
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
-            ids = self._fitting_token_ids(rows, self._of_batch(token_ids, "token_ids"))
-            words = self._of_batch(word_ids, "word_ids")
+            values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
+            found = {name: self._of_batch(value, name) for name, value in values.items() if value is not None}
+            ids = self._fitting_token_ids(rows, found.get("token_ids"))
+            tokens = ids
+            words = found.get("word_ids")
             if words is not None:
                 words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
-            tokens = self._fitting_token_ids(rows, None) if words is not None and self._ignore_token_ids else ids
-            kept = self._fitting_mask(rows, tokens, self._of_batch(mask, "mask"), hidden.device)
+                tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
+            kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
             if kept is not None and bool(kept.all()):
                 kept = None
             ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
             self.forward.row_tokens[key] = RowTokens(ids, kept, words, {})
         return self.forward.row_tokens[key]
 
-    def _of_batch(self, values: PerToken | None, name: str) -> Tensor | None:
-        if values is None or isinstance(values, Tensor):
+    def _of_batch(self, values: PerToken, name: str) -> Tensor:
+        if isinstance(values, Tensor):
             return values
         if not self._running:
             raise ValueError(

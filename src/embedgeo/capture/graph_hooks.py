@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import first_float, first_input, has_gradients
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
-from embedgeo.capture.structure import find_stack, submodels
+from embedgeo.capture.structure import find_stacks
 
 Event = Literal["call", "return", "lookup", "input", "output"]
 """A module's call or return, an embedding table's call, and the hidden state that a layer is given or gives."""
@@ -34,7 +34,7 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
     graphs. All blocks of a stack get the same hooks, and can share a graph. Nobody can listen to those of copies.
     """
     wanted = dict.fromkeys(events)
-    for stack in filter(None, map(find_stack, submodels(model).values())):
+    for stack in find_stacks(model):
         of_blocks = {event: None for block, event in wanted if block in stack.blocks}
         wanted |= {(block, event): None for block in stack.blocks for event in of_blocks}
     for module, event in wanted:

@@ -14,6 +14,7 @@ from embedgeo.capture.structure import (
     Stack,
     final_norm,
     find_stack,
+    find_stacks,
     is_callable,
     last_hidden_state,
     module_names,
@@ -163,7 +164,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
     """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
-    for stack in filter(None, map(find_stack, submodels(model).values())):
+    for stack in find_stacks(model):
         inside = set(map(unwrapped, stack.blocks[0].children()))
         *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
         raise ValueError(

@@ -97,24 +97,20 @@ class Probe:
         if self._attached is not None:
             return
         with ExitStack() as stack:
-            (self._listen if self.is_stable else self._add_hooks)(stack)
+            if not self.is_stable:
+                stack.enter_context(eager_mode)
+            for module, event, hook in self._hooks():
+                if self.is_stable:
+                    from embedgeo.capture.graph_hooks import listening
+
+                    stack.enter_context(listening(module, event, hook))
+                elif event == "call":
+                    stack.enter_context(watched_calls(module, partial(self._call, hook)))
+                elif event == "input":
+                    stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                elif event in ("lookup", "output"):
+                    stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             self._attached = stack.pop_all()
-
-    def _add_hooks(self, stack: ExitStack) -> None:
-        stack.enter_context(eager_mode)
-        for module, event, hook in self._hooks():
-            if event == "call":
-                stack.enter_context(watched_calls(module, partial(self._call, hook)))
-            elif event == "input":
-                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            elif event in ("lookup", "output"):
-                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-
-    def _listen(self, stack: ExitStack) -> None:
-        from embedgeo.capture.graph_hooks import listening
-
-        for module, event, hook in self._hooks():
-            stack.enter_context(listening(module, event, hook))
 
     def detach(self) -> None:
         """Undo `attach`; does nothing when not attached."""

@@ -106,6 +106,11 @@ def find_stack(submodel: nn.Module) -> Stack | None:
     return best
 
 
+def find_stacks(model: nn.Module) -> list[Stack]:
+    """The stacks of those parts of a model that have one."""
+    return [stack for part in submodels(model).values() if (stack := find_stack(part)) is not None]
+
+
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
     """Tell whether modules are transformer blocks: of one type, or as many as the configuration says.
 

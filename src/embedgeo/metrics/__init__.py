@@ -1,5 +1,8 @@
 """Metrics over rows of embeddings: `torchmetrics.Metric` subclasses whose states merge."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
 from embedgeo.metrics.defaults import MAX_STATE_BYTES as MAX_STATE_BYTES
@@ -15,3 +18,6 @@ from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments
+
+for _module in iter_modules(__path__):  # so that the glossary knows each metric that has a file here
+    import_module(f"{__name__}.{_module.name}")

@@ -46,7 +46,7 @@ class Measured:
 
     records: list[Record]
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
     sample: dict[str, LayerSample] | None = None
 
 
@@ -198,16 +198,16 @@ class Worker:
                 loss = self._run(geometry, loaded, text)
             network = measured_model(model)
             num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
-            about = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
-            about["architecture"] = geometry.norms.architecture(geometry.layers)
+            facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
+            facts["architecture"] = geometry.norms.architecture(geometry.layers)
             if not text.is_even:
-                about["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
+                facts["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
             if settings.device_map is None:
                 model.to("meta")  # also where others refer to it
             release_memory()
             self._load_ahead(upcoming)
             with torch.inference_mode():
-                return self._results(geometry, loss, text, about)
+                return self._results(geometry, loss, text, facts)
         finally:
             geometry.reset()
             del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
@@ -229,7 +229,7 @@ class Worker:
             del states  # they may be the logits of the whole batch, and the next ones are made in their place
         return loss
 
-    def _results(self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, about: dict[str, str]) -> Measured:
+    def _results(self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]) -> Measured:
         records = geometry.records()
         if silent := geometry.silent_layers():
             raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
@@ -241,7 +241,7 @@ class Worker:
         sample = geometry.samples() if self._settings.save_samples else None
         of_layers = geometry.layer_tables()
         of_types = _token_tables(geometry, text) if self._settings.token_tables else {}
-        return Measured(records, of_types | of_layers, about, sample)
+        return Measured(records, of_types | of_layers, facts, sample)
 
 
 def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 from lightning.fabric import Fabric
@@ -23,7 +23,7 @@ from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
-from embedgeo.sweep.plan import Planned, describe, make_plan, plan_of
+from embedgeo.sweep.plan import Planned, make_plan, plan_sweep, plan_table
 from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
@@ -39,8 +39,8 @@ def run_sweep(settings: SweepSettings) -> int:
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
-            _, mine = plan_of(settings, folder)
-            print(describe(mine, folder.done()))
+            _, mine = plan_sweep(settings, folder)
+            print(plan_table(mine, folder.done()))
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
@@ -66,7 +66,7 @@ def run_sweep(settings: SweepSettings) -> int:
                     measure_on_cluster(sweep, settings, texts)
                 else:
                     with Downloads(folder.path, evict=settings.evict) as downloads:
-                        measure_here(sweep, Worker(fabric, settings, texts, downloads))
+                        measure_here(sweep, Worker(fabric, settings, texts, downloads).measure)
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     return finish(folder, plan, mine, sweep.failures)
@@ -80,7 +80,7 @@ def _prepared(
     settings: SweepSettings, documents: Documents, folder: SweepFolder, manifest: Mapping[str, Any], world_size: int
 ) -> _Work:
     """Plan the sweep, tokenize the text if anything is pending, and open the folder."""
-    plan, mine = plan_of(settings, folder)
+    plan, mine = plan_sweep(settings, folder)
     done = folder.done()
     if settings.model_group:
         folder.write_groups({planned.name: planned.group for planned in plan if not planned.is_stale})
@@ -138,22 +138,18 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
     return "; ".join(lines)
 
 
-class Measurer(Protocol):
-    """What measures checkpoints."""
+def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]) -> None:
+    """Measure the pending checkpoints of a sweep one after the other; every rank must call this.
 
-    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint; ``choose_next`` gives the one whose files to fetch meanwhile."""
-
-
-def measure_here(sweep: "Sweep", worker: Measurer) -> None:
-    """Measure the pending checkpoints of a sweep one after the other; every rank must call this."""
+    Besides the checkpoint, ``measure`` takes what chooses the one to fetch meanwhile.
+    """
     while (planned := sweep.next()) is not None:
         number = len(sweep.pending) - len(sweep.left)
         sweep.show_progress(planned.name, number, number - 1)
         started = time.monotonic()
         result: Measured | str
         try:
-            result = planned.error or sweep.copied(planned) or worker.measure(planned, sweep.choose_upcoming)
+            result = planned.error or sweep.copied(planned) or measure(planned, sweep.choose_upcoming)
         except Exception as error:
             result = reason(error)
         sweep.end(planned, number, result, started)
@@ -313,8 +309,8 @@ class Sweep:
             duplicate_of=planned.duplicate_of,
         )
         if self._fabric.is_global_zero:
-            about = {key: value for key, value in {**measured.about, **planned.about}.items() if value}
-            self._folder.write(planned.name, frame, measured.tables, about, measured.sample)
+            facts = {key: value for key, value in {**measured.facts, **planned.facts}.items() if value}
+            self._folder.write(planned.name, frame, measured.tables, facts, measured.sample)
         return frame
 
     def _rebuild_sometimes(self) -> None:

@@ -20,13 +20,13 @@ from torchmetrics import Metric
 from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
+from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
 from embedgeo.metrics.layer import LayerMetrics
-from embedgeo.training.adapter import history_lacks
 
 if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
@@ -186,10 +186,19 @@ def opening(monitor: str, outlined: Description, schedule: object, path: Path | 
     """
     layers = listed([layer.name for layer in outlined.layers], 4)
     metrics = listed([metric.name for metric in outlined.metrics])
-    why_not = history_lacks() or "folder= has it written"
+    why_not = missing_for_history() or "folder= has it written"
     where = f"written to {path}" if path else f"kept in its history alone ({why_not})"
     first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {where}."
     return "\n".join(f"{monitor}: {line}" for line in (first, *outlined.warnings, *notes))
+
+
+def missing_for_history() -> str:
+    """Name what the history file needs that is not installed, with the command that installs it; empty if nothing."""
+    try:
+        require_extra("report", "history.parquet", "pandas", "pyarrow")
+    except ImportError as missing:
+        return str(missing)
+    return ""
 
 
 def drift_notes(outlined: Description, num_rows: int, *, starts_at: int | None) -> Iterator[str]:

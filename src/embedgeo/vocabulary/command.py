@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
-from embedgeo.functional.vocabulary import copies, untrained_rows
+from embedgeo.functional.neighbors import copies, untrained_rows
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
@@ -24,7 +24,7 @@ from embedgeo.results.parquet import read_table
 from embedgeo.results.records import Record, model_record
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.measure import Downloads, Measured, metrics_function
-from embedgeo.sweep.plan import Planned, describe, plan_of
+from embedgeo.sweep.plan import Planned, plan_sweep, plan_table
 from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
 from embedgeo.sweep.run import Sweep, finish, measure_here
 from embedgeo.sweep.texts import MissingTokenizerError, by_model, find_tokenizer, small_files
@@ -45,17 +45,18 @@ def run_vocabulary(settings: VocabularySettings) -> int:
     folder = SweepFolder(settings.folder)
     folder.require_settings(manifest)
     with muted_libraries():
-        plan, mine = plan_of(of_sweep, folder)
+        plan, mine = plan_sweep(of_sweep, folder)
         done = folder.done()
         if settings.dry_run:
-            print(describe(mine, done))
+            print(plan_table(mine, done))
             return 0
         pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
         names = _find_names(pending, of_sweep)
         folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}})
         sweep = Sweep(make_fabric({"accelerator": "cpu"}), of_sweep, plan, pending, {}, folder)
         with sweep.at_work(), Downloads(folder.path, evict=settings.evict) as downloads:
-            measure_here(sweep, MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained"))
+            worker = MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained")
+            measure_here(sweep, worker.measure)
     status = finish(folder, plan, mine, sweep.failures)
     print(*_noted_rows(folder, mine), sep="\n")
     return status
@@ -255,8 +256,8 @@ class MatrixWorker:
             records.append(model_record("tied_embeddings", float(matrices.is_tied)))
         tables = {kind: pd.concat([part.tables[kind] for part in parts], ignore_index=True) for kind in of_input.tables}
         sample = {layer: each for part in parts for layer, each in (part.sample or {}).items()}
-        about = {"model_class": matrices.model_class}
-        return Measured(records, tables, about, sample if self._settings.save_samples else None)
+        facts = {"model_class": matrices.model_class}
+        return Measured(records, tables, facts, sample if self._settings.save_samples else None)
 
     def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: Names | None) -> Measured:
         rows = NotedRows.of(matrix, names)

@@ -1,0 +1,135 @@
+"""A metric written in one file outside the package arrives wherever those of the package do."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embedgeo import EmbeddingMoments, GeometryMonitor, observe
+from embedgeo.glossary import Term, foreign_terms, in_order, learn, term
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.report import write_report
+from tests.data import gaussian
+from tests.metrics.own_metric import PositiveShare
+from tests.models import gpt_neox, token_batch
+from tests.training.runs import fit
+
+KEYS = ("positive_share", "positive_share_spread")
+
+
+def metrics(dim):
+    return [EmbeddingMoments(dim), PositiveShare(dim)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a monitored run, and its monitor."""
+    folder = tmp_path_factory.mktemp("run")
+    monitor = GeometryMonitor(every_n_steps=2, metrics=metrics, on_error="raise")
+    fit(folder, monitor, max_steps=3, logger=TensorBoardLogger(folder, name="", version=""))
+    return folder, monitor
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    """The folder of the run's report."""
+    folder, _ = run
+    write_report([folder], folder / "report")
+    return folder / "report"
+
+
+def test_its_values_are_in_the_history(run):
+    _, monitor = run
+    found = {(record["step"], record["metric"]): record["value"] for record in monitor.history}
+    assert {key for _, key in found} >= {*KEYS}
+    assert all(0 <= found[step, "positive_share"] <= 1 for step in (0, 2))
+
+
+def test_its_name_unit_and_meaning_are_in_tensorboard(run):
+    folder, _ = run
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    assert {f"geometry.{key}/block.00" for key in KEYS} <= {*events.Tags()["scalars"]}
+    texts = [tag for tag in events.Tags()["tensors"] if "what the numbers mean" in tag]
+    (explanation,) = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in texts]
+    row = "| positive_share | positive entries | share of all entries | Half where the cloud is centred at zero. |"
+    assert row in explanation
+    layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0].decode(errors="replace")
+    assert "positive entries (positive_share)" in layout
+
+
+def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
+    text = (page / "index.html").read_text()
+    for key in KEYS:
+        assert term(key).meaning in text
+        assert term(key).unit in text
+        assert list(page.glob(f"figures/*{key.replace('_', '-')}*")) or list(page.rglob(f"*{key}*"))
+    table = pd.read_csv(page / "metrics.csv")
+    n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
+    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["random"].unstack("metric")
+    np.testing.assert_allclose(found["positive_share"], 0.5)
+    np.testing.assert_allclose(found["positive_share_spread"], np.sqrt(0.25 / n.reindex(found.index)))
+
+
+def test_it_is_in_the_table_of_a_geometry_with_its_standard_errors():
+    model = gpt_neox()
+    with observe(model, metrics=metrics, jackknife=2) as geometry, torch.no_grad():
+        model(**token_batch(4))
+    frame = geometry.to_frame()
+    found = frame[frame["metric"].isin(KEYS)]
+    assert len(found) == 2 * 5
+    assert found["stderr"].notna().all()
+
+
+@pytest.mark.slow
+def test_a_report_of_a_process_that_does_not_know_the_class_has_its_name_too(run):
+    folder, _ = run
+    code = """import sys
+from pathlib import Path
+from embedgeo.report import write_report
+write_report([Path(sys.argv[1])], Path(sys.argv[2]))
+assert not any(name.startswith("tests") for name in sys.modules)"""
+    subprocess.run([sys.executable, "-c", code, str(folder), str(folder / "elsewhere")], check=True)
+    text = (folder / "elsewhere" / "index.html").read_text()
+    assert all(term(key).name in text and term(key).meaning in text for key in KEYS)
+
+
+def test_terms_travel_as_text_and_what_is_known_stays():
+    written = foreign_terms(["V", "positive_share", "nobody_knows_it"])
+    learn(written.replace("positive_share", "positive_share_elsewhere").replace('"shape"', '"of another version"'))
+    assert term("positive_share_elsewhere") == term("positive_share")._replace(group="more")
+    learn(written.replace("positive entries", "renamed").replace('"positive_share"', '"V"'))
+    learn(written.replace("positive entries", "renamed"))
+    assert (term("V").name, term("positive_share").name) == ("V", "positive entries")
+    assert foreign_terms(["V", "anisotropy_top3_removed", "nobody_knows_it"]) == ""
+
+
+def test_it_stands_in_its_group_and_may_be_a_family():
+    class Quantiles(GeometryMetric):
+        @staticmethod
+        def family_term(key):
+            part = key.removeprefix("own_quantile_")
+            return Term(f"quantile {part}", "of ‖x‖", "…") if part != key else None
+
+    assert term("own_quantile_07").name == "quantile 07"
+    assert "own_quantile_07" in foreign_terms(["own_quantile_07"])
+    assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == ["Q", "positive_share", "n", "own_quantile_07"]
+    assert Quantiles.terms == {}
+
+
+def test_a_term_of_no_group_is_refused():
+    with pytest.raises(ValueError, match=r"the group of a term must be one of at a glance, .*; mine has 'my group'"):
+        type("Mine", (GeometryMetric,), {"terms": {"mine": Term("mine", "", "", group="my group")}})
+
+
+def test_its_values_are_those_of_the_rows():
+    x = gaussian(100, 3) + torch.tensor([0.5, 0, 0])
+    metric = PositiveShare(3)
+    metric.update(x)
+    shares = (x > 0).double().mean(0)
+    expected = {"positive_share": shares.mean(), "positive_share_spread": shares.std(correction=0)}
+    torch.testing.assert_close(metric.compute(), expected)
