@@ -27,7 +27,7 @@ import embedgeo
 
 SOURCE = f"{Path(embedgeo.__file__).parent}{os.sep}"
 NOT_FUNCTIONS = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>"}
-STATIONS = ("update_states", "compute", "log_metrics")
+STATIONS = ("TokenMoments.update_states", "TokenMoments.compute", "CSVLogger.log_metrics")
 """Of a number on its way from a batch to a logger."""
 
 
@@ -61,8 +61,8 @@ class MeasuredStep(embedgeo.GeometryMonitor):
             return
         if frame.f_code.co_filename.startswith(SOURCE) and name not in NOT_FUNCTIONS:
             self.functions.add(frame.f_code)
-        if name in STATIONS:
-            self.stacks.setdefault(name, _stack(frame))
+        if frame.f_code.co_qualname in STATIONS:
+            self.stacks.setdefault(frame.f_code.co_qualname, _stack(frame))
 
 
 class Language(LightningModule):

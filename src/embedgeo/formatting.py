@@ -40,10 +40,10 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / unit:.3g} {name}"
 
 
-def measured(value: float, error: float) -> str:
+def with_error(value: float, error: float) -> str:
     """A number with its standard error, where it has one: to two digits of the error.
 
-    >>> measured(0.41234, 0.00456), measured(323_812.4, 1_234.0), measured(2.5e-5, 3.14e-7), measured(0.5, inf)
+    >>> with_error(0.41234, 0.00456), with_error(323_812.4, 1_234.0), with_error(2.5e-5, 3.14e-7), with_error(0.5, inf)
     ('0.4123 ± 0.0046', '323,800 ± 1,200', '(2.500 ± 0.031)e-5', '0.5')
     """
     if not max(1e-12 * abs(value), 1e-250) < error < inf:  # unknown, none, or rounding

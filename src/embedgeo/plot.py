@@ -1,4 +1,4 @@
-"""From what a figure is given to the one run that it shows, and to the figure."""
+"""The report's figures of one run, from whatever holds its results."""
 
 from embedgeo.extras import require_extra
 
@@ -7,7 +7,6 @@ require_extra("report", "embedgeo.plot")
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,122 +18,15 @@ from embedgeo.drawing import FigureData, style
 from embedgeo.formatting import listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
-from embedgeo.report import figures, spectra
-from embedgeo.report import tokens as token_figures
+from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
+from embedgeo.report.spectra import spectra_by_layer, spectra_by_step
+from embedgeo.report.tokens import mean_against_variance
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
 
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
-
-
-def chosen_run(
-    results: Results, run: str | None, model: str | None, *, token_types: bool = False, spectra: bool = False
-) -> Run:
-    """The one run that is meant.
-
-    Args:
-        results: what was measured.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
-        token_types: whether tables of token types are needed, which a `Geometry` has to make.
-        spectra: likewise.
-
-    Raises:
-        TypeError: ``results`` is something else.
-        ValueError: nothing was measured, or it is of several runs.
-        FileNotFoundError: there is no such folder.
-    """
-    found = [each for each in _runs(results, token_types=token_types, spectra=spectra) if each.layers]
-    if not found:
-        raise ValueError("results must hold values at layers; nothing was measured yet.")
-    for option, name, names_of in (("run", run, _labels), ("model", model, _models)):
-        if name is not None:
-            left = [each for each in found if name in names_of(each)]
-            if not left:
-                known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in found)))
-                raise ValueError(f"{option} must be one of those in results: {known}; got {name!r}.")
-            found = left
-    if len(found) > 1:
-        labels, models = ([names_of(each)[0] for each in found] for names_of in (_labels, _models))
-        option, names = ("run", labels) if len(set(labels)) > 1 else ("model", models)
-        raise ValueError(
-            f"a figure is of one run, and results has {len(found)}: choose one by {option}=, of {listed(names)}."
-        )
-    return found[0]
-
-
-def _labels(run: Run) -> list[str]:
-    return [run.label]
-
-
-def _models(run: Run) -> list[str]:
-    """The names of the models in a run, with and without their authors."""
-    models = [str(model) for model in run.checkpoints["model"].unique()]
-    return [*models, *(Path(model).name for model in models)]
-
-
-def metrics_of(run: Run) -> str:
-    """The names of the metrics of a run, for an error."""
-    return listed(in_order(run.metrics), 50)
-
-
-def _runs(results: Results, *, token_types: bool, spectra: bool) -> list[Run]:
-    if isinstance(results, str | os.PathLike):
-        folder = Path(results)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
-        return read_folder(folder)
-    if isinstance(results, Geometry):
-        types = results.token_tables() if token_types else None
-        runs = _of_records(results.records(), types)
-        return [replace(each, spectra=_spectra(results, each)) for each in runs] if spectra else runs
-    if isinstance(results, pd.DataFrame):
-        return _of_token_types(results) if "token_id" in results else runs_of_records(results)
-    records = getattr(results, "history", results)
-    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
-        raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return _of_records(records)
-
-
-def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
-    return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
-
-
-def _spectra(geometry: Geometry, run: Run) -> dict[int, pd.DataFrame]:
-    table = geometry.layer_tables().get("spectra")
-    shares = None if table is None else spectrum_shares(table, run.depth)
-    return {} if shares is None or shares.empty else {run.steps[-1]: shares}
-
-
-def _of_token_types(table: pd.DataFrame) -> list[Run]:
-    """A run of which only the table of token types is known."""
-    missing = [column for column in ("n", "Q", "M", "V") if column not in table]
-    if missing:
-        raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")
-    table = table if "layer" in table else table.assign(layer="all rows")
-    counts = table.groupby("layer", sort=False)["n"].sum()
-    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
-    return runs_of_records(records, table)
-
-
-def drawn(draw: Callable[..., FigureData], ax: Axes | None) -> Figure:
-    """The figure that a function of the report draws, into axes if there are any.
-
-    Raises:
-        TypeError: ``ax`` is something else.
-    """
-    if ax is not None and not isinstance(ax, Axes):
-        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
-    with style():
-        return draw(ax=ax).figure
-
-
-def require_known(option: str, given: object, known: Sequence[object]) -> None:
-    """Check an option: ValueError if it is none of the known ones, which are named."""
-    if given not in known:
-        raise ValueError(f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {given!r}.")
 
 
 def dynamics(
@@ -200,10 +92,11 @@ def composition(
     """
     if by not in ("layer", "step"):
         raise ValueError(f'by must be "layer" or "step"; got {by!r}.')
-    chosen = chosen_run(results, run, model)
+    chosen = _chosen_run(results, run, model, ax)
     if not figures.has_composition(chosen):
-        raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {metrics_of(chosen)}.")
-    return drawn(partial(figures.composition, chosen, by), ax)
+        raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {_metrics(chosen)}.")
+    with style():
+        return figures.composition(chosen, by, ax).figure
 
 
 def tokens(
@@ -229,33 +122,20 @@ def tokens(
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
             layer.
     """
-    chosen = chosen_run(results, run, model, token_types=True)
+    chosen = _chosen_run(results, run, model, ax, tables="tokens")
     if not chosen.tokens:
         raise ValueError(
             "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), or a "
             "folder with tokens/ (--token-tables true, token_tables=True); there is none."
         )
-    layers = [name for name in chosen.depth if name in set(chosen.tokens[max(chosen.tokens)]["layer"])]
+    present = set(chosen.token_types[1]["layer"])
+    layers = [name for name in chosen.depth if name in present]
     if layer is not None:
-        require_known("layer", layer, layers)
+        _require_known("layer", layer, layers)
     elif ax is not None:
-        blocks = [block for blocks in chosen.blocks.values() for block in blocks if block in layers]
-        layer = (blocks or layers)[-1]
-    return drawn(partial(token_figures.mean_against_variance, chosen, [layer] if layer else ()), ax)
-
-
-def _of_metric(
-    draw: Callable[[Run, str, Axes | None], FigureData],
-    results: Results,
-    metric: str,
-    ax: Axes | None,
-    run: str | None,
-    model: str | None,
-) -> Figure:
-    chosen = chosen_run(results, run, model, token_types=term(metric).group == "token types")
-    if metric not in chosen.values:
-        raise ValueError(f"metric must be one that was measured at layers: {metrics_of(chosen)}; got {metric!r}.")
-    return drawn(partial(draw, with_baseline(chosen, metric), metric), ax)
+        layer = ([block for block in chosen.all_blocks if block in present] or layers)[-1]
+    with style():
+        return mean_against_variance(chosen, [layer] if layer else (), ax).figure
 
 
 def spectrum(
@@ -278,16 +158,18 @@ def spectrum(
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there are no spectra, or not of this layer.
     """
-    chosen = chosen_run(results, run, model, spectra=True)
+    chosen = _chosen_run(results, run, model, ax, tables="spectra")
     if not chosen.spectra:
         raise ValueError(
             "spectrum needs all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
             "(--spectrum true); there are none."
         )
-    if layer is None:
-        return drawn(partial(spectra.spectra_by_layer, chosen), ax)
-    require_known("layer", layer, [x for x in chosen.depth if x in set(chosen.spectra[max(chosen.spectra)]["layer"])])
-    return drawn(partial(spectra.spectra_by_step, chosen, [layer]), ax)
+    if layer is not None:
+        present = set(chosen.spectra[max(chosen.spectra)]["layer"])
+        _require_known("layer", layer, [name for name in chosen.depth if name in present])
+    with style():
+        drawn = spectra_by_layer(chosen, ax) if layer is None else spectra_by_step(chosen, [layer], ax)
+        return drawn.figure
 
 
 def scales(
@@ -310,15 +192,16 @@ def scales(
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured at scales.
     """
-    require_known("by", by, ["layer", "step"])
-    chosen = chosen_run(results, run, model)
+    _require_known("by", by, ["layer", "step"])
+    chosen = _chosen_run(results, run, model, ax)
     if not figures.measured_scales(chosen):
         raise ValueError(
             'scales needs the intrinsic dimension at several scales, as IntrinsicDimension(estimator="gride") has it '
-            f"(--extra scales); there are {metrics_of(chosen)}."
+            f"(--extra scales); there are {_metrics(chosen)}."
         )
     draw = figures.scales_by_layer if by == "layer" else figures.scales_by_step
-    return drawn(partial(draw, with_baseline(chosen)), ax)
+    with style():
+        return draw(with_baseline(chosen), ax).figure
 
 
 def similarity(
@@ -345,16 +228,120 @@ def similarity(
     """
     if layer is not None and step is not None:
         raise ValueError(f"similarity is of one layer or of one step; got layer={layer!r} and step={step!r}.")
-    chosen = chosen_run(results, run, model)
+    chosen = _chosen_run(results, run, model, ax)
     if chosen.cka.empty:
         raise ValueError(
             "similarity needs rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
             "drift on it; there are none."
         )
-    if layer is not None:
-        require_known("layer", layer, figures.layers_over_steps(chosen))
-        return drawn(partial(figures.cka_of_steps, chosen, layer), ax)
     steps = figures.steps_over_layers(chosen)
-    if step is not None or not steps:
-        require_known("step", step, steps)
-    return drawn(partial(figures.cka_of_layers, chosen, max(steps) if step is None else step), ax)
+    if layer is not None:
+        _require_known("layer", layer, figures.layers_over_steps(chosen))
+    elif step is not None or not steps:
+        _require_known("step", step, steps)
+    with style():
+        if layer is not None:
+            return figures.cka_of_steps(chosen, layer, ax).figure
+        return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
+
+
+def _of_metric(
+    draw: Callable[[Run, str, Axes | None], FigureData],
+    results: Results,
+    metric: str,
+    ax: Axes | None,
+    run: str | None,
+    model: str | None,
+) -> Figure:
+    tables: Literal["tokens", ""] = "tokens" if term(metric).group == "token types" else ""
+    chosen = _chosen_run(results, run, model, ax, tables)
+    if metric not in chosen.values:
+        raise ValueError(f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}.")
+    with style():
+        return draw(with_baseline(chosen, metric), metric, ax).figure
+
+
+def _metrics(run: Run) -> str:
+    return listed(in_order(run.metrics), 50)
+
+
+def _require_known(option: str, value: object, known: Sequence[object]) -> None:
+    """Check an option: ValueError if it is none of the known ones, which are named."""
+    if value not in known:
+        raise ValueError(f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {value!r}.")
+
+
+def _chosen_run(
+    results: Results,
+    run: str | None,
+    model: str | None,
+    ax: Axes | None,
+    tables: Literal["tokens", "spectra", ""] = "",
+) -> Run:
+    """The one run that is meant, with those tables that a `Geometry` has to make, if they are named."""
+    if ax is not None and not isinstance(ax, Axes):
+        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
+    runs = [each for each in _runs(results, tables) if each.layers]
+    if not runs:
+        raise ValueError("results must hold values at layers; nothing was measured yet.")
+    for option, name, names_of in (("run", run, _labels), ("model", model, _models)):
+        if name is not None:
+            known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in runs)))
+            runs = [each for each in runs if name in names_of(each)]
+            if not runs:
+                raise ValueError(f"{option} must be one of those in results: {known}; got {name!r}.")
+    if len(runs) > 1:
+        labels = [each.label for each in runs]
+        option, names = ("run", labels) if len(set(labels)) > 1 else ("model", [_models(each)[0] for each in runs])
+        raise ValueError(
+            f"a figure is of one run, and results has {len(runs)}: choose one by {option}=, of {listed(names)}."
+        )
+    return runs[0]
+
+
+def _labels(run: Run) -> list[str]:
+    return [run.label]
+
+
+def _models(run: Run) -> list[str]:
+    """The names of the models in a run, with and without their authors."""
+    models = [str(model) for model in run.checkpoints["model"].unique()]
+    return [*models, *(Path(model).name for model in models)]
+
+
+def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Run]:
+    if isinstance(results, str | os.PathLike):
+        folder = Path(results)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
+        return read_folder(folder)
+    if isinstance(results, Geometry):
+        runs = _of_records(results.records(), results.token_tables() if tables == "tokens" else None)
+        return [replace(each, spectra=_spectra(results, each)) for each in runs] if tables == "spectra" else runs
+    if isinstance(results, pd.DataFrame):
+        return _of_token_types(results) if "token_id" in results else runs_of_records(results)
+    records = getattr(results, "history", results)
+    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+        raise TypeError(f"{_RULE}; got {type(results).__name__}.")
+    return _of_records(records)
+
+
+def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
+    return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
+
+
+def _spectra(geometry: Geometry, run: Run) -> dict[int, pd.DataFrame]:
+    table = geometry.layer_tables().get("spectra")
+    shares = None if table is None else spectrum_shares(table, run.depth)
+    return {} if shares is None or shares.empty else {run.steps[-1]: shares}
+
+
+def _of_token_types(table: pd.DataFrame) -> list[Run]:
+    """A run of which only the table of token types is known."""
+    missing = [column for column in ("n", "Q", "M", "V") if column not in table]
+    if missing:
+        raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")
+    table = table if "layer" in table else table.assign(layer="all rows")
+    counts = table.groupby("layer", sort=False)["n"].sum()
+    records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
+    return runs_of_records(records, table)

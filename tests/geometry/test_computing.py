@@ -77,7 +77,7 @@ def test_numbers_do_not_depend_on_how_many_layers_are_computed_at_a_time():
     geometry = observed(full_metrics, jackknife=3)
     together = geometry.records()
     state = torch.get_rng_state()
-    computed, why_silent = geometry.hand_over()
+    computed, why_silent = geometry.hand_over(in_thread=True)
     assert geometry.records() == []
     assert bits(geometry.agreed(computed)) == bits(together)
     assert len({record["layer"] for record in together}) == LAYERS
@@ -101,14 +101,14 @@ def test_no_setting_of_the_whole_process_is_touched_beside_the_main_thread(monke
     for owner, name in ((torch.autocast, "__enter__"), (torch, "clear_autocast_cache"), (torch, "manual_seed")):
         monkeypatch.setattr(owner, name, notes(getattr(owner, name)))
     geometry.records()
-    geometry.agreed(geometry.hand_over()[0])
+    geometry.agreed(geometry.hand_over(in_thread=True)[0])
     assert not {thread.name for thread in callers} - {threading.main_thread().name}
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_first_failure_is_raised_with_its_layer():
     geometry = observed(lambda dim: [BreaksLate(dim)])
-    for compute in (geometry.records, lambda: geometry.agreed(geometry.hand_over()[0])):
+    for compute in (geometry.records, lambda: geometry.agreed(geometry.hand_over(in_thread=True)[0])):
         with pytest.raises(RuntimeError, match="broken metric") as caught:
             compute()
         assert caught.value.__notes__[0] == "at layer 'embed'"

@@ -11,7 +11,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from embedgeo import TokenMoments, observe
-from embedgeo.formatting import measured, number
+from embedgeo.formatting import number, with_error
 from embedgeo.glossary import headlines, term
 from tests.models import gpt_neox, token_batch
 
@@ -87,8 +87,8 @@ def test_standard_errors_stand_beside_the_values():
     options = {"metrics": lambda dim: [TokenMoments(dim)], "jackknife": 4}
     geometry = seen(gpt_neox(), token_batch(16)["input_ids"], **options)
     record = next(r for r in geometry.records() if r["layer"] == "block.00" and r["metric"] == "M_over_Q")
-    assert "±" in measured(record["value"], record["stderr"])
-    assert measured(record["value"], record["stderr"]) in Table(geometry._repr_html_()).rows[2]
+    assert "±" in with_error(record["value"], record["stderr"])
+    assert with_error(record["value"], record["stderr"]) in Table(geometry._repr_html_()).rows[2]
 
 
 def test_before_anything_was_measured_it_is_a_sentence():

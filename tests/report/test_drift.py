@@ -11,28 +11,11 @@ from embedgeo.drawing import png, style
 from embedgeo.glossary import DRIFT
 from embedgeo.report import figures, write_report
 from embedgeo.report.runs import read_runs
-from embedgeo.results.folder import CKA, cka_file
-from embedgeo.results.parquet import write_parquet
-from tests.report.synthetic import layer_names, make_sweep
+from embedgeo.results.folder import cka_file
+from tests.report.synthetic import cka, layer_names, make_sweep, write_cka
 
 STEPS = (0, 1, 8, 64)
 LAYERS = layer_names(3)
-
-
-def cka(a, b):
-    """Of two places, (step, layer): less, the farther apart they are."""
-    return 1 / (1 + abs(np.log1p(a[0]) - np.log1p(b[0])) + abs(LAYERS.index(a[1]) - LAYERS.index(b[1])))
-
-
-def write_cka(folder: Path, **changes):
-    places = [((step, layer), (other, layer)) for layer in ("embed", "block.02") for step in STEPS for other in STEPS]
-    places += [((8, layer), (8, other)) for layer in LAYERS for other in LAYERS]
-    rows = [
-        (f"step{a[0]}", *a, f"step{b[0]}", *b, 1000, changes.get("value", cka(a, b)))
-        for a, b in dict.fromkeys(places)
-        if a[0] <= b[0] and LAYERS.index(a[1]) <= LAYERS.index(b[1])
-    ]
-    write_parquet(cka_file(folder), pd.DataFrame(rows, columns=CKA.names), CKA)
 
 
 @pytest.fixture

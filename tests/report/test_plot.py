@@ -15,12 +15,12 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embedgeo import TokenMoments, load_results, observe, plot
+from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
-from embedgeo.report import figures, tokens
+from embedgeo.report import figures, spectra, tokens
 from embedgeo.report.runs import read_runs
-from tests.models import gpt_neox
-from tests.report.synthetic import make_models, make_sweep
+from tests.models import gpt_neox, token_batch
+from tests.report.synthetic import AT_SCALES, METRICS, make_models, make_sweep, write_cka
 
 METRIC = "M_over_Q"
 DRAWN = {  # what the report draws of a run, and how it is asked for here
@@ -29,6 +29,19 @@ DRAWN = {  # what the report draws of a run, and how it is asked for here
     "heatmap": (lambda run: figures.heatmap(run, METRIC), partial(plot.heatmap, metric=METRIC)),
     "by layer": (partial(figures.composition, by="layer"), plot.composition),
     "by step": (partial(figures.composition, by="step"), partial(plot.composition, by="step")),
+}
+
+ON_REQUEST = {
+    "spectra": (spectra.spectra_by_layer, plot.spectrum),
+    "spectra at a layer": (
+        lambda run: spectra.spectra_by_step(run, ["block.01"]),
+        partial(plot.spectrum, layer="block.01"),
+    ),
+    "scales": (figures.scales_by_layer, plot.scales),
+    "scales by step": (figures.scales_by_step, partial(plot.scales, by="step")),
+    "layers": (lambda run: figures.cka_of_layers(run, 8), plot.similarity),
+    "layers at a step": (lambda run: figures.cka_of_layers(run, 8), partial(plot.similarity, step=8)),
+    "steps at a layer": (lambda run: figures.cka_of_steps(run, "embed"), partial(plot.similarity, layer="embed")),
 }
 
 
@@ -284,3 +297,66 @@ def test_names_are_drawn_as_they_are(ax: Axes) -> None:
     figure = plot.heatmap(rows, "a $\\bad{")
     figure.canvas.draw()
     assert ax.get_title("left") == "a $\\bad{ against step"
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_sweep(
+        tmp_path_factory.mktemp("plot") / "sweep", (0, 1, 8, 64), metrics=(*METRICS, *AT_SCALES), spectra=1, dim=16
+    )
+    write_cka(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ON_REQUEST)
+def test_figures_are_those_of_the_report_also_in_given_axes(rich: Path, kind: str, ax: Axes) -> None:
+    of_report, draw = ON_REQUEST[kind]
+    (run,) = read_runs([rich])
+    with style():
+        expected = of_report(run).figure
+    found = draw(rich)
+    assert_same(found, expected)
+    assert words(found) == words(expected)
+    assert draw(rich, ax=ax) is ax.figure
+    assert ax.get_title("left") == words(expected)[-2]
+    assert len(ax.figure.axes) == len(expected.axes)
+    for here, there in zip(ax.lines, expected.axes[0].lines, strict=True):
+        np.testing.assert_equal(here.get_xydata(), there.get_xydata())
+    ax.figure.canvas.draw()
+
+
+def test_scales_are_also_drawn_of_a_table(rich: Path) -> None:
+    assert_same(plot.scales(load_results(rich)), plot.scales(rich))
+
+
+def test_a_geometry_has_its_spectra() -> None:
+    model = gpt_neox()
+    with torch.no_grad(), observe(model, "block.0*", lambda dim: [Anisotropy(dim, spectrum=True)]) as geometry:
+        model(**token_batch())
+    table = geometry.layer_tables()["spectra"]
+    lines = plot.spectrum(geometry).axes[0].lines
+    for line, (_, of_layer) in zip(lines, table.groupby("layer", sort=False), strict=False):
+        eigenvalues = of_layer["eigenvalue"].to_numpy()
+        np.testing.assert_allclose(line.get_ydata(), eigenvalues / eigenvalues.mean())
+    assert plot.spectrum(geometry, "block.01").axes[0].lines[0].get_ydata().tolist() == lines[1].get_ydata().tolist()
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda rich: plot.spectrum(load_results(rich)), r"spectrum needs all eigenvalues.*--spectrum true"),
+        (lambda rich: plot.spectrum(rich, "x"), r"layer must be one of embed, block\.00.*; got 'x'"),
+        (lambda rich: plot.scales(rich, "token"), r"by must be one of layer, step; got 'token'"),
+        (
+            lambda rich: plot.scales(load_results(rich).query("metric == 'Q'")),
+            r"scales needs the .*--extra scales.*there are Q\.",
+        ),
+        (lambda rich: plot.similarity(load_results(rich)), r"similarity needs rows .*embedgeo drift"),
+        (lambda rich: plot.similarity(rich, "block.01"), r"layer must be one of embed, block\.02; got 'block\.01'"),
+        (lambda rich: plot.similarity(rich, step=64), r"step must be one of 8; got 64"),
+        (lambda rich: plot.similarity(rich, "embed", step=8), r"of one layer or of one step; got layer='embed' and"),
+    ],
+)
+def test_errors_of_figures_on_request_say_the_rule_and_what_came(rich: Path, draw: Callable, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(rich)

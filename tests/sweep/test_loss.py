@@ -1,7 +1,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+)
 
 from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.sweep.measure import TokenLoss, cross_entropy
@@ -63,28 +70,33 @@ def test_a_head_that_is_measured_sees_every_position():
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
-def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_a_time(monkeypatch, kind):
-    made, mask = model(1, kind), torch.arange(IDS.shape[1]) < torch.tensor([40, 3, 17])[:, None]
-    masked = mask & (IDS % 5 == 0) if kind == "bert" else None
-    given = IDS if masked is None else IDS.masked_fill(masked, 4)
-    logits = made(given, attention_mask=mask.long()).logits
+def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_positions_at_a_time(monkeypatch, kind):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": 5000, "max_position_embeddings": 1200}
+    made = (
+        BertForMaskedLM(BertConfig(**sizes)) if kind == "bert" else GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
+    ).eval()
+    ids = torch.randint(5, 5000, (3, 1200))
+    mask = torch.arange(1200) < torch.tensor([1200, 3, 700])[:, None]
+    masked = mask & (ids % 3 > 0) if kind == "bert" else None
+    given = ids if masked is None else ids.masked_fill(masked, 4)
+    with torch.inference_mode():
+        logits = made(given, attention_mask=mask.long()).logits
     if masked is None:
-        want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], IDS[:, 1:][mask[:, 1:]])
+        want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], ids[:, 1:][mask[:, 1:]])
     else:
-        want = F.cross_entropy(logits[masked], IDS[masked])
-    monkeypatch.setattr("embedgeo.sweep.measure._TOKEN_TYPES", 70)
-    monkeypatch.setattr("embedgeo.sweep.measure._POSITIONS", 16)
+        want = F.cross_entropy(logits[masked], ids[masked])
     seen, linear = [], F.linear
     loss = TokenLoss(LoadedModel(made, is_encoder=kind == "bert"), [], 4)
     with torch.inference_mode():
-        loss.find_head(IDS[:1, :8])
-        states = loss.run(IDS, mask)
+        loss.find_head(ids[:1, :8])
+        states = loss.run(ids, mask)
         monkeypatch.setattr(F, "linear", lambda *args: seen.append(linear(*args)) or seen[-1])
-        loss.add(states, IDS, masked, mask)
+        loss.add(states, ids, masked, mask)
     assert (loss.total[0] / loss.total[1]).item() == pytest.approx(want.item(), rel=1e-6)
-    pieces = [tuple(each.shape) for each in seen if each.shape[-1] in (70, 20)]
-    assert max(rows for rows, _ in pieces) == min(16, int(loss.total[1]))
-    assert {types for _, types in pieces} == {70, 20}  # of 300
+    pieces = [tuple(each.shape) for each in seen if len(each.shape) == 2]
+    assert {types for _, types in pieces} == {2048, 904}  # of 5000
+    assert max(rows for rows, _ in pieces) == 1024 < int(loss.total[1])
 
 
 def test_the_loss_of_a_token_that_the_head_does_not_know_is_infinite():

@@ -1,11 +1,12 @@
 """A measurement in the background: the same numbers, the same training, and who waits for it."""
 
-import atexit
-import concurrent.futures.thread
 import json
 import os
+import subprocess
+import sys
 import threading
-from concurrent.futures import wait
+import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,7 +16,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
 from embedgeo.results.parquet import read_histories
-from embedgeo.training import monitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
@@ -34,7 +34,7 @@ from tests.training.runs import (
 
 
 class Waits(EmbeddingMoments):
-    """Computed once the gate is open, for at most a minute."""
+    """Computed in the background once the gate is open, for at most a minute."""
 
     gate = threading.Event()
 
@@ -44,24 +44,34 @@ class Waits(EmbeddingMoments):
         return super().compute()
 
 
+class Slow(EmbeddingMoments):
+    """Computed in the background long after the next steps of training, unless these wait."""
+
+    def compute(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.1)
+        return super().compute()
+
+
 @pytest.fixture
-def gate(monkeypatch):
-    """Closed until the monitor waits for a measurement; then it stays open."""
-
-    def opens(futures):
-        waited.append(len(monitors[0].history))
-        Waits.gate.set()
-        return wait(futures)
-
+def gate():
+    """Closed until it is opened, and in the end."""
     Waits.gate.clear()
-    waited, monitors = [], []
-    monkeypatch.setattr(monitor, "wait", opens)
-    yield monitors, waited
+    yield Waits.gate
     Waits.gate.set()
+
+
+def opens_soon(gate):
+    """Open it while this thread waits."""
+    threading.Timer(0.2, gate.set).start()
 
 
 def waiting(dim):
     return [Waits(dim)]
+
+
+def slow(dim):
+    return [Slow(dim)]
 
 
 def breaking(dim):
@@ -103,12 +113,11 @@ def test_lightning_logs_and_writes_the_same(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(now[1].losses, later[1].losses, strict=True))
 
 
-def test_the_hugging_face_trainer_has_it_before_it_saves(tmp_path, gate):
-    monitors, _ = gate
-    monitors.append(GeometryCallback(4, metrics=waiting, background=True, on_error="raise"))
-    trainer = hf_trainer(tmp_path, *monitors, max_steps=6, save_strategy="steps", save_steps=2)
+def test_the_hugging_face_trainer_has_it_before_it_saves(tmp_path):
+    monitor = GeometryCallback(4, metrics=slow, background=True, on_error="raise")
+    trainer = hf_trainer(tmp_path, monitor, max_steps=6, save_strategy="steps", save_steps=2)
     trainer.train()
-    assert steps(monitors[0]) == [0, 4, 6]
+    assert steps(monitor) == [0, 4, 6]
     saved = {2: 0, 4: 0, 6: 4}  # step 4 is measured in the fifth step
     for step, last in saved.items():
         text = (tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text()
@@ -116,14 +125,14 @@ def test_the_hugging_face_trainer_has_it_before_it_saves(tmp_path, gate):
 
 
 def test_training_goes_on_until_the_next_measured_step_waits(gate):
-    monitors, waited = gate
     model = gpt_neox()
     monitor = StepMonitor(model, 4, metrics=waiting, background=True, on_error="raise", measure_last=False)
-    monitors.append(monitor)
     for step in range(6):
+        assert monitor.history == []
+        if step == 5:  # the step measured before it is over
+            opens_soon(gate)
         with monitor.step(step):
             model(**token_batch())
-        assert waited == ([0] if step == 5 else [])
     assert steps(monitor) == [0]
     monitor.close()
     assert steps(monitor) == [0, 4]
@@ -132,37 +141,36 @@ def test_training_goes_on_until_the_next_measured_step_waits(gate):
 def test_what_is_done_is_logged_when_the_next_step_begins():
     model, logged = gpt_neox(), []
     monitor = StepMonitor(model, 10, metrics=moments, background=True, log=lambda step, values: logged.append(step))
-    for step in range(2):
-        with monitor.step(step):
-            model(**token_batch())
-    wait([monitor._pending.records])
-    assert logged == []
-    for step in (2, 3):
-        with monitor.step(step):
-            assert logged == [0]
-    assert monitor.step(4) is monitor.step(5)  # nothing is pending: a comparison again
+    with monitor.step(0):
+        model(**token_batch())
+    deadline = time.monotonic() + 60
+    while not logged:
+        assert time.monotonic() < deadline
+        with monitor.step(1):
+            at_start = list(logged)
+            time.sleep(0.01)
+        assert logged == at_start
+    assert logged == [0]
+    assert monitor.step(2) is monitor.step(3)  # nothing is pending: a comparison again
     monitor.close()
 
 
 def test_a_checkpoint_of_a_loop_waits(gate):
-    monitors, waited = gate
     monitor = StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True)
-    monitors.append(monitor)
     for step in range(2):
         with monitor.step(step):
             model(**token_batch())
     assert monitor.history == []
+    opens_soon(gate)
     assert monitor.state_dict() == {"last_step": 1, "window_start": None}
     assert steps(monitor) == [0]
-    assert waited == [0]
     monitor.close()
 
 
-def test_a_lightning_checkpoint_has_the_last_values(tmp_path, gate):
-    monitors, _ = gate
-    monitors.append(GeometryMonitor(4, metrics=waiting, background=True, on_error="raise"))
+def test_a_lightning_checkpoint_has_the_last_values(tmp_path):
+    monitor = GeometryMonitor(4, metrics=slow, background=True, on_error="raise")
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3)
-    fit(tmp_path / "run", *monitors, saves, max_steps=5, enable_checkpointing=True)
+    fit(tmp_path / "run", monitor, saves, max_steps=5, enable_checkpointing=True)
     saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
     (state,) = (state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor"))
     assert state["last_values"]["geometry.n/mean"] == 48
@@ -198,24 +206,26 @@ def test_a_failure_in_it_turns_the_monitor_off_with_one_warning(tmp_path, train)
 
 def test_a_failure_in_it_is_raised_at_a_later_step():
     monitor = StepMonitor(model := gpt_neox(), 3, metrics=breaking, background=True, on_error="raise")
-    for step in (0, 1):
-        with monitor.step(step):
-            model(**token_batch())
-    wait([monitor._pending.records])
+
+    def run(*steps):
+        for step in steps:
+            with monitor.step(step):
+                model(**token_batch())
+
+    run(0)
     with pytest.raises(RuntimeError, match="broken metric"):
-        monitor.step(3).__enter__()
+        run(1, 2, 3, 4)
 
 
 def test_an_exception_of_the_user_waits_for_it_and_is_the_one_raised(gate):
-    monitors, _ = gate
     monitor = StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True)
-    monitors.append(monitor)
 
     def run():
         with monitor:
             for step in range(3):
                 with monitor.step(step):
                     model(**token_batch())
+            opens_soon(gate)
             raise UserError("in the loop's body")
 
     with pytest.raises(UserError):
@@ -223,43 +233,47 @@ def test_an_exception_of_the_user_waits_for_it_and_is_the_one_raised(gate):
     assert steps(monitor) == [0]
 
 
-def test_what_is_pending_when_the_interpreter_exits_is_written(tmp_path, gate, monkeypatch):
-    monitors, _ = gate
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda function, *args, **kwargs: at_exit.append((function, kwargs)))
-    monitors.append(monitor := StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True, folder=tmp_path))
-    for step in range(2):
-        with monitor.step(step):
-            model(**token_batch())
-    for function, kwargs in reversed(at_exit):
-        function(**kwargs)
-    ((_, _, file),) = read_histories(tmp_path)
-    assert set(file["step"]) == {0}
-    monitor.close()
+EXIT = """
+import atexit, sys
+import torch
+from embedgeo import StepMonitor
+from tests.models import gpt_neox, token_batch
+from tests.training.test_background import slow
 
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_monitor_closed_while_the_interpreter_exits_computes_without_threads(monkeypatch, background):
-    monitor = StepMonitor(model := gpt_neox(), 10, metrics=moments, background=background, on_error="raise")
+torch.set_num_threads(2)
+for name, background in (("pending", True), ("closed", False), ("closed in the background", True)):
+    model = gpt_neox()
+    folder = f"{sys.argv[1]}/{name}"
+    monitor = StepMonitor(model, 10, metrics=slow, background=background, on_error="raise", folder=folder)
     with monitor.step(0, token_batch()):
         model(**token_batch())
-    # what Python has set when it calls what atexit is given
-    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
-    monkeypatch.setattr(threading, "main_thread", threading.Thread)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monitor.close()
-    assert steps(monitor) == [0, 1]
+    if name == "pending":
+        with monitor.step(1, token_batch()):
+            model(**token_batch())
+    else:
+        atexit.register(monitor.close)
+"""
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_exits_completes_measurements_without_new_threads(tmp_path):
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    found = {path.name: [*table["step"].unique()] for path, _, table in read_histories(tmp_path)}
+    assert found == {"pending": [0], "closed": [0, 1], "closed in the background": [0, 1]}
 
 
 def test_a_fork_of_the_process_does_not_wait_for_it(gate, monkeypatch):
-    monitors, waited = gate
-    monitors.append(monitor := StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True))
+    monitor = StepMonitor(model := gpt_neox(), 10, metrics=waiting, background=True)
     for step in range(2):
         with monitor.step(step, token_batch()):
             model(**token_batch())
     with monkeypatch.context() as in_the_child:
         in_the_child.setattr(os, "getpid", lambda: 0)
-        monitor._complete(alone=True)  # what its interpreter calls when it exits
-        assert (waited, monitor.history) == ([], [])
+        monitor.state_dict()
+        assert monitor.history == []
+    opens_soon(gate)
     monitor.close()
     assert steps(monitor) == [0, 2]

@@ -155,15 +155,19 @@ class Geometry:
         """
         return self.agreed(self._computed(in_thread=False))
 
-    def hand_over(self) -> tuple[Future[list[Record]], str]:
-        """Give the rows seen so far away, to a thread that computes their records; every rank must call this.
+    def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
+        """Compute the records of the rows seen so far, and drop these; every rank must call this.
+
+        Args:
+            in_thread: give the rows away, to a thread that computes while the caller goes on.
 
         Returns:
             This rank's records, for `agreed`; and `why_silent` of these rows.
         """
-        records = self._computed(in_thread=True)
+        records = self._computed(in_thread=in_thread)
         why_silent = self.why_silent()
-        self._metrics = {}
+        if in_thread:
+            self._metrics = {}
         self.reset()
         return records, why_silent
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
-from embedgeo.formatting import measured, reason
+from embedgeo.formatting import reason, with_error
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.glossary import headlines, in_order, term
@@ -117,7 +117,7 @@ def html_table(geometry: "Geometry") -> str:
     cells: dict[str, dict[str, str]] = {}
     for record in records:
         is_defined = record["value"] == record["value"]
-        text = measured(record["value"], record["stderr"]) if is_defined else "–"
+        text = with_error(record["value"], record["stderr"]) if is_defined else "–"
         cells.setdefault(record["layer"], {})[record["metric"]] = text
     titles = "".join(f'<th title="{escape(term(key).meaning)}">{escape(term(key).name)}</th>' for key in columns)
     rows = "".join(

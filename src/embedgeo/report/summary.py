@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from embedgeo.formatting import listed, measured, number
+from embedgeo.formatting import listed, number, with_error
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report.runs import Run
 from embedgeo.results.records import loss_outliers
@@ -215,7 +215,7 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
         errors = run.mean_errors(metric)[name].reindex(mean.index)
         if len(mean):
             places = {"first": 0, "lowest (step)": int(mean.argmin()), "highest (step)": int(mean.argmax()), "last": -1}
-            of_metric = {column: measured(mean.iloc[i], errors.iloc[i]) for column, i in places.items()}
+            of_metric = {column: with_error(mean.iloc[i], errors.iloc[i]) for column, i in places.items()}
             for column in ("lowest (step)", "highest (step)"):
                 step = f" ({mean.index[places[column]]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN

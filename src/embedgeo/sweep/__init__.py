@@ -99,9 +99,9 @@ def drift(folder: Path, rows: int = 1024) -> None:
         from embedgeo.sweep.comparison import Comparison
 
     comparison = Comparison(Path(folder), rows)
-    comparison.run()
-    if comparison.fewest < rows:
-        print(f"compared down to {comparison.fewest} rows instead of {rows}: no more were saved, or are in both")
+    comparison.write()
+    if comparison.fewest_rows < rows:
+        print(f"compared down to {comparison.fewest_rows} rows instead of {rows}: no more were saved, or are in both")
 
 
 @contextmanager

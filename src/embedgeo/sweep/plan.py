@@ -58,8 +58,8 @@ class Planned:
         return self.duplicate_of or self.name
 
     @property
-    def about(self) -> dict[str, str]:
-        """Facts to be written beside its records, for `SweepFolder.write`; empty where there is nothing to say."""
+    def facts(self) -> dict[str, str]:
+        """Facts to be written beside its records; empty where there is nothing to say."""
         has_step = "" if self.checkpoint.has_step else "false"
         return {"files": self.weights_state, "has_step": has_step, "group": self.group}
 
@@ -70,7 +70,7 @@ class Planned:
         )
 
 
-def plan_of(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
+def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
     """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
@@ -152,7 +152,7 @@ def shard_of(plan: Sequence[Planned], shard: tuple[int, int]) -> list[Planned]:
     return [planned for planned in plan if position[planned.original] % count == index]
 
 
-def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
+def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
     """The plan as a table, and the size of the files yet to be read."""
     rows = []
     to_read = 0
@@ -166,9 +166,11 @@ def describe(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
             note = "done"
         elif not note:
             to_read += size
-        commit = planned.checkpoint.commit[:12] or "local"
-        at = planned.checkpoint
-        step = "?" if at.step == UNREADABLE else str(at.step) if at.has_step else "final"
+        checkpoint = planned.checkpoint
+        commit = checkpoint.commit[:12] or "local"
+        step = str(checkpoint.step) if checkpoint.has_step else "final"
+        if checkpoint.step == UNREADABLE:
+            step = "?"
         rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

@@ -142,7 +142,11 @@ def prepare_texts(
         The text of each model; and sentences about models that have no tokenizer of their own.
     """
     models = by_model(plan)
-    _require_class(plan, settings)
+    lightning_files = [path for path in map(_lightning_file, plan) if path is not None]
+    if settings.model_class is not None:
+        loading.import_class(settings.model_class)
+    elif lightning_files:
+        raise ValueError(f"model_class must name the LightningModule of {lightning_files[0]}; got none.")
     cut = cut_texts(
         documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
     )
@@ -180,14 +184,6 @@ def by_model(plan: Iterable[Planned]) -> dict[str, list[Planned]]:
     return models
 
 
-def _require_class(plan: Sequence[Planned], settings: SweepSettings) -> None:
-    files = list(filter(None, map(_lightning_file, plan)))
-    if files and settings.model_class is None:
-        raise ValueError(f"model_class must name the LightningModule of {files[0]}; got none.")
-    if settings.model_class is not None:
-        loading.import_class(settings.model_class)
-
-
 def _lightning_file(planned: Planned) -> Path | None:
     path = planned.checkpoint.path
     return path if path and path.is_file() and not planned.error else None
@@ -214,27 +210,16 @@ def _tokenize(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, *, for_encoder: bool
 ) -> ProbeText:
     digest = hashlib.sha256()
-    texts = hashing(texts, digest)
-    with_words = settings.rows == "words"
+    tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.seq_len)
     if settings.unit == "sequence":
-        tokenized = tokenize_joined(
-            texts,
-            tokenizer,
-            seq_len=settings.seq_len,
-            num_tokens=settings.num_tokens,
-            for_encoder=for_encoder,
-            special_tokens=settings.special_tokens,
-            with_words=with_words,
-        )
-    else:
-        tokenized = tokenize_texts(
-            texts,
-            tokenizer,
-            max_length=settings.seq_len,
-            num_tokens=settings.num_tokens,
-            special_tokens=settings.special_tokens,
-            with_words=with_words,
-        )
+        tokenize = partial(tokenize_joined, seq_len=settings.seq_len, for_encoder=for_encoder)
+    tokenized = tokenize(
+        hashing(texts, digest),
+        tokenizer,
+        num_tokens=settings.num_tokens,
+        special_tokens=settings.special_tokens,
+        with_words=settings.rows == "words",
+    )
     token_ids = tokenized.token_ids
     token_texts: dict[int, str] = {}
     if tokenized.words is not None:
@@ -381,7 +366,7 @@ Identity = tuple[str, ...]
 
 
 class MissingTokenizerError(ValueError):
-    """A model has no files of a tokenizer."""
+    """Files of a tokenizer that a model does not have."""
 
 
 class IdentifiedTokenizer(NamedTuple):

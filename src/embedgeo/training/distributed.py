@@ -1,4 +1,4 @@
-"""Which ranks of a device mesh have different rows, and whether all have the same model."""
+"""Ranks of a device mesh: which have different rows, which have a part of a model."""
 
 import math
 import re
@@ -60,17 +60,6 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     return mesh[names[0]] if len(names) == 1 else None
 
 
-def pipeline_groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
-    """The ranks of the stages of one model, in order, and those that have this rank's stage; every rank must call this.
-
-    None: the mesh has no dimension of a pipeline.
-    """
-    stages = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if _STAGES.fullmatch(name)]
-    if not stages:
-        return None
-    return _group(mesh, stages), _group(mesh, [i for i in range(mesh.ndim) if i not in stages])
-
-
 def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> dist.ProcessGroup:
     """The ranks that differ from this one along these dimensions alone."""
     others = [i for i in range(mesh.ndim) if i not in dimensions]
@@ -97,7 +86,7 @@ def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.Pro
 T = TypeVar("T")
 
 
-class Stage:
+class PipelineStage:
     """One stage of a pipeline: on which ranks the others are, and which rows of a batch it is given when.
 
     A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
@@ -121,15 +110,19 @@ class Stage:
         self._num_stages: int | None = None  # in the pipeline that has run it
 
     @classmethod
-    def on(cls, mesh: DeviceMesh, model: nn.Module) -> "Stage | None":
+    def on(cls, mesh: DeviceMesh, model: nn.Module) -> "PipelineStage | None":
         """The stage on this rank; None if the mesh has no pipeline. Every rank must call this."""
-        groups = pipeline_groups(mesh)
-        if groups is not None and not (isinstance(model, nn.Module) and is_callable(model)):
+        along = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if _STAGES.fullmatch(name)]
+        if not along:
+            return None
+        stages = _group(mesh, along)
+        ranks = _group(mesh, [i for i in range(mesh.ndim) if i not in along])
+        if not (isinstance(model, nn.Module) and is_callable(model)):
             raise TypeError(
                 f"model must be the one stage that this rank has, a module that is called; got {type(model).__name__}. "
                 "Where a schedule gives each rank several stages, sweep over the checkpoints."
             )
-        return None if groups is None else cls(model, *groups)
+        return cls(model, stages, ranks)
 
     def attach(self, probe: Probe, batch: Any) -> None:
         """Give the probe, in each forward pass, what it is given now of the batch, for the rows of the microbatch.
@@ -162,24 +155,26 @@ class Stage:
         """Undo `attach`; does nothing when not attached."""
         self._attached.close()
 
-    def geometry(self, make: Callable[[Part], Geometry]) -> Geometry:
+    def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
         """The metrics of this stage's layers, under the names that they have in the whole model.
 
         Every rank must call this at the same time.
 
         Args:
-            make: makes them, given the blocks that the stage has.
+            make: makes them, given the blocks that the stage has, and the stage, where there are others.
 
         Raises:
             TypeError, ValueError: as ``make`` does; no stage has a layer, or several have the same.
             RuntimeError: there was an error on another stage.
         """
+        if not self.is_part:
+            return make()
         before = [0, *accumulate(self._on_all(lambda: _num_blocks(self._model)))]
         part = Part(before[dist.get_rank(self._stages)], before[-1])
         made: list[Geometry] = []
 
         def own_names() -> list[str]:
-            made.append(make(part))
+            made.append(make(part=part, stage=self))
             return [layer.name for layer in made[0].layers]
 
         names = [name for of_stage in self._on_all(own_names) for name in of_stage]
@@ -208,7 +203,7 @@ class Stage:
         every = self._on_all(of_this_stage)
         for (_, before), (_, after) in pairwise(every):
             _require_same_rows(before, after)
-        firsts = accumulate((num for num, _ in every), initial=0)
+        firsts = accumulate((count for count, _ in every), initial=0)
         return [
             Record(**{**record, "layer_index": record["layer_index"] + first})
             for first, (_, records) in zip(firsts, every, strict=False)
@@ -225,30 +220,21 @@ class Stage:
             )
 
     def _on_all(self, make: Callable[[], T]) -> list[T]:
-        """What ``make`` returns on each stage; raises on all of them what it raises on one."""
+        """Gather what ``make`` returns on each stage; an exception on one is raised on all of them."""
         error: Exception | None = None
-        made: tuple[Any, str]
+        made: T | None = None
         try:
-            made = make(), ""
+            made = make()
         except Exception as caught:
-            error, made = caught, (None, reason(caught))
+            error = caught
         every: list[Any] = [None] * dist.get_world_size(self._stages)
-        dist.all_gather_object(every, made, group=self._stages)
+        dist.all_gather_object(every, (made, "" if error is None else reason(error)), group=self._stages)
         if error is not None:
             raise error
         for number, (_, why) in enumerate(every):
             if why:
                 raise RuntimeError(f"it failed on stage {number} of the pipeline: {why}")
         return [value for value, _ in every]
-
-
-def require_forward(probe: object, probe_forward: object) -> None:
-    """Raise ValueError if there is a probe but nothing that runs all stages on its batches."""
-    if probe is not None and probe_forward is None:
-        raise ValueError(
-            "probe needs probe_forward= under pipeline parallelism, a function of the stage and a batch that runs all "
-            "stages, such as one that calls schedule.eval; got None."
-        )
 
 
 def _num_blocks(model: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,14 +9,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
-from embedgeo.training.adapter import TrainerAdapter, call_inside
-from embedgeo.training.loggers import Media
-from embedgeo.training.monitor import Monitor
+from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.steps import logger_folder
 
 
@@ -101,6 +100,8 @@ class GeometryMonitor(Monitor, Callback):
         trainer.fit(model, train_dataloader)
     """
 
+    _trainer: Trainer | None = None
+
     def _reset(self) -> None:
         super()._reset()
         self._last_values: dict[str, float] = {}
@@ -132,22 +133,20 @@ class GeometryMonitor(Monitor, Callback):
                 self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._media = Media(self.prefix, len(self.history), on_error=self.on_error)
-        strategy, group = trainer.strategy, None
+        self._trainer = trainer
+        strategy = trainer.strategy
+        group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
-        adapter = TrainerAdapter(
+        run = TrainingRun(
             model=pl_module,
             device=strategy.root_device,
-            to_device=strategy.batch_to_device,
-            forward=partial(self._forward, trainer, pl_module),
-            log=partial(self._log, trainer),
             process_group=group,
-            writes=trainer.is_global_zero,
+            writes_files=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers),
             is_followed=any(map(self._is_own, _followed(trainer))),
         )
-        self._start(adapter, trainer.global_step)
+        self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
             if callback.strict and self._is_own(tag := callback.monitor) and tag not in trainer.callback_metrics:
@@ -167,8 +166,6 @@ class GeometryMonitor(Monitor, Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer.global_step)
-        with self._guarded():
-            self._write_media(trainer, last=True)
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -180,6 +177,7 @@ class GeometryMonitor(Monitor, Callback):
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
+        self._trainer = None
 
     def _make_strict(self) -> None:
         for callback in self._made_lenient:
@@ -190,8 +188,14 @@ class GeometryMonitor(Monitor, Callback):
         metric, slash, _ = tag.removeprefix(f"{self.prefix}.").partition("/")
         return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric  # a longer prefix is another's
 
-    def _forward(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+    def _to_device(self, batch: Any) -> Any:
+        assert self._trainer is not None
+        return self._trainer.strategy.batch_to_device(batch)
+
+    def _forward(self, batch: Any) -> None:
         assert self._geometry is not None
+        assert self._trainer is not None
+        pl_module = self._trainer.lightning_module
         model = measured_model(self._geometry.model)
         sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
         if self.probe_forward is not None:
@@ -203,25 +207,24 @@ class GeometryMonitor(Monitor, Callback):
             call = partial(model, batch)
         else:
             call = partial(pl_module, batch)
-        with trainer.precision_plugin.forward_context():
-            if isinstance(trainer.model, sharded):
-                call_inside(trainer.model, pl_module, call)
+        with self._trainer.precision_plugin.forward_context():
+            if isinstance(self._trainer.model, sharded):
+                _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
 
-    def _log(self, trainer: Trainer, step: int, records: list[Record]) -> None:
+    def _log(self, step: int, records: list[Record]) -> None:
+        assert self._trainer is not None
         scalars = tagged_scalars(records, self.prefix)
         self._last_values = scalars
-        trainer.callback_metrics.update(_tensors(scalars))
+        self._trainer.callback_metrics.update(_tensors(scalars))
         self._make_strict()
-        for logger in trainer.loggers:
+        for logger in self._trainer.loggers:
             logger.log_metrics(scalars, step=step)
-        self._write_media(trainer)
 
-    def _write_media(self, trainer: Trainer, *, last: bool = False) -> None:
-        """Write charts, images and text to the loggers that take them, on rank zero."""
-        if trainer.is_global_zero and not self._failed:
-            self._media.write(trainer.loggers, self.history, last=last)
+    def _loggers(self) -> Iterable[object]:
+        assert self._trainer is not None
+        return self._trainer.loggers if self._trainer.is_global_zero else ()
 
 
 def _followed(trainer: Trainer) -> Iterator[str]:
@@ -230,6 +233,21 @@ def _followed(trainer: Trainer) -> Iterator[str]:
         yield getattr(callback, "monitor", None) or ""
     for schedule in trainer.lr_scheduler_configs:
         yield schedule.monitor or ""
+
+
+def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
+    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
+    forward = module.forward
+
+    def redirected(*args: Any) -> None:
+        module.forward = forward
+        call()
+
+    module.forward = redirected
+    try:
+        wrapper()
+    finally:
+        module.forward = forward
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

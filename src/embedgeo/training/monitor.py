@@ -1,24 +1,32 @@
-"""When to measure while a model trains: the part that all trainers share."""
+"""Measuring while a model trains: the part that all trainers share."""
 
 import atexit
+import importlib
 import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import kept_random_states
+from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.forward_inputs import require_exclusions
+from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import reason, shell_command
-from embedgeo.functional.distributed import all_reduce_max, has_other_ranks, is_distributed
+from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
@@ -28,133 +36,50 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, dated
-from embedgeo.training.adapter import (
-    Compiled,
-    TrainerAdapter,
-    listen,
-    prepare,
-    require_compiled,
-    run_model,
-)
-from embedgeo.training.describe import Description, describe, drift_notes, opening, outline
+from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
+from embedgeo.training.distributed import PipelineStage
+from embedgeo.training.loggers import Media
 from embedgeo.training.schedule import Place, Schedule
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
+Compiled = Literal["eager", "stable"]
+"""How a measured step of a compiled model runs."""
 
-NUM_ROWS = 1024
-"""Rows of a layer that are compared, where their number is not given."""
+NUM_COMPARED_ROWS = 1024
+"""Rows of a layer that are compared for ``drift=True``."""
 
 
-def instantiated(value: Any) -> Any:
-    """The value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run, as a trainer has begun it.
 
-    A command line made by `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse
-    would not pass arguments on to a data set inside a ``torch.utils.data.DataLoader``.
-
-    >>> instantiated({"class_path": "fractions.Fraction", "init_args": {"numerator": 3}})
-    Fraction(3, 1)
+    Attributes:
+        model: the module in which layers are found.
+        device: the device of this process.
+        process_group: the ranks that have different rows; None: all ranks.
+        writes_files: whether this process does.
+        folder: where the trainer writes its results; None: nowhere.
+        is_followed: whether the trainer decides by the values, so that they cannot be late.
     """
-    if isinstance(value, list):
-        return [instantiated(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    items = {key: instantiated(item) for key, item in value.items()}
-    if "class_path" not in items:
-        return items
-    from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
 
-    return instantiate_class((), items)
+    model: nn.Module
+    device: torch.device
+    process_group: dist.ProcessGroup | None = None
+    writes_files: bool = True
+    folder: Path | None = None
+    is_followed: bool = False
 
 
-def probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
-    """The batches of a probe; None if there is none.
-
-    Raises:
-        TypeError: they can be iterated over only once.
-        ValueError: there is a window of several steps, too.
-    """
-    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
-    if isinstance(batches, Iterator):
-        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
-    if window > 1 and batches is not None:
-        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-    return batches
-
-
-def drift_rows(drift: bool | int, *, has_probe: bool) -> int:
-    """The number of rows that are compared, given that or True; 0 for False.
-
-    Raises:
-        ValueError: they are fewer than a row with its neighbours, or there is no probe.
-    """
-    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
-        raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
-    if drift and not has_probe:
-        raise ValueError(
-            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
-            "Give probe=, fixed held-out batches, or leave drift out."
-        )
-    return NUM_ROWS if drift is True else int(drift)
-
-
-def closing(monitor: object, file: "HistoryFile") -> str:
-    """Where the history is, and the command that draws it, which can be pasted."""
-    command = shell_command("embedgeo", "report", file.path.parent)
-    return f"{type(monitor).__name__}: its history is in {file.path}; to look at it: {command}"
-
-
-def off(monitor: object, cause: str) -> str:
-    """That a failure has turned the monitor off."""
-    return f"{type(monitor).__name__} is off for the rest of this run, training goes on: {cause}"
-
-
-def not_written(monitor: object, cause: str) -> str:
-    """That the history file cannot be written, though the monitor goes on."""
-    return f"{type(monitor).__name__}: its history file cannot be written, measuring and logging go on: {cause}"
-
-
-def failed(monitor: object, error: Exception) -> str:
-    """That this failure has turned the monitor off."""
-    return off(monitor, " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
-
-
-def not_measured(monitor: object, step: int, cause: str) -> str:
-    """Why the last weights could not be measured on training batches, and what to do."""
-    return (
-        f"{type(monitor).__name__}: the weights of the last step, {step}, are not measured, because the model could "
-        f"not be run on a training batch outside of its training step ({cause}). Give probe_forward=, a function of "
-        "the module and a batch, or measure_last=False."
-    )
-
-
-def gap_message(
-    monitor: object,
-    step: int,
-    records: Sequence[Record],
-    why_silent: str,
-    exclusions: Mapping[str, object],
-) -> str | None:
-    """What a measurement lacks, and why: layers that no forward pass has reached, or all rows."""
-    name = type(monitor).__name__
-    if why_silent:
-        return f"{name}: {why_silent}"
-    if any(record["value"] and not math.isnan(record["value"]) for record in records):
-        return None
-    causes = [*(f"{name}={value!r}" for name, value in exclusions.items() if value), "the mask"]
-    verb = "leave" if len(causes) > 1 else "leaves"
-    return f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them."
-
-
-class Pending(NamedTuple):
-    """A measurement in the background.
+class PendingMeasurement(NamedTuple):
+    """A measurement whose records have not been logged.
 
     Attributes:
         step: at which it was made.
-        geometry: what has handed it over.
+        geometry: made it.
         records: those of this rank, in time.
-        why_silent: see `embedgeo.geometry.Geometry.why_silent`.
+        why_silent: see `embedgeo.Geometry.why_silent`.
         is_first: whether it is the first one of the run.
         process: the one with the thread that computes it; a fork of it has none.
     """
@@ -167,143 +92,12 @@ class Pending(NamedTuple):
     process: int
 
 
-class Measuring:
-    """Computes, keeps and logs what a `Geometry` has seen; a failure turns it off and ends no training run.
-
-    Args:
-        on_error: of `embedgeo.GeometryMonitor`.
-        background: of `embedgeo.GeometryMonitor`.
-        exclusions: its arguments that leave out rows, for a message.
-
-    Raises:
-        ValueError: ``on_error`` is neither ``"warn"`` nor ``"raise"``.
-    """
-
-    def __init__(
-        self, on_error: Literal["warn", "raise"], *, background: bool, exclusions: Mapping[str, object]
-    ) -> None:
-        if on_error not in ("warn", "raise"):
-            raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
-        self.on_error, self.background, self._exclusions = on_error, background, exclusions
-        self.history: list[Record] = []
-        self._geometry: Geometry | None = None
-        self._adapter: TrainerAdapter | None = None
-        self._file: HistoryFile | None = None
-        self._pending: Pending | None = None
-
-    def _reset(self) -> None:
-        self._measured_step: int | None = None  # the last one
-        self._failed = self._cannot_write = False
-
-    def _measure(self, step: int) -> None:
-        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
-        self._complete()
-        geometry, adapter = self._geometry, self._adapter
-        assert geometry is not None
-        assert adapter is not None
-        failed = torch.tensor(int(self._failed), device=adapter.device)
-        if bool(all_reduce_max(failed) if is_distributed() else failed):
-            if not self._failed:
-                warnings.warn(off(self, f"it failed on another rank before step {step}"), stacklevel=2)
-            self._geometry = None
-            return
-        is_first, self._measured_step = self._measured_step is None, step
-        with self._guarded():
-            if self.background and not adapter.is_followed and can_start_threads():
-                records, why_silent = geometry.hand_over()
-                self._pending = Pending(step, geometry, records, why_silent, is_first, os.getpid())
-                atexit.register(self._complete, alone=True)
-            else:
-                self._record(step, geometry.records(), geometry.why_silent(), is_first=is_first)
-                geometry.reset()
-
-    def _complete(self, *, alone: bool = False) -> None:
-        """Wait for the measurement in the background, if there is one, and log it.
-
-        Args:
-            alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
-        """
-        if self._pending is None or self._pending.process != os.getpid():
-            return
-        step, geometry, computed, why_silent, is_first, _ = self._pending
-        wait([computed])
-        if alone and geometry.needs_all_ranks:
-            return
-        self._forget()
-        with self._guarded():
-            records = geometry.agreed(computed)
-            self._record(step, records, why_silent, is_first=is_first)
-
-    def _complete_if_done(self) -> None:
-        """The same without waiting; ranks would differ in when they are done, and wait for the next measured step."""
-        if self._pending is not None and self._pending.records.done() and not has_other_ranks():
-            self._complete()
-
-    def _forget(self) -> None:
-        self._pending = None
-        atexit.unregister(self._complete)
-
-    def _stop_measuring(self) -> None:
-        """Log what is in the background, after an exception too, which nothing here takes the place of."""
-        try:
-            self._complete(alone=True)
-        except Exception as error:
-            warnings.warn(failed(self, error), stacklevel=2)
-        self._forget()
-        if self._file is not None:
-            self._write(self._file.close)
-            if self._file.path.exists() and not self._cannot_write:
-                rank_zero_info(closing(self, self._file))
-        self._adapter = self._geometry = self._file = None
-
-    def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
-        assert self._adapter is not None
-        gap = gap_message(self, step, records, why_silent, self._exclusions)
-        measured = [dated(step, record) for record in records]
-        self.history += measured
-        if self._file is not None:
-            self._write(partial(self._file.add, measured))
-        self._adapter.log(step, records)
-        if is_first and gap:
-            warnings.warn(gap, stacklevel=2)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
-        with kept_random_states():
-            try:
-                yield
-            except Exception as error:
-                self._fail(error)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
-        try:
-            write()
-        except (OSError, ValueError) as error:
-            if self.on_error == "raise":
-                raise
-            if not self._cannot_write:
-                self._cannot_write = True
-                warnings.warn(not_written(self, reason(error)), stacklevel=2)
-
-    def _fail(self, error: Exception) -> None:
-        """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
-        if self.on_error == "raise":
-            raise error
-        if not self._failed:
-            self._failed = True
-            warnings.warn(failed(self, error), stacklevel=2)
-        if self._geometry is not None:
-            self._geometry.switch_off()
-
-
-class Monitor(Measuring):
+class Monitor(ABC):
     """Measures the geometry of embeddings at chosen steps of training: the base class of the monitors for trainers.
 
-    `embedgeo.GeometryMonitor` has arguments and errors. A subclass makes a `TrainerAdapter`, and calls on every rank:
+    `embedgeo.GeometryMonitor` has arguments and errors. A subclass runs the model, logs, and calls on every rank:
 
-    - ``_reset()`` before another run, and ``_start(adapter, step)`` before its first batch;
+    - ``_reset()`` before another run, and ``_start(run, step)`` before its first batch;
     - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and after
       its backward pass and, where there is one, the optimizer step;
     - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
@@ -315,6 +109,11 @@ class Monitor(Measuring):
     Attributes:
         history: what this process has measured, one record for each step, layer and metric.
     """
+
+    _sequence_mesh: DeviceMesh | None = None
+    _stage: PipelineStage | None = None
+    _tag_start = ""
+    """What the trainer puts in front of the tags of scalars."""
 
     def __init__(
         self,
@@ -343,23 +142,43 @@ class Monitor(Measuring):
         background: bool = False,
         drift: bool | int = False,
     ) -> None:
-        require_compiled(compiled)
+        if on_error not in ("warn", "raise"):
+            raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
+        _require_compiled(compiled)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
-        exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
-        super().__init__(on_error, background=background, exclusions=exclusions)
-        self.probe, self.probe_forward = probe_batches(probe, window), probe_forward
-        self.token_ids, self.mask, self.word_ids, self.max_state_bytes = token_ids, mask, word_ids, max_state_bytes
-        self.prefix, self.folder, self.measure_last = prefix, folder, measure_last
-        self.drift = drift_rows(drift, has_probe=probe is not None)
-        self._keeps_batches = measure_last and probe is None
-        self.compiled, self._is_told = compiled, False
-        make = metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
-        given: dict[str, Any] = {"rows": rows, "no_grad_passes": no_grad_passes, **exclusions}
-        self._make_geometry: Callable[..., Geometry] = partial(
-            Geometry, layers=layers, metrics=make, jackknife=jackknife, **given
+        self.probe = _probe_batches(probe, window)
+        self.probe_forward = probe_forward
+        self.token_ids = token_ids
+        self.mask = mask
+        self.word_ids = word_ids
+        self.max_state_bytes = max_state_bytes
+        self.prefix = prefix
+        self.folder = folder
+        self.measure_last = measure_last
+        self.on_error = on_error
+        self.compiled = compiled
+        self.background = background
+        self.drift = _num_compared_rows(drift, has_probe=probe is not None)
+        self.history: list[Record] = []
+        self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
+        self._geometry_of = partial(
+            Geometry,
+            layers=layers,
+            metrics=metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife),
+            skip_first_positions=skip_first_positions,
+            ignore_token_ids=ignore_token_ids,
+            rows=rows,
+            no_grad_passes=no_grad_passes,
+            jackknife=jackknife,
         )
+        self._keeps_batches = measure_last and probe is None
+        self._warned_of_eager_steps = False
+        self._geometry: Geometry | None = None
+        self._run: TrainingRun | None = None
+        self._file: HistoryFile | None = None
+        self._pending: PendingMeasurement | None = None
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
@@ -372,14 +191,50 @@ class Monitor(Measuring):
         They stay, between measured steps as one operator each that finds nobody listening, and add no parameters or
         buffers. On several ranks every rank calls this.
         """
-        if self.compiled == "stable":
-            self._is_told = not prepare(self, self._make_geometry(model))
+        if self.compiled != "stable":
+            return
+        geometry = self._make_geometry(model)
+        self._warned_of_eager_steps = False
+        if not geometry.probe.is_prepared():
+            if is_compiled(geometry.model):
+                self._warn_of_eager_steps("the model was compiled before")
+            else:
+                geometry.probe.prepare(geometry.model)
+
+    @abstractmethod
+    def _to_device(self, batch: Any) -> Any:
+        """Move a batch of the probe to the device."""
+
+    @abstractmethod
+    def _forward(self, batch: Any) -> None:
+        """Run the model on a batch, of the probe or of training, outside of a training step."""
+
+    @abstractmethod
+    def _log(self, step: int, records: list[Record]) -> None:
+        """Log the records measured at a step."""
+
+    @abstractmethod
+    def _loggers(self) -> Iterable[object]:
+        """The loggers to which this process writes more than scalars."""
+
+    def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
+        """Put the model into the mode that it has in a training step."""
+
+    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        make = partial(self._geometry_of, model, sequence_mesh=self._sequence_mesh)
+        if run is not None:
+            make = partial(
+                make, on_error=self._fail, device=run.device, process_group=run.process_group, drift=self._drift
+            )
+        return make() if self._stage is None else self._stage.make_geometry(make)
 
     def _reset(self) -> None:
-        super()._reset()
         self._place = Place(self.schedule)
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._drift = Drift(self.drift) if self.drift else None
+        self._measured_step: int | None = None  # the last one
+        self._failed = False
+        self._cannot_write = False
 
     def _state(self) -> dict[str, Any]:
         """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
@@ -390,19 +245,27 @@ class Monitor(Measuring):
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `_state` has returned; before the start."""
-        self._place.last_step, self._place.window_start = state.get("last_step"), state.get("window_start")
+        self._place.last_step = state.get("last_step")
+        self._place.window_start = state.get("window_start")
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
 
-    def _start(self, adapter: TrainerAdapter, step: int) -> None:
-        self._adapter = adapter
-        options = {"on_error": self._fail, "device": adapter.device, "process_group": adapter.process_group}
-        self._geometry, self._first_step = self._make_geometry(adapter.model, drift=self._drift, **options), step
+    def _start(self, run: TrainingRun, step: int) -> None:
+        self._run = run
+        self._first_step = step
+        self._geometry = self._make_geometry(run.model, run)
         if self.compiled == "stable":
-            self._is_told = not listen(self, self._geometry, was_told=self._is_told)
+            self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
+            if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
+                self._warn_of_eager_steps("it was not called")
         self._place.start(step)
-        self._file = adapter.history_file(self.folder, self.prefix)
-        outlined = outline(adapter.model, self._geometry)
+        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        folder = self.folder or run.folder
+        if run.writes_files and folder is not None and not missing_for_history():
+            from embedgeo.results.parquet import HistoryFile
+
+            self._file = HistoryFile(Path(folder), self.prefix)
+        outlined = outline(run.model, self._geometry)
         notes: list[str] = []
         if self._drift is not None:
             notes += drift_notes(outlined, self.drift, starts_at=None if self._drift.has_rows else step)
@@ -410,7 +273,9 @@ class Monitor(Measuring):
         rank_zero_info(opening(type(self).__name__, outlined, self.schedule, path, notes))
 
     def _before_batch(self, step: int, batch: Any) -> None:
-        self._complete_if_done()
+        # several ranks would differ in when they are done, and wait for the next measured step
+        if self._pending is not None and self._pending.records.done() and not has_other_ranks():
+            self._complete()
         if self._geometry is None:
             return
         if self._keeps_batches and batch is not None:
@@ -430,6 +295,22 @@ class Monitor(Measuring):
             del self._recent[0]
         self._recent.append((step, batch))
 
+    def _attach(self, batch: Any) -> None:
+        assert self._geometry is not None
+        probe = self._geometry.probe
+        probe.attach()
+        probe.token_ids = None if self.token_ids is None else self.token_ids(batch)
+        probe.mask = None if self.mask is None else self.mask(batch)
+        probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
+        if self._stage is not None:
+            self._stage.attach(probe, batch)
+
+    def _detach(self) -> None:
+        if self._geometry is not None:
+            self._geometry.probe.detach()
+        if self._stage is not None:
+            self._stage.detach()
+
     def _after_batch(self, step: int) -> None:
         self._detach()
         if self._place.is_window_over(step):
@@ -444,34 +325,35 @@ class Monitor(Measuring):
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
         self._complete()
+        with self._guarded():
+            self._write_media(last=True)
 
     def _stop(self) -> None:
-        """Leave the run; `_place` stays, as it may still be saved to a checkpoint."""
+        """Leave the run; `_place` stays, as it may still be saved to a checkpoint.
+
+        What is in the background is logged, after an exception too, which nothing here takes the place of.
+        """
         self._detach()
-        self._stop_measuring()
+        try:
+            self._complete(alone=True)
+        except Exception as error:
+            self._warn_of_failure(error)
+        self._forget()
+        if self._file is not None:
+            self._write(self._file.close)
+            if self._file.path.exists() and not self._cannot_write:
+                command = shell_command("embedgeo", "report", self._file.path.parent)
+                name = type(self).__name__
+                rank_zero_info(f"{name}: its history is in {self._file.path}; to look at it: {command}")
+        self._run = None
+        self._geometry = None
+        self._file = None
         self._recent = []
-
-    def _attach(self, batch: Any) -> None:
-        assert self._geometry is not None
-        probe = self._geometry.probe
-        probe.attach()
-        probe.token_ids = None if self.token_ids is None else self.token_ids(batch)
-        probe.mask = None if self.mask is None else self.mask(batch)
-        probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
-
-    def _fail(self, error: Exception) -> None:
-        super()._fail(error)
-        if self._drift is not None:
-            self._drift.forget()
-
-    def _detach(self) -> None:
-        if self._geometry is not None:
-            self._geometry.probe.detach()
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
         with self._guarded():
-            self._run(self.probe)
+            self._run_model(self.probe)
         self._measure(step)
 
     def _measure_recent(self, step: int) -> None:
@@ -481,18 +363,266 @@ class Monitor(Measuring):
         assert self._geometry is not None
         try:
             with kept_random_states():
-                self._run([batch for _, batch in self._recent], as_training=True)
+                self._run_model([batch for _, batch in self._recent], as_training=True)
         except Exception as error:
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
-            warnings.warn(not_measured(self, step, reason(error)), stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__}: the weights of the last step, {step}, are not measured, because the model "
+                f"could not be run on a training batch outside of its training step ({reason(error)}). Give "
+                "probe_forward=, a function of the module and a batch, or measure_last=False.",
+                stacklevel=2,
+            )
         else:
             self._measure(step)
 
-    def _run(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
-        """Run the model on batches while the probe of `Geometry`, and no other one, reads it."""
+    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
+        """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
+
+        Each round takes one batch for each rank. Either all ranks run the model in a round or none does, because they
+        gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
+
+        Args:
+            batches: the same on every rank, which share them.
+            as_training: run the model as in a training step, dropout included, instead of in eval mode; the batches are
+                those of this rank, which shares them with no other one, as they were given to it in training.
+
+        Raises:
+            Exception: an error of this rank in the batches, what is read of them, or the model.
+            RuntimeError: there was an error on another rank.
+            ValueError: there is another number of batches on another rank.
+        """
         assert self._geometry is not None
-        assert self._adapter is not None
-        with self._geometry.probe.exclusive():
-            run_model(batches, self._adapter, self._attach, self._detach, as_training=as_training)
+        assert self._run is not None
+        run = self._run
+        is_shared = is_distributed() and not as_training
+        num_ranks = dist.get_world_size(run.process_group) if is_shared else 1
+        rank = current_rank(run.process_group) if is_shared else 0
+        remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
+        error: Exception | None = None
+        num_taken = num_ranks
+        with ExitStack() as kept, torch.no_grad():
+            kept.enter_context(self._geometry.probe.exclusive())
+            kept.callback(self._detach)
+            kept.callback(present_modes(run.model))
+            if as_training:
+                kept.enter_context(kept_buffers(run.model))
+                self._set_train_mode()
+            else:
+                run.model.eval()
+            while num_taken:
+                num_taken = 0
+                own = None
+                try:
+                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_ranks), 1):
+                        if num_taken <= rank + 1:
+                            own = batch
+                    if num_taken:
+                        if not as_training:  # a module may change a batch on its way to the device, and has done so
+                            own = self._to_device(own)
+                        if rank < num_taken:
+                            self._attach(own)
+                except Exception as caught:
+                    error = caught
+                error = _agree_on_error(error, num_taken, run.device)
+                if error is not None:
+                    raise error
+                if num_taken:
+                    try:
+                        self._forward(own)
+                    except Exception as caught:  # the other ranks learn of it in the next round
+                        error = caught
+                    self._detach()
+
+    def _measure(self, step: int) -> None:
+        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
+        self._complete()
+        geometry = self._geometry
+        assert geometry is not None
+        assert self._run is not None
+        failed = torch.tensor(int(self._failed), device=self._run.device)
+        if bool(all_reduce_max(failed) if is_distributed() else failed):
+            if not self._failed:
+                self._warn_of_end(f"it failed on another rank before step {step}")
+            self._geometry = None
+            return
+        is_first = self._measured_step is None
+        self._measured_step = step
+        in_thread = self.background and not self._run.is_followed and can_start_threads()
+        with self._guarded():
+            records, why_silent = geometry.hand_over(in_thread=in_thread)
+            self._pending = PendingMeasurement(step, geometry, records, why_silent, is_first, os.getpid())
+        if in_thread:
+            atexit.register(self._complete, alone=True)
+        else:
+            self._complete()
+
+    def _complete(self, *, alone: bool = False) -> None:
+        """Wait for the measurement that is pending, if there is one, and log it.
+
+        Args:
+            alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
+        """
+        pending = self._pending
+        if pending is None or pending.process != os.getpid():
+            return
+        wait([pending.records])
+        if alone and pending.geometry.needs_all_ranks:
+            return
+        self._forget()
+        with self._guarded():
+            records = pending.geometry.agreed(pending.records)
+            self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
+
+    def _forget(self) -> None:
+        self._pending = None
+        atexit.unregister(self._complete)
+
+    def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
+        """Keep, write and log the records of a step; of the first one say what it lacks, and why."""
+        measured = [dated(step, record) for record in records]
+        self.history += measured
+        if self._file is not None:
+            self._write(partial(self._file.add, measured))
+        self._log(step, records)
+        self._write_media()
+        if not is_first:
+            return
+        name = type(self).__name__
+        if why_silent:
+            warnings.warn(f"{name}: {why_silent}", stacklevel=2)
+        elif not any(record["value"] and not math.isnan(record["value"]) for record in records):
+            causes = [*(f"{name}={value!r}" for name, value in self._exclusions.items() if value), "the mask"]
+            verb = "leave" if len(causes) > 1 else "leaves"
+            warnings.warn(
+                f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.",
+                stacklevel=2,
+            )
+
+    def _write_media(self, *, last: bool = False) -> None:
+        """Write charts, images and text to the loggers that take them."""
+        if not self._failed:
+            self._media.write(self._loggers(), self.history, last=last)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            if self.on_error == "raise":
+                raise
+            if not self._cannot_write:
+                self._cannot_write = True
+                warnings.warn(
+                    f"{type(self).__name__}: its history file cannot be written, measuring and logging go on: "
+                    f"{reason(error)}",
+                    stacklevel=2,
+                )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
+        with kept_random_states():
+            try:
+                yield
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Turn monitoring off on this rank; the other ranks follow at the next measurement."""
+        if self.on_error == "raise":
+            raise error
+        if not self._failed:
+            self._failed = True
+            self._warn_of_failure(error)
+        if self._geometry is not None:
+            self._geometry.switch_off()
+        if self._drift is not None:
+            self._drift.forget()
+
+    def _warn_of_failure(self, error: Exception) -> None:
+        self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+
+    def _warn_of_end(self, cause: str) -> None:
+        rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
+        warnings.warn(f"{rule}: {cause}", stacklevel=3)
+
+    def _warn_of_eager_steps(self, cause: str) -> None:
+        self._warned_of_eager_steps = True
+        warnings.warn(
+            f'{type(self).__name__}: compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
+            "steps run eagerly. Call prepare(model) first.",
+            stacklevel=3,
+        )
+
+
+def instantiated(value: Any) -> Any:
+    """A value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
+
+    A command line made by `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse
+    would not pass arguments on to a data set inside a ``torch.utils.data.DataLoader``.
+
+    >>> instantiated({"class_path": "fractions.Fraction", "init_args": {"numerator": 3}})
+    Fraction(3, 1)
+    """
+    if isinstance(value, list):
+        return [instantiated(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: instantiated(item) for key, item in value.items()}
+    if "class_path" not in items:
+        return items
+    from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
+
+    return instantiate_class((), items)
+
+
+def _probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
+    """The batches of a probe; None if there is none."""
+    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+    if isinstance(batches, Iterator):
+        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+    if window > 1 and batches is not None:
+        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+    return batches
+
+
+def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
+    """The number of rows that are compared; 0 for none."""
+    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
+        raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
+    if drift and not has_probe:
+        raise ValueError(
+            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
+            "Give probe=, fixed held-out batches, or leave drift out."
+        )
+    return NUM_COMPARED_ROWS if drift is True else int(drift)
+
+
+def _require_compiled(compiled: str) -> None:
+    """Raise ValueError if ``compiled`` is none of its choices, or ``"stable"`` and not for this torch."""
+    if compiled not in get_args(Compiled):
+        raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
+    if compiled == "stable":
+        try:
+            importlib.import_module("embedgeo.capture.graph_hooks")  # which takes names that torch may change
+        except Exception as error:
+            cause = f"does not work with torch {version('torch')} ({reason(error)})"
+            raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
+
+
+def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
+    """The error to raise on this rank, its own or one because of another rank; None if no rank has one."""
+    if not is_distributed():
+        return error
+    state = torch.tensor([int(error is not None), num_taken, -num_taken], device=device)
+    failed, most, least = all_reduce_max(state).tolist()
+    if error is None and failed:
+        return RuntimeError("it failed on another rank")
+    if error is None and most != -least:
+        return ValueError(
+            f"probe must give the same batches on every rank, because ranks share them; one rank has {-least} left, "
+            f"another one {most}. Do not shard the probe's data."
+        )
+    return error

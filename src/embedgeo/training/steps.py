@@ -1,11 +1,10 @@
 """The monitor for a training loop that is written by hand."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -18,16 +17,9 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
-from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.distributed import (
-    Stage,
-    data_parallel_group,
-    require_forward,
-    require_same_modules,
-    sequence_mesh,
-)
-from embedgeo.training.loggers import Media, wandb
-from embedgeo.training.monitor import Monitor
+from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
+from embedgeo.training.loggers import wandb
+from embedgeo.training.monitor import Monitor, TrainingRun
 from embedgeo.training.schedule import OptimizerSteps
 
 _NOT_MEASURED = nullcontext()
@@ -91,25 +83,31 @@ class StepMonitor(Monitor):
         **options: Any,
     ) -> None:
         super().__init__(every_n_steps, **options)
-        self._model = model
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
-        self._process_group = process_group if device_mesh is None else data_parallel_group(device_mesh)
+        self._model = model
+        self._process_group = process_group
         if device_mesh is not None:
-            self._make_geometry = partial(self._make_geometry, sequence_mesh=sequence_mesh(device_mesh))
-        self._stage = None if device_mesh is None else Stage.on(device_mesh, model)
+            self._process_group = data_parallel_group(device_mesh)
+            self._sequence_mesh = sequence_mesh(device_mesh)
+            self._stage = PipelineStage.on(device_mesh, model)
         if self._stage is not None and self._stage.is_part:
-            require_forward(self.probe, self.probe_forward)
-            make, stage = self._make_geometry, self._stage
-            self._make_geometry = lambda model, **run: stage.geometry(
-                lambda part: make(model, part=part, stage=stage, **run)
-            )
+            if self.probe is not None and self.probe_forward is None:
+                raise ValueError(
+                    "probe needs probe_forward= under pipeline parallelism, a function of the stage and a batch that "
+                    "runs all stages, such as one that calls schedule.eval; got None."
+                )
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
-        self._given_log = Log(log, self.prefix, self.on_error)  # may fail on one rank, which no other waits for now
-        self._after, self._before = inf, -inf  # steps between them are not measured
+        self._write_scalars = wandb.scalar_writer(log, self.prefix) or _scalar_writer(log)
+        getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
+        self._log_folder = logger_folder([] if log is None else [log])  # may fail on one rank, for which no other waits
+        self._logger = log
+        self._after = inf  # steps between them are not measured
+        self._before = -inf
         self._now = -1
-        self._is_inside = self._has_stepped = False
+        self._is_inside = False
+        self._has_stepped = False
         self._optimizers = OptimizerSteps(model, self._after_optimizer)
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
@@ -132,10 +130,8 @@ class StepMonitor(Monitor):
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
         """
-        if self._adapter is not None:
+        if self._run is not None:
             self._finish(self._now + 1 if step is None else step)
-            with self._guarded():
-                self._write_media(last=True)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,10 +168,18 @@ class StepMonitor(Monitor):
 
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
-        if self._adapter is None:
-            adapter = self._adapt()
-            require_same_modules(self._model, adapter.device, None if self._stage is None else self._stage.ranks)
-            self._start(adapter, step)
+        if self._run is None:
+            device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+            require_same_modules(self._model, device, None if self._stage is None else self._stage.ranks)
+            self._set_modes = present_modes(self._model)
+            run = TrainingRun(
+                model=self._model,
+                device=device,
+                process_group=self._process_group,
+                writes_files=current_rank() == 0,
+                folder=self._log_folder,
+            )
+            self._start(run, step)
         if self._place.last_step is not None and step < self._place.last_step:
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
             self._fail(ValueError(f"{rule}; got {step} after {self._place.last_step}."))
@@ -183,25 +187,17 @@ class StepMonitor(Monitor):
         self._before_batch(step, batch)
         self._look_ahead()
 
-    def _attach(self, batch: Any) -> None:
-        super()._attach(batch)
-        if self._stage is not None and self._geometry is not None:
-            self._stage.attach(self._geometry.probe, batch)
-
-    def _detach(self) -> None:
-        super()._detach()
-        if self._stage is not None:
-            self._stage.detach()
-
     def _look_ahead(self) -> None:
         """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
         if self._geometry is None:
             self._rest()
         elif self._place.window_start is not None or (self._pending is not None and not has_other_ranks()):
-            self._after, self._before = inf, -inf
+            self._after = inf
+            self._before = -inf
         else:
             assert self._place.last_step is not None
-            self._after, self._before = self._place.last_step, self.schedule.next_after(self._place.last_step)
+            self._after = self._place.last_step
+            self._before = self.schedule.next_after(self._place.last_step)
         if self._after != inf or self._place.window_start is None:
             self._optimizers.ignore()
         elif not has_other_ranks():
@@ -219,26 +215,20 @@ class StepMonitor(Monitor):
 
     def _rest(self) -> None:
         """Measure nothing any more."""
-        self._after, self._before = -inf, inf
-        self._keeps_batches, self._recent = False, []
+        self._after = -inf
+        self._before = inf
+        self._keeps_batches = False
+        self._recent = []
 
-    def _adapt(self) -> TrainerAdapter:
-        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        return TrainerAdapter(
-            model=self._model,
-            device=device,
-            to_device=partial(move_data_to_device, device=device),
-            forward=self._forward,
-            log=self._log,
-            process_group=self._process_group,
-            writes=current_rank() == 0,
-            folder=self._given_log.folder,
-            set_train_mode=present_modes(self._model),
-        )
+    def _set_train_mode(self) -> None:
+        self._set_modes()
+
+    def _to_device(self, batch: Any) -> Any:
+        assert self._run is not None
+        return move_data_to_device(batch, self._run.device)
 
     def _forward(self, batch: Any) -> None:
-        assert self._adapter is not None
-        batch = self._adapter.to_device(batch)
+        batch = self._to_device(batch)
         if self.probe_forward is not None:
             self.probe_forward(self._model, batch)
         elif isinstance(batch, Mapping):
@@ -248,43 +238,10 @@ class StepMonitor(Monitor):
             self._model(batch)
 
     def _log(self, step: int, records: list[Record]) -> None:
-        self._given_log.write_scalars(step, tagged_scalars(records, self.prefix))
-        self._write_media()
+        self._write_scalars(step, tagged_scalars(records, self.prefix))
 
-    def _write_media(self, *, last: bool = False) -> None:
-        if not self._failed:
-            self._given_log.write_media(self.history, last=last)
-
-
-class Log:
-    """What `embedgeo.StepMonitor` is given as its ``log``.
-
-    Args:
-        log: a function of the step and the scalars by tag; a ``SummaryWriter``; an object with a method
-            ``log_metrics(scalars, step=step)``, such as a Lightning logger, a Comet experiment or the module
-            ``mlflow``; one with a method ``log(scalars, step=step)``, such as a run of Trackio; a run of Weights &
-            Biases; or None.
-        prefix: the monitor's.
-        on_error: the monitor's.
-
-    Attributes:
-        write_scalars: called with a step and the scalars measured at it.
-        folder: where the log writes on this machine; None if that is unknown.
-
-    Raises:
-        TypeError: ``log`` is something else.
-    """
-
-    def __init__(self, log: Any, prefix: str, on_error: Literal["warn", "raise"]) -> None:
-        self.write_scalars = wandb.scalar_writer(log, prefix) or _scalar_writer(log)
-        getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
-        self.folder = logger_folder([] if log is None else [log])
-        self._log = log
-        self._media = Media(prefix, on_error=on_error)
-
-    def write_media(self, history: Sequence[Record], *, last: bool = False) -> None:
-        """Write charts, images and text, if the log takes them: see `embedgeo.training.loggers.Media.write`."""
-        self._media.write([self._log], history, last=last)
+    def _loggers(self) -> Iterable[object]:
+        return [self._logger]
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:

@@ -5,7 +5,7 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -18,9 +18,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
-from embedgeo.training.adapter import TrainerAdapter
-from embedgeo.training.loggers import Media
-from embedgeo.training.monitor import Monitor
+from embedgeo.training.monitor import Monitor, TrainingRun
 
 
 class GeometryCallback(Monitor, TrainerCallback):
@@ -48,6 +46,7 @@ class GeometryCallback(Monitor, TrainerCallback):
     """
 
     _trainer: Trainer | None = None
+    _tag_start = "train/"
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if isinstance(model := kwargs.get("model"), nn.Module):  # which the Trainer compiles when training begins
@@ -62,19 +61,14 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer = _calling_trainer()
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)
-        adapter = TrainerAdapter(
+        run = TrainingRun(
             model=trainer.model,
             device=args.device,
-            to_device=lambda batch: move_data_to_device(batch, args.device),
-            forward=self._forward,
-            log=self._log,
-            writes=state.is_world_process_zero,
+            writes_files=state.is_world_process_zero,
             folder=Path(args.output_dir) if args.output_dir else None,
-            set_train_mode=trainer.model.train,
         )
-        self._start(adapter, state.global_step)
+        self._start(run, state.global_step)
         self._trainer = trainer
-        self._media = Media(self.prefix, len(self.history), "train/", self.on_error)
         self._wrap_training_step(trainer)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -95,8 +89,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         if self._trainer is not None and "train_runtime" in kwargs.get("logs", ()):
             # training has ended, but the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
-            with self._guarded():
-                self._write_media(last=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,9 +123,19 @@ class GeometryCallback(Monitor, TrainerCallback):
             step = step.unmeasured
         trainer.training_step = step  # type: ignore[method-assign]
 
+    def _set_train_mode(self) -> None:
+        assert self._trainer is not None
+        assert self._trainer.model is not None
+        self._trainer.model.train()
+
+    def _to_device(self, batch: Any) -> Any:
+        assert self._trainer is not None
+        return move_data_to_device(batch, self._trainer.args.device)
+
     def _forward(self, batch: Any) -> None:
         assert self._trainer is not None
-        model, batch = self._trainer.model_wrapped, move_data_to_device(batch, self._trainer.args.device)
+        model = self._trainer.model_wrapped
+        batch = self._to_device(batch)
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
@@ -146,21 +148,21 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     def _log(self, step: int, records: list[Record]) -> None:
         assert self._trainer is not None
-        state, control = self._trainer.state, self._trainer.control
-        now, should_log = state.global_step, control.should_log
+        state = self._trainer.state
+        control = self._trainer.control
+        now = state.global_step
+        should_log = control.should_log
         state.global_step = step  # `log` dates values with it
         try:
             with _console_left_out(self._trainer):
                 Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
-            state.global_step, control.should_log = now, should_log
-        self._write_media()
+            state.global_step = now
+            control.should_log = should_log
 
-    def _write_media(self, *, last: bool = False) -> None:
-        """Write charts, images and text to the integrations that take them, on rank zero."""
+    def _loggers(self) -> Iterable[object]:
         assert self._trainer is not None
-        if self._trainer.is_world_process_zero() and not self._failed:
-            self._media.write(self._trainer.callback_handler.callbacks, self.history, last=last)
+        return self._trainer.callback_handler.callbacks if self._trainer.is_world_process_zero() else ()
 
 
 def _takes(model: Any, batch: Mapping[str, Any]) -> bool:

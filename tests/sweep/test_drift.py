@@ -1,6 +1,7 @@
 """`embedgeo drift`: what saved rows say of the same tokens at other checkpoints and layers."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,6 @@ from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
 from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
-from embedgeo.sweep import comparison as alignment
 from tests.data import gaussian, generator
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
@@ -130,18 +130,17 @@ def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(folder, monkeypat
     whole = {path.relative_to(folder): pd.read_parquet(path) for path in (*folder.glob("drift/*"), cka_file(folder))}
     for path in whole:
         (folder / path).unlink()
-    write_parquet, written = alignment.write_parquet, []
+    replace = Path.replace
 
-    def stopping(path, *arguments):
-        if len(written) == 2:
+    def stopping(path, target):
+        if len([*folder.glob("drift/[!.]*")]) == 2:
             raise KeyboardInterrupt
-        written.append(path)
-        write_parquet(path, *arguments)
+        replace(path, target)
 
-    monkeypatch.setattr(alignment, "write_parquet", stopping)
-    assert drift(folder) == 130
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", stopping)
+        assert drift(folder) == 130
     assert len([*folder.glob("drift/*")]) == 2
-    monkeypatch.setattr(alignment, "write_parquet", write_parquet)
     assert drift(folder) == 0
     for path, before in whole.items():
         pd.testing.assert_frame_equal(pd.read_parquet(folder / path), before, rtol=1e-9)
@@ -197,14 +196,22 @@ def test_without_rows_in_common_nothing_is_defined(folder, capsys):
     assert table.loc[table["step_a"] != table["step_b"], "cka"].isna().all()
 
 
-def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(folder, monkeypatch):
-    monkeypatch.setattr(alignment, "_MOST_STEPS", 2)
-    monkeypatch.setattr(alignment, "_MOST_LAYERS", 2)
-    assert drift(folder) == 0
-    table = read_cka(folder)
-    assert {*table["layer_a"]} == {"embed", "block.01"}
+@pytest.mark.parametrize(("num_steps", "num_layers"), [(26, 6), (1, 46)])
+def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(tmp_path, num_steps, num_layers):
+    SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
+    layers = ("embed", *(f"block.{i:02}" for i in range(num_layers - 1)))
+    for step in range(num_steps):
+        write(tmp_path, step, layers=layers, numbers=torch.arange(8))
+    assert drift(tmp_path) == 0
+    table = read_cka(tmp_path)
+    of_layers = table[table["layer_a"] != table["layer_b"]]
+    compared = {*of_layers["layer_a"], *of_layers["layer_b"]}
+    assert {layers[0], layers[-1]} <= compared
+    assert len(compared) == min(num_layers, 40)
+    assert of_layers["step_a"].nunique() == min(num_steps, 3)
     of_steps = table[table["step_a"] != table["step_b"]]
-    assert {*zip(of_steps["step_a"], of_steps["step_b"], strict=True)} == {(0, 4)}
+    assert len({*of_steps["step_a"], *of_steps["step_b"]}) == (24 if num_steps > 24 else 0)
+    assert of_steps["layer_a"].nunique() == (5 if num_steps > 1 else 0)
 
 
 @pytest.mark.parametrize(
