@@ -150,12 +150,9 @@ def estimated_dimension(
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
+# Newton steps: they start within a factor of 2 and square the relative error, so that half of them would do
 _ITERATIONS = 12
-"""Newton steps: they start within a factor of 2 and square the relative error, so that half of them would do."""
-
-
-_EQUAL = 1e-8
-"""Mean log μ below which distances are equal but for rounding."""
+_EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 
 
 class ScaleEstimates(NamedTuple):

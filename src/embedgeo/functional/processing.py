@@ -17,8 +17,8 @@ from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.spectrum import Scatter, row_scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import TokenTable
 
+# smallest variance of a direction, relative to the largest one, that is not taken for rounding of float32 rows
 RTOL = 1e-7
-"""Smallest variance of a direction, relative to the largest one, that is not taken for rounding of float32 rows."""
 
 
 class Affine(NamedTuple):

@@ -11,7 +11,6 @@ from embedgeo.functional.precision import state_device
 
 NEIGHBORS = 30  # nearest neighbours of a row that are compared
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
-
 _BLOCK = 1 << 20  # squared distances held at a time
 
 

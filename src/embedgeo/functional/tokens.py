@@ -25,8 +25,7 @@ from embedgeo.functional.moments import (
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.sampling import row_keys
 
-_MERGED_ELEMENTS = 1 << 17
-"""Elements merged at a time: a merge takes several times their memory."""
+_MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 
 
 class TokenTable(NamedTuple):
@@ -185,8 +184,7 @@ def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
     return embedding_bag(places, rows, first, mode="sum").div_(lengths[:, None])
 
 
-_FEW_SEQUENCES = 3
-"""Token types seen in two sequences up to this many stand for those seen in one only."""
+_FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 
 
 class SequenceCount(NamedTuple):
@@ -195,11 +193,11 @@ class SequenceCount(NamedTuple):
     num_sequences: Tensor
 
     def merge(self, other: "SequenceCount") -> "SequenceCount":
-        """That of the rows of both, which share no sequence."""
+        """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
     def all_reduce(self, group: Any = None) -> "SequenceCount":
-        """That of the rows of all ranks."""
+        """The number of those of the rows of all ranks."""
         return SequenceCount(all_reduce_sum(self.num_sequences, group))
 
 
@@ -218,16 +216,16 @@ class WithinMoments(NamedTuple):
 
     @classmethod
     def empty(cls) -> "WithinMoments":
-        """Those of no batches."""
+        """The moments of no batches."""
         return cls(*torch.zeros(3, dtype=torch.float64))
 
     def merge(self, other: "WithinMoments") -> "WithinMoments":
-        """Those of the batches of both."""
+        """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
     def all_reduce(self, group: Any = None) -> "WithinMoments":
-        """Those of the batches of all ranks."""
-        return WithinMoments(*(all_reduce_sum(state, group) for state in self))
+        """The moments of the batches of all ranks."""
+        return WithinMoments(*all_reduce_sum(torch.stack(self), group))
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
@@ -360,8 +358,7 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
-NUM_BINS = 10
-"""Ranges of frequencies."""
+NUM_BINS = 10  # ranges of frequencies
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sketch import ScatterSketch, row_sketch, sketch_values
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
     AnisotropyBatches,
     Scatter,
+    ScatterSketch,
     batch_values,
     covariance_eigenvalues,
     entropy_rank,
     full_spectrum_values,
     row_scatter,
+    row_sketch,
+    sketch_values,
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group
@@ -116,7 +118,7 @@ class Anisotropy(GeometryMetric):
 
     With ``sketch=k`` the scatter is not held: of a random d × k projection of it ``anisotropy`` and
     ``participation_ratio`` are estimated, and ``anisotropy_error`` and ``participation_ratio_error`` say how far from
-    the exact values they may be (see `embedgeo.functional.sketch_values`); the standardized anisotropy is absent.
+    the exact values they may be (see `embedgeo.functional.spectrum_values`); the standardized anisotropy is absent.
 
     Source: Razzhigaev et al. 2024 (arXiv 2311.05928).
 
