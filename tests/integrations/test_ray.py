@@ -217,7 +217,7 @@ def sweep_on(stand_in, monkeypatch, folder, plan):
     settings = SweepSettings("model", on="ray")
     sweep = Sweep(make_fabric({}), settings, plan, plan, {}, folder)
     with sweep.at_work():
-        on_ray.measure_on_cluster(sweep, settings, {})
+        on_ray.Workers(sweep, settings, {}).measure_all()
     return sweep
 
 

@@ -87,15 +87,6 @@ _PATIENCE_SECONDS = 60.0
 _CLOSING_SECONDS = 5.0
 
 
-def measure_on_cluster(sweep: Sweep, settings: SweepSettings, texts: Mapping[str, ProbeText]) -> None:
-    """Measure the pending checkpoints of a sweep on the cluster, and end its workers."""
-    workers = Workers(sweep, settings, texts)
-    try:
-        workers.measure_all()
-    finally:
-        workers.close()
-
-
 @dataclass(eq=False)
 class _Worker:
     """A worker of the cluster, as the driver sees it."""
@@ -128,14 +119,17 @@ class Workers:
         self._num_ended = 0
 
     def measure_all(self) -> None:
-        """Give checkpoints to workers and take what they answer, until all have ended."""
-        while self._sweep.left or any(worker.planned or worker.upcoming for worker in self._workers):
-            self._start_workers()
-            for worker in self._workers:
-                if worker.node and worker.planned is None:
-                    self._assign(worker)
-            self._show_progress()
-            self._take_answers()
+        """Give checkpoints to workers and take what they answer, until all have ended; then end the workers."""
+        try:
+            while self._sweep.left or any(worker.planned or worker.upcoming for worker in self._workers):
+                self._start_workers()
+                for worker in self._workers:
+                    if worker.node and worker.planned is None:
+                        self._assign(worker)
+                self._show_progress()
+                self._take_answers()
+        finally:
+            self._close()
 
     def _start_workers(self) -> None:
         resources = dict(self._resources)
@@ -246,7 +240,7 @@ class Workers:
         self._num_ended += 1
         self._sweep.end(planned, self._num_ended, result, started)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End all workers, also those that are at work; they remove what they have downloaded."""
         with suppress(Exception):  # as where the cluster is gone
             closing = [worker.actor.close.remote() for worker in self._workers if worker.node]
