@@ -73,10 +73,6 @@ def tokenize_sequences(
 
     Returns:
         Shape (sequences, seq_len), int64.
-
-    Raises:
-        ValueError: a length or number that is not positive, text shorter than one sequence, or a tokenizer without the
-            special tokens.
     """
     joined = tokenize_joined(
         documents,
