@@ -231,12 +231,7 @@ class ForwardInputs:
         return sequence_numbers(shape, self.forward.position_ids, self._token_ids.values())
 
     def row_tokens(
-        self,
-        layer: Layer,
-        hidden: Tensor,
-        token_ids: PerToken | None = None,
-        mask: PerToken | None = None,
-        word_ids: PerToken | None = None,
+        self, layer: Layer, hidden: Tensor, token_ids: PerToken | None, mask: PerToken | None, word_ids: PerToken | None
     ) -> RowTokens:
         """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first.
 
