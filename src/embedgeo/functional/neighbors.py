@@ -9,10 +9,11 @@ from torch import Tensor
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
-BLOCK_BYTES = 1 << 21  # bytes of squared distances held at a time, so that they stay in the processor's cache
+BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _STRIP_ROWS = 256  # most rows whose products are taken at a time: the fewer, the fewer pairs are multiplied twice
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
+_KEPT_PAIRS = 32  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
 # number of rows up to which differences to all rows take less time, and memory, than products in float64
@@ -214,8 +215,9 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     step = max(_GROUP, min(step, blocked(_STRIP_ROWS, x.device)) // _GROUP * _GROUP)
     smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=x.device)
     limit = smallest[:, 0].clone()
-    count = torch.zeros(n, dtype=torch.int64, device=x.device)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    is_crowded = torch.zeros(n, dtype=torch.bool, device=x.device)
+    pairs = [(torch.arange(0, device=x.device), torch.arange(0, device=x.device), limit[:0])]
+    room = _KEPT_PAIRS * n
     for start in range(0, n, step):
         stop = min(start + step, n)
         squared = operand.squared(torch.arange(start, stop, device=x.device), start)
@@ -228,20 +230,20 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
             one, place = minima.min(1, keepdim=True)
             other = minima.scatter(1, place, torch.inf).amin(1, keepdim=True)
             smallest[own] = torch.cat((smallest[own], one, other), dim=1).topk(2, largest=False).values
-            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1])).where(
-                count[own] <= _MOST_PAIRS, -torch.inf
-            )
+            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))
+            limit[own].masked_fill_(is_crowded[own], -torch.inf)
             i, group = (minima <= limit[own, None]).nonzero(as_tuple=True)
             members = groups[i, :, group]
             at, place = (members <= limit[own][i, None]).nonzero(as_tuple=True)
-            i = i[at]
-            count[own] += i.bincount(minlength=len(minima))
-            found.append((own.start + i, start + place * minima.shape[1] + group[at], members[at, place]))
-    is_crowded = count > _MOST_PAIRS
-    limit[is_crowded] = -torch.inf
-    i, j, products = (torch.cat(parts) for parts in zip(*found, strict=True))
-    kept = (products <= limit[i]).nonzero().flatten()
-    return _measured(x, operand, i[kept], j[kept], products[kept]), is_crowded
+            pairs.append((own.start + i[at], start + place * minima.shape[1] + group[at], members[at, place]))
+        if stop == n or sum(len(i) for i, _, _ in pairs) > room:
+            i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
+            limit.masked_fill_(is_crowded, -torch.inf)
+            kept = (products <= limit[i]).nonzero().flatten()
+            pairs = [(i[kept], j[kept], products[kept])]
+            room = max(room, 2 * len(kept))
+    return _measured(x, operand, *pairs[0]), is_crowded
 
 
 def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
