@@ -15,8 +15,10 @@ from embedgeo.metrics import (
     NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
+    TokenOccurrences,
     TokenSimilarity,
 )
+from embedgeo.metrics.base import metric_classes
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -76,8 +78,8 @@ def all_nan(values) -> bool:
 
 
 def metrics(dim: int, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind and with each optional part."""
-    return {
+    """One metric of each kind and with each optional part; those of the package that are not listed by width alone."""
+    listed = {
         "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
         "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
         "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
@@ -93,6 +95,9 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
         "TokenSimilarity": TokenSimilarity(dim, **kwargs),
     }
+    others = [kind for kind in metric_classes() if kind.__module__.startswith("embedgeo.metrics.")]
+    tried = {TokenOccurrences, *map(type, listed.values())}  # the first is of chosen token types, and has no values
+    return listed | {kind.__name__: kind(dim, **kwargs) for kind in others if kind not in tried}
 
 
 KINDS = list(metrics(1))

@@ -3,7 +3,6 @@ import torch
 from hypothesis import given, settings
 
 from embedgeo.functional import token_table, type_regressions, type_values, variance_split
-from embedgeo.functional.moments import row_chunks
 from tests import references
 from tests.data import assert_values, gaussian, token_rows, zipf_ids
 from tests.strategies import splits
@@ -27,10 +26,16 @@ def test_table_equals_the_loop(dtype, mean):
     assert_table(token_table(x, ids), x.double(), ids, rtol=1e-9 if dtype == torch.float64 else 1e-6)
 
 
-def test_token_types_are_merged_over_chunks(monkeypatch):
-    x, ids = token_rows(300, 4, mean=1000.0)
-    monkeypatch.setattr("embedgeo.functional.tokens.row_chunks", lambda x, *_: row_chunks(x, elements=4 * 7))
+def test_token_types_are_merged_over_chunks():
+    """Of 40 types of that width, at most 8 are merged at a time."""
+    x, ids = token_rows(300, 1 << 14, mean=1000.0)
     assert_table(token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9)
+
+
+def test_types_are_centred_over_chunks():
+    """Of that width, 16 rows are centred at a time, or a type of more."""
+    x, ids = token_rows(300, 1 << 14, mean=1000.0)
+    assert_table(token_table(x, ids), x, ids, rtol=1e-9)
 
 
 @settings(max_examples=20)

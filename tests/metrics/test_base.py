@@ -1,113 +1,35 @@
-import copy
+"""The base of the metrics: what a subclass declares and refuses, and what torchmetrics and Lightning make of it."""
+
 import inspect
-import math
-import pickle
 from typing import NamedTuple
 
 import lightning
 import pytest
+import skdim.id
 import torch
-from hypothesis import given, settings
 from torch import Tensor
-from torchmetrics import Metric
+from torch.utils.data import DataLoader
+from torchmetrics import Metric, MetricCollection
 
 from embedgeo.functional import Moments, row_moments
 from embedgeo.functional.distributed import all_reduce_max
-from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
+from embedgeo.metrics import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    NextTokenGeometry,
+    TokenMoments,
+    TokenSimilarity,
+)
 from embedgeo.metrics.base import GeometryMetric
-from tests.data import KINDS, assert_values, floats, gaussian, metrics, token_rows, updated
-from tests.strategies import scales, seeds, splits
+from tests.data import assert_values, gaussian, token_rows, updated
 
-KIND = pytest.mark.parametrize("kind", KINDS)
 DIM, N = 4, 120
-POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
-LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
-SIMILARITIES = ("self_similarity", "different_token_similarity")
 
 
 def rows(seed=0):
     return token_rows(N, DIM, mean=100.0, seed=seed)
-
-
-def independent_of_updates(kind, values):
-    return {key: v for key, v in values.items() if kind != "EmbeddingMoments" or key not in POOLED_WITHIN_UPDATES}
-
-
-@KIND
-@settings(max_examples=20)
-@given(parts=splits(N))
-def test_any_split_over_updates_gives_the_same(kind, parts):
-    whole = updated(metrics(DIM)[kind], *rows()).compute()
-    in_parts = updated(metrics(DIM)[kind], *rows(), parts).compute()
-    assert whole.keys() == in_parts.keys()
-    assert_values(in_parts, independent_of_updates(kind, whole), rtol=1e-9)
-
-
-@KIND
-@settings(max_examples=15)
-@given(parts=splits(N))
-def test_any_split_over_forward_gives_the_same(kind, parts):
-    metric = metrics(DIM)[kind]
-    x, ids = rows()
-    for part in parts:
-        batch = metric(x[part], ids[part])
-        assert_values(batch, updated(metrics(DIM)[kind], x[part], ids[part]).compute(), rtol=1e-12)
-    whole = updated(metrics(DIM)[kind], x, ids).compute()
-    assert_values(metric.compute(), independent_of_updates(kind, whole), rtol=1e-9)
-
-
-def part_of(kind, index, **kwargs):
-    """One of several metrics to be merged: those that sample need different seeds."""
-    metric = metrics(DIM, **kwargs)[kind]
-    if kind.startswith("IntrinsicDimension"):
-        metric.seed = index
-    return metric
-
-
-@KIND
-@settings(max_examples=20)
-@given(parts=splits(N))
-def test_any_split_over_merge_state_gives_the_same(kind, parts):
-    x, ids = rows()
-    merged = part_of(kind, 0)
-    for index, part in enumerate(parts):
-        merged.merge_state(updated(part_of(kind, index), x[part], ids[part]))
-    values = merged.compute()
-    if kind.startswith("IntrinsicDimension"):
-        assert (merged.seen, len(merged.rows), merged.keys.unique().numel()) == (N, 40, 40)
-        assert set(merged.rows[:, 0].tolist()) <= set(x[:, 0].tolist())
-    else:
-        whole = independent_of_updates(kind, updated(metrics(DIM)[kind], x, ids).compute())
-        batches = {"anisotropy_batch_mean", "anisotropy_batch_std"}  # these start anew in each metric
-        assert_values(values, {key: v for key, v in whole.items() if key not in batches}, rtol=1e-9)
-
-
-@KIND
-def test_merging_and_updating_take_turns(kind):
-    x, ids = rows()
-    metric = updated(part_of(kind, 0), x[:30], ids[:30])
-    metric.merge_state(updated(part_of(kind, 1), x[30:60], ids[30:60]))
-    metric.update(x[60:], ids[60:])
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 30), slice(30, 60), slice(60, N)]).compute()
-    if kind.startswith("IntrinsicDimension"):
-        assert metric.seen == N
-    elif kind == "Anisotropy with all parts":
-        expected = {key: v for key, v in expected.items() if "batch" not in key}
-        assert_values(metric.compute(), expected, rtol=1e-9)
-    else:
-        assert_values(metric.compute(), expected, rtol=1e-9)
-
-
-@KIND
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_merging_with_an_empty_metric_changes_nothing(kind, as_dict):
-    full = updated(metrics(DIM)[kind], *rows())
-    expected = full.compute()
-    empty = metrics(DIM)[kind]
-    empty.merge_state(full.metric_state if as_dict else full)
-    full.merge_state(metrics(DIM)[kind])
-    for metric in (empty, full):
-        assert_values(metric.compute(), expected, rtol=1e-12)
 
 
 def test_batches_that_are_pending_are_merged():
@@ -200,261 +122,11 @@ def test_merging_clears_a_cached_value():
     assert metric.compute()["anisotropy"] != before
 
 
-CASTS = {
-    "half": lambda metric: metric.half(),
-    "float": lambda metric: metric.float(),
-    "to bfloat16": lambda metric: metric.to(torch.bfloat16),
-    "set_dtype": lambda metric: metric.set_dtype(torch.float16),
-    "in a module cast to bfloat16": lambda metric: in_module(metric).to(torch.bfloat16).metric,
-    "cpu": lambda metric: metric.cpu(),
-}
-
-
-def in_module(metric):
-    module = lightning.LightningModule()
-    module.metric = metric
-    return module
-
-
-@KIND
-@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS.keys())
-def test_casts_change_no_state(kind, cast):
-    x, ids = rows()
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
-    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
-    before = {name: state.dtype for name, state in metric.metric_state.items()}
-    cast(metric)
-    assert {name: state.dtype for name, state in metric.metric_state.items()} == before
-    metric.update(x[50:], ids[50:])
-    assert_values(metric.compute(), expected, rtol=0)
-    metric.reset()
-    assert_values(updated(metric, x, ids, [slice(0, 50), slice(50, N)]).compute(), expected, rtol=0)
-
-
-@KIND
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-def test_copies_go_on_by_themselves(kind, twin):
-    x, ids = rows()
-    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
-    before = metric.compute()
-    other = twin(metric)
-    assert_values(other.compute(), before, rtol=0)
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
-    assert_values(updated(other, x[50:], ids[50:]).compute(), expected, rtol=0)
-    assert_values(metric.compute(), before, rtol=0)
-
-
-@KIND
-def test_reset_under_inference_mode_then_update_and_merge(kind):
-    expected = updated(metrics(DIM)[kind], *rows()).compute()
-    metric = metrics(DIM)[kind]
-    with torch.inference_mode():
-        updated(metric, *rows(seed=1)).compute()
-        metric.reset()
-    assert_values(updated(metric, *rows()).compute(), expected, rtol=0)
-    with torch.inference_mode():
-        metric.reset()
-    metric.merge_state(updated(metrics(DIM)[kind], *rows()))
-    assert_values(metric.compute(), expected, rtol=1e-12)
-
-
-@KIND
-def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
-    x, ids = rows()
-    x = x.float()
-    expected = updated(metrics(DIM)[kind], x, ids).compute()
-    metric = metrics(DIM)[kind]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_values(updated(metric, x, ids).compute(), expected, rtol=0)
-    with torch.inference_mode():
-        assert_values(updated(metrics(DIM)[kind], x.clone(), ids.clone()).compute(), expected, rtol=0)
-    values = updated(metrics(DIM)[kind], (x.requires_grad_() * 1.0), ids).compute()
-    assert not any(value.requires_grad for value in values.values())
-    assert_values(values, expected, rtol=0)
-    assert x.grad is None
-
-
-@KIND
-def test_the_default_device_does_not_matter(kind):
-    x, ids = token_rows(N, 40)
-    expected = updated(metrics(40)[kind], x, ids).compute()
-    metric = metrics(40)[kind]
-    with torch.device("meta"):  # tensors that are made there hold no numbers
-        metric.update(x[:, None], ids[:, None])
-        values = metric.compute()
-    assert_values(values, expected, rtol=1e-12)
-
-
-@KIND
-def test_layout_and_shape_do_not_matter(kind):
-    x, ids = rows()
-    expected = updated(metrics(DIM)[kind], x, ids).compute()
-    strided = torch.stack((x, x + 1), dim=-1)[..., 0]
-    for rows_, ids_ in (
-        (x.T.contiguous().T, ids),
-        (strided, ids.repeat_interleave(2)[::2]),
-        (x.view(2, 60, DIM), ids.view(2, 60)),
-    ):
-        metric = metrics(DIM)[kind]
-        metric.update(rows_, ids_, sequence_ids=torch.arange(N).view(ids_.shape))
-        assert_values(metric.compute(), expected, rtol=1e-12)
-    repeated = updated(metrics(DIM)[kind], x[:1].expand(30, DIM), ids[:1].expand(30)).compute()
-    assert_values(repeated, updated(metrics(DIM)[kind], x[:1].repeat(30, 1), ids[:1].repeat(30)).compute(), rtol=1e-12)
-
-
-@KIND
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
-def test_masked_rows_do_not_count(kind, dtype):
-    x, ids = rows()
-    mask = (torch.arange(N) % 3 > 0).view(4, 30)
-    metric = metrics(DIM)[kind]
-    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask.to(dtype), torch.arange(N).view(4, 30))
-    kept = mask.flatten()
-    assert_values(metric.compute(), updated(metrics(DIM)[kind], x[kept], ids[kept]).compute(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "Moments" in kind])
-def test_rows_that_are_not_finite_are_left_out_and_counted(kind):
-    x, ids = rows()
-    x[3, 1], x[7, 0], x[8] = math.nan, math.inf, -math.inf
-    finite = x.isfinite().all(1)
-    values = updated(metrics(DIM)[kind], x, ids, [slice(0, 5), slice(5, N)]).compute()
-    expected = updated(metrics(DIM)[kind], x[finite], ids[finite], [slice(0, 4), slice(4, N)]).compute()
-    assert_values(values, expected | {"n_nonfinite": torch.tensor(3.0)}, rtol=1e-12)
-
-
-@KIND
-@pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("updates", [0, 1, 3])
-def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind, n, updates):
-    x, ids = rows()
-    metric = metrics(DIM)[kind]
-    for _ in range(updates):
-        metric.update(x[:n], ids[:n])
-        metric.update(x, ids, torch.zeros(N))
-    values = floats(untouched(metric) if updates == 0 else metric.compute())
-    seen = n * updates
-    assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
-    finite = {key for key, value in values.items() if math.isfinite(value)}
-    if seen == 0:
-        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
-    if seen == 1 and kind == "EmbeddingMoments":
-        assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
-    full = updated(metrics(DIM)[kind], x, ids).compute()
-    assert values.keys() == full.keys()
-
-
-def untouched(metric):
-    with pytest.warns(UserWarning, match="before the ``update`` method"):
-        return metric.compute()
-
-
-ONE_ROW = {
-    *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
-    *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
-    *("max_abs", "max_abs_first", "max_abs_rest"),
-    *SIMILARITIES,
-}
-
-
-@KIND
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
-    x = gaussian(1, DIM, seed=4).to(dtype)
-    parts = [slice(0, end) for end in (6, 8, 3, 7, 5)]  # in float64 the means of parts differ in the last digit
-    values = floats(updated(metrics(DIM)[kind], x.expand(8, DIM), torch.arange(8) % 2, parts).compute())
-    rest = {k: v for k, v in values.items() if k not in ONE_ROW | {"duplicate_fraction", "anisotropy_null"}}
-    assert all(abs(value) < 1e-14 for value in rest.values() if not math.isnan(value)), rest
-
-
 @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "4", None])
 @pytest.mark.parametrize("kind", [EmbeddingMoments, TokenMoments, Anisotropy])
 def test_a_wrong_dim_is_refused(kind, dim):
     with pytest.raises(ValueError, match="dim must be a positive integer"):
         kind(dim)
-
-
-@KIND
-def test_a_refused_update_leaves_the_states_as_they_were(kind):
-    metric = updated(metrics(DIM)[kind], *rows())
-    before = metric.compute()
-    for embeddings, error in ((torch.zeros(3, DIM + 1), ValueError), (torch.zeros(3, DIM).int(), TypeError)):
-        with pytest.raises(error):
-            metric.update(embeddings)
-    assert_values(metric.compute(), before, rtol=0)
-
-
-@KIND
-def test_global_random_numbers_are_left_alone(kind):
-    before = torch.get_rng_state()
-    updated(metrics(DIM)[kind], *rows(), [slice(0, 50), slice(50, N)]).compute()
-    assert torch.get_rng_state().equal(before)
-
-
-LARGEST = {"max_abs", "max_abs_first"}
-ABOUT_THE_ORIGIN = {
-    "Q",
-    "M",
-    "M_over_V",
-    "M_over_Q",
-    *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
-    "mean_cosine",
-    "norm_mean",
-    "norm_cv",
-    "norm_max",
-    "Q_t_cv",
-    "rankme",
-    *LARGEST,
-    *(f"{key}{adjusted}" for key in SIMILARITIES for adjusted in ("", "_adjusted")),
-} | LINES
-PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"} | {
-    *("kurtosis", "kurtosis_first", *LARGEST)
-}
-SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}
-UNITS = {"norm_mean", "norm_max", *LARGEST}
-
-
-def all_values(x, ids):
-    return {key: value for kind in KINDS for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()}
-
-
-@settings(max_examples=10)
-@given(seeds)
-def test_translation_changes_no_variance_and_no_distance(seed):
-    x, ids = token_rows(N, DIM, seed=seed)
-    expected, got = all_values(x, ids), all_values(x + 50 * gaussian(1, DIM, seed=seed), ids)
-    assert_values(got, {key: v for key, v in expected.items() if key not in ABOUT_THE_ORIGIN}, rtol=1e-8)
-
-
-@settings(max_examples=10)
-@given(seeds, scales)
-def test_scaling_scales_values_by_their_units(seed, scale):
-    x, ids = token_rows(N, DIM, seed=seed)
-    before, got = all_values(x, ids), all_values(scale * x, ids)
-    powers = {
-        key: 2 * (key in SQUARED_UNITS) + (key in UNITS) for key in before if "slope" not in key and "freq" not in key
-    }
-    assert_values(got, {key: before[key] * scale**power for key, power in powers.items()}, rtol=1e-8)
-    assert_values(got, {"V_on_M_slope": before["V_on_M_slope"]}, rtol=1e-6)
-
-
-@settings(max_examples=10)
-@given(seeds)
-def test_rotation_changes_only_what_is_said_of_axes(seed):
-    x, ids = token_rows(N, DIM, seed=seed)
-    rotation = torch.linalg.qr(gaussian(DIM, DIM, seed=seed + 1))[0]
-    before, got = all_values(x, ids), all_values(x @ rotation, ids)
-    assert_values(got, {key: v for key, v in before.items() if key not in PER_AXIS}, rtol=1e-8, atol=1e-12)
-
-
-@settings(max_examples=10)
-@given(seeds)
-def test_the_order_of_rows_does_not_matter(seed):
-    x, ids = token_rows(40, DIM, seed=seed)  # no more than are sampled
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
-    before, got = all_values(x, ids), all_values(x[order], ids[order])
-    of_batches = ("anisotropy_batch", "intrinsic_dimension")
-    assert_values(got, {key: v for key, v in before.items() if not key.startswith(of_batches)}, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -473,3 +145,90 @@ def test_torchmetrics_calls_the_hooks():
     assert "self._sync_dist(" in inspect.getsource(Metric.sync)
     assert "_forward_full_state_update(" in inspect.getsource(Metric.forward)
     assert "metric_state" in dir(Metric)
+
+
+OTHERS = {
+    AfterProcessing: {"top": 1, "sample_size": 100, "seed": 1},
+    Anisotropy: {"spectrum": True, "batch_size": 7, "sketch": 8, "alpha_window": (2, 9)},
+    EmbeddingMoments: {},
+    IntrinsicDimension: {
+        "batch_size": 20,
+        "num_batches": 2,
+        "estimator": skdim.id.lPCA(),
+        "discard_fraction": 0.5,
+        "duplicate_tolerance": 0.1,
+        "seed": 100_000,
+        "scales": (1, 2),
+        "method": "mle",
+    },
+    TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000), "labels": "next"},
+    NextTokenGeometry: {"min_count": 2, "max_types": 3},
+    TokenSimilarity: {},
+}
+
+PAIRS = [(kind, {name: value}) for kind, others in OTHERS.items() for name, value in others.items()]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_argument_is_tried(kind):
+    assert inspect.signature(kind).parameters.keys() - {"dim", "kwargs"} == OTHERS[kind].keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), PAIRS, ids=[f"{kind.__name__}-{next(iter(other))}" for kind, other in PAIRS]
+)
+def test_a_collection_keeps_metrics_apart_that_differ_in_an_argument(kind, other):
+    x, ids = token_rows(N, DIM)
+    arguments = {"seed": 100_001} if "seed" in other else {}
+    alone = {"one": kind(DIM, **arguments), "two": kind(DIM, **other)}
+    together = MetricCollection({name: metric.clone() for name, metric in alone.items()})
+    for part in (slice(0, 3), slice(3, 50), slice(50, N)):  # after the first rows their states are equal
+        together.update(x[part], token_ids=ids[part])
+        together["one"].half()
+    for name, metric in alone.items():
+        updated(metric, x, ids, [slice(0, 3), slice(3, 50), slice(50, N)])
+        assert_values(together[name].compute(), metric.compute(), rtol=0)
+
+
+def test_a_collection_may_merge_equal_metrics():
+    together = MetricCollection({"one": Anisotropy(DIM, spectrum=True), "two": Anisotropy(DIM, spectrum=True)})
+    together.update(token_rows(N, DIM)[0])
+    assert len(together.compute_groups) == 1
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_way_to_gather_states_is_refused(kind):
+    with pytest.raises(ValueError, match=r"dist_sync_fn must be left out.*process_group"):
+        kind(DIM, dist_sync_fn=lambda state, group: [state])
+
+
+class Logs(lightning.LightningModule):
+    """Logs two values of one metric, as the documentation says."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(DIM, DIM)
+        self.moments = TokenMoments(DIM)
+        self.share, self.size = self.moments["V_W_over_V_unbiased"], self.moments["Q"]
+
+    def training_step(self, batch, _):
+        x, ids = batch
+        self.moments.update(x, token_ids=ids)
+        self.log("share", self.share, on_step=False, on_epoch=True)
+        self.log("size", self.size, on_step=False, on_epoch=True)
+        return self.layer(x.float()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
+    x, ids = token_rows(N, DIM)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Logs(), DataLoader(list(zip(x, ids, strict=True)), batch_size=30))
+    expected = updated(TokenMoments(DIM), x, ids).compute()
+    logged = {"V_W_over_V_unbiased": trainer.callback_metrics["share"], "Q": trainer.callback_metrics["size"]}
+    assert_values(logged, {key: expected[key] for key in logged}, rtol=1e-6)

@@ -141,9 +141,8 @@ class ForwardInputs:
     """Token ids and masks of the current forward pass, read from the arguments of module calls.
 
     Token ids are what an embedding table is called with. The mask and the position ids are arguments of the outermost
-    module called (in an encoder-decoder model: of the encoder and of the decoder), or else of a module inside it.
-    Where the model is given embeddings that end with those that were just looked up (prompt tuning), the positions in
-    front of them are no tokens and do not count.
+    module called (of the encoder and of the decoder), or else of a module inside it. Where a model is given embeddings
+    that end with those that were just looked up (prompt tuning), the positions in front are no tokens and do not count.
 
     Attributes:
         tables: the embedding tables, whose calls `record_token_ids` records.
@@ -232,12 +231,7 @@ class ForwardInputs:
         return sequence_numbers(shape, self.forward.position_ids, self._token_ids.values())
 
     def row_tokens(
-        self,
-        layer: Layer,
-        hidden: Tensor,
-        token_ids: PerToken | None = None,
-        mask: PerToken | None = None,
-        word_ids: PerToken | None = None,
+        self, layer: Layer, hidden: Tensor, token_ids: PerToken | None, mask: PerToken | None, word_ids: PerToken | None
     ) -> RowTokens:
         """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first.
 

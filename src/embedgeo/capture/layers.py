@@ -9,19 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from embedgeo.capture.structure import (
-    Part,
-    Stack,
-    final_norm,
-    find_stack,
-    find_stacks,
-    is_callable,
-    last_hidden_state,
-    module_names,
-    starts_after_first_block,
-    submodels,
-    unwrapped,
-)
+from embedgeo.capture import structure
+from embedgeo.capture.structure import Part, Stack
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
@@ -128,9 +117,9 @@ class _Submodel(NamedTuple):
 
 
 def _submodels(model: nn.Module) -> Iterator[_Submodel]:
-    for prefix, module in submodels(model).items():
-        stack = find_stack(module)
-        if stack is not None and not all(map(is_callable, stack.blocks)):
+    for prefix, module in structure.submodels(model).items():
+        stack = structure.find_stack(module)
+        if stack is not None and not all(map(structure.is_callable, stack.blocks)):
             stack = None
         blocks = [] if stack is None else stack.blocks
         calls = tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
@@ -154,7 +143,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         _require_callable_blocks(model, pattern)
-        names = ", ".join([*module_names(model)][:6]) or "(the model has no modules)"
+        names = ", ".join([*structure.module_names(model)][:6]) or "(the model has no modules)"
         raise ValueError(
             f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. "
             f"Name layers by a pattern of module names instead, such as {names}."
@@ -164,9 +153,10 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
     """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
-    for stack in find_stacks(model):
-        inside = set(map(unwrapped, stack.blocks[0].children()))
-        *before, number, part = [path for path, m in module_names(model).items() if m in inside][-1].split(".")
+    for stack in structure.find_stacks(model):
+        inside = set(map(structure.unwrapped, stack.blocks[0].children()))
+        path = [name for name, module in structure.module_names(model).items() if module in inside][-1]
+        *before, number, part = path.split(".")
         raise ValueError(
             f"layers={pattern!r} needs blocks that are called; those of {type(stack.parent).__name__} are a "
             f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
@@ -193,7 +183,7 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
         yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
     for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
-    norm = final_norm(stack)
+    norm = structure.final_norm(stack)
     if norm is not None and first + len(blocks) == total:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
 
@@ -203,8 +193,8 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     prefix, module, stack, blocks = submodel
     if stack is None:
         return
-    last = last_hidden_state(module, stack)
-    is_late = starts_after_first_block(module)
+    last = structure.last_hidden_state(module, stack)
+    is_late = structure.starts_after_first_block(module)
     calls = [*blocks[:1], *(blocks[1:] if is_late else blocks[:-1]), blocks[-1] if last is None else ModuleCall(last)]
     for i, call in enumerate(calls):
         yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,), takes_input=i == 0 and not is_late)
@@ -220,7 +210,7 @@ def _glob(
 ) -> list[Layer]:
     """The layers and modules whose names match; only where none does, numbered hidden states."""
     taken = {layer.name for layer in standard}
-    names = module_names(model)
+    names = structure.module_names(model)
     if part is not None:
         names, numbered = _numbered_in_model(names, model, part), []
     others = [Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken]

@@ -31,19 +31,16 @@ class Norm(NamedTuple):
     def expected_size(self) -> Tensor:
         """‖γ‖² + ‖β‖²: the mean of ‖γ z + β‖² over rows z whose coordinates have mean 0 and variance 1 over the rows.
 
-        It is ‖γ‖² + ‖β‖² plus Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ in general. Each row's mean of squares is 1,
-        so the first sum is 0 where all γ_j are equal, or ⟨z_j²⟩ does not vary with γ_j²; the second is 0 where β is, or
-        where the coordinates' means over the rows do not vary with γ β (Yamagiwa & Shimodaira 2025, appendix H).
+        In general Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ is added. Each row's mean of squares is 1: it is 0 where
+        ⟨z_j²⟩ does not vary with γ_j², nor ⟨z_j⟩ with γ_j β_j (Yamagiwa & Shimodaira 2025, appendix H).
         """
         return self.scale.square().sum() + self.shift.square().sum()
 
     def deviation(self, rows: Tensor, *, of_embeddings: bool) -> float:
-        """The largest distance of rows, shape (m, d), from what they would be before γ and β, were they its output.
+        """The largest distance of rows, shape (m, d), from a mean of squares of 1 (and a mean of 0) before γ and β.
 
-        Each has a mean of squares of v / (v + ε), v that of the row before the norm. Where that is of embeddings and
-        the norm takes means off, it may be less than 1, for ε is not small beside all of them: means of 0 tell it.
-        Infinite if there are no rows. So no RMSNorm fits whose ε is not small beside the rows before it, as at the
-        start of a training.
+        A norm makes the mean of squares v / (v + ε), of v before it. Embeddings may be small beside ε: then a centered
+        norm is told by means of 0, and an RMSNorm is not, as at the start of a training. Infinite without rows.
         """
         undone = (rows - self.shift) / self.scale
         sizes = undone.square().mean(1) - 1
@@ -75,12 +72,12 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
 
             at_hand = align_module_device(module)
         with kept_random_states(), torch.no_grad(), at_hand:
-            return _found_by_running(module, [*module.parameters(recurse=False)], width)
+            return _norm_by_running(module, [*module.parameters(recurse=False)], width)
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
 
 
-def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
+def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
     standard = torch.ones(width, dtype=torch.float64)  # of mean 0 and variance 1, with entries far from 0
     standard[1::2] = -1
     if width % 2 and width > 1:
@@ -99,13 +96,11 @@ def _found_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) 
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
         return None
-
-    def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
-        return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
-
+    scales = [*own, *(1 + each for each in own)]
+    shifts = [torch.zeros_like(shift), *own]
     return Norm(
-        scale=exact(scale, [*own, *(1 + each for each in own)]),
-        shift=exact(shift, [torch.zeros_like(shift), *own]),
+        scale=next((each for each in scales if (each - scale).abs().max() <= tolerance), scale),
+        shift=next((each for each in shifts if (each - shift).abs().max() <= tolerance), shift),
         is_centered=bool((up - moved).abs().max() <= tolerance),
     )
 

@@ -52,11 +52,7 @@ DeviceMap = str | Mapping[str, Any]
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False) -> PreTrainedConfig:
-    """The configuration of the model in a folder, which ``may_be_both`` an encoder and a decoder.
-
-    Raises:
-        ValueError: it has more layers than any real model, names code on the Hub, or is of an encoder-decoder.
-    """
+    """The configuration of the model in a folder, which ``may_be_both`` an encoder and a decoder."""
 
     def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, value in pairs:
@@ -171,13 +167,7 @@ def _device(value: Any) -> str:
 
 @dataclass
 class LoadedModel:
-    """A model in evaluation mode.
-
-    Attributes:
-        model: a Hugging Face model, or a LightningModule.
-        is_encoder: whether it predicts masked tokens rather than the next one.
-        has_head: whether the checkpoint holds the weights that predict tokens.
-    """
+    """A model in evaluation mode, of Hugging Face or Lightning; its head is the weights that predict tokens."""
 
     model: nn.Module
     is_encoder: bool = False
@@ -302,14 +292,7 @@ def num_token_types(model: nn.Module) -> int | None:
 
 
 class Matrices(NamedTuple):
-    """The embedding matrices of a model; their rows are the vocabulary.
-
-    Attributes:
-        input: shape (vocabulary, d): rows by token id.
-        output: shape (vocabulary, d): rows that hidden states are multiplied with; None if the checkpoint has none.
-        is_tied: whether both are one matrix.
-        model_class: of the model.
-    """
+    """The embedding matrices of a model, shape (vocabulary, d), which may be one; None for an output it has not."""
 
     input: Tensor
     output: Tensor | None

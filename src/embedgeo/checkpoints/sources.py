@@ -68,9 +68,9 @@ def parse_position(name: str) -> Position | None:
     if not matches:
         return None
     match = max(matches, key=lambda m: ("step" in m[0].lower(), m.start()))
-    before, after = name[: match.start("number")], name[match.end() :]
+    after = name[match.end() :]
     tokens = _TOKENS.search(after)
-    series = _EPOCH.sub("", before) + _TOKENS.sub("", after, count=1)
+    series = _EPOCH.sub("", name[: match.start("number")]) + _TOKENS.sub("", after, count=1)
     return Position(_amount(match), None if tokens is None else _amount(tokens), series)
 
 
@@ -115,11 +115,9 @@ def _numbers(steps: Steps) -> set[int]:
 
 def _log_spaced(available: Sequence[int]) -> set[int]:
     positive = [step for step in available if step > 0]
-    if not positive:
-        return set(available)
-    powers = [2**k for k in range(positive[-1].bit_length())]
+    powers = [2**k for k in range(max(positive, default=0).bit_length())]
     nearest = {_nearest(positive, power, scale=math.log) for power in powers}
-    return {available[0], *nearest, available[-1]}
+    return {*available[:1], *nearest, *available[-1:]}
 
 
 def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
@@ -206,11 +204,6 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
             others the last step of each series.
 
     Names that look like steps and are none are left out, with one warning that lists them.
-
-    Raises:
-        FileNotFoundError: a model has no checkpoint.
-        ValueError: neither a folder nor a repository, revisions of a local folder, two checkpoints of one step or of
-            one name, or a name that is too long for a file.
     """
     models = [model] if isinstance(model, str) else list(model)
     folders = [_absolute(name).name for name in models if is_local(name)]
@@ -221,10 +214,9 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
         )
     found: list[Checkpoint] = []
     for name in models:
-        of_steps: list[Checkpoint] = []
-        of_none: list[Checkpoint] = []
-        for checkpoint in _list_model(name, revisions, is_only=len(models) == 1):
-            (of_steps if checkpoint.has_step else of_none).append(checkpoint)
+        of_model = _list_model(name, revisions, is_only=len(models) == 1)
+        of_steps = [checkpoint for checkpoint in of_model if checkpoint.has_step]
+        of_none = [checkpoint for checkpoint in of_model if not checkpoint.has_step]
         if final:
             of_steps = list({c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values())
         found += (of_none or of_steps) if final else (of_steps or of_none)

@@ -1,8 +1,7 @@
-"""Coordinates that stand out, and massive activations: power moments and shares of each coordinate, in O(d).
+"""Coordinates that stand out, and massive activations, by power moments of each coordinate.
 
-Sources: Pébay 2008 (SAND2008-6212) for the merge of third and fourth central moments; Timkey & van Schijndel 2021
-(arXiv 2109.04404) for a coordinate's share of the mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive
-activations, and for those of first positions.
+Sources: Pébay 2008 (SAND2008-6212) for the merge; Timkey & van Schijndel 2021 (arXiv 2109.04404) for the share of the
+mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and for those of first positions.
 """
 
 from functools import partial
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
-from embedgeo.functional.moments import ratio, row_chunks, without_rounding
+from embedgeo.functional.moments import Reduction, merged, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, state_device
 
-_MASSIVE, _TIMES = 100.0, (100.0, 1000.0)
-"""Sun et al.: over 100, and over 1000 times the median."""
+_MASSIVE = 100.0
+_TIMES = (100.0, 1000.0)  # the median: over 1000 times that, and over 100, is massive
 
 
 class CoordinateMoments(NamedTuple):
@@ -54,23 +53,22 @@ class CoordinateMoments(NamedTuple):
 
     def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
         """The moments of the rows of both."""
-        both = CoordinateMoments(*map(torch.stack, zip(self, other, strict=True)))
-        return both._reduced(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
+        return merged((self, other))
 
     def all_reduce(self, group: Any = None) -> "CoordinateMoments":
         """The moments of the rows of all ranks."""
-        return self._reduced(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
+        return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
 
     def pooled(self) -> "CoordinateMoments":
         """The moments of the rows of both groups together, without the leading axis."""
-        return self._reduced(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
+        return self.reduce(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
 
     def of_group(self, group: int) -> "CoordinateMoments":
         """The moments of first positions (0) or of the rest (1), without the leading axis."""
         return CoordinateMoments(*(each[group] for each in self))
 
-    def _reduced(self, total: Any, largest: Any) -> "CoordinateMoments":
-        """Merge parts, which are other ranks' or lie along a leading axis: the mean first, then what is about it."""
+    def reduce(self, total: Reduction, largest: Reduction) -> "CoordinateMoments":
+        """The moments of the rows of all parts: see `merged`. The mean first, then powers about it."""
         n = total(self.n)
         mean = total(self.n[..., None] * self.mean) / n.clamp(min=1)[..., None]
         shift = self.mean - mean

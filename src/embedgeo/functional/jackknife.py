@@ -1,10 +1,6 @@
-"""Standard errors by the delete-a-group jackknife.
+"""Standard errors by the delete-a-group jackknife over groups of whole sequences, for rows of one sequence are alike.
 
-Rows of one sequence are alike, so that standard errors that take rows as independent are too small. Here the rows are
-dealt into groups of whole sequences, and an estimate is repeated without each of the groups.
-
-Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; with groups of
-equal size it is the jackknife of Tukey.
+Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; for groups of equal size Tukey's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,13 +49,9 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
 
 
 def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
-    """Yield, for each of two or more groups in turn, the merged states of the others.
+    """Yield, for each of two or more groups in turn, the merged states of the others, and of further rows.
 
     By halves: about G log G merges, of which log G are held at a time.
-
-    Args:
-        groups: their states.
-        others: the state of further rows, which belong to none of them.
     """
     if len(groups) == 1 and others is not None:
         yield others

@@ -1,13 +1,12 @@
 """Moments of rows, and the one rule that merges those of batches, ranks and token types.
 
-Sources: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253) for Q, M and V, of all rows (figures 18 and 19) and of each token
-type (figures 2 and 7); Chan, Golub & LeVeque 1983 for the merge; Ethayarajh 2019 for the mean cosine. All sums of
-squares are of differences from a mean, so that no two large numbers are subtracted.
+Sources: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253) for Q, M and V; Chan, Golub & LeVeque 1983 for the merge. All
+sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +14,24 @@ from torch import Tensor
 from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
 from embedgeo.functional.precision import accumulator_dtype
 
-CHUNK_ELEMENTS = 1 << 18
-"""Elements worked on at a time, so that their float64 copies stay in the processor's cache."""
+CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
+_LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
+_MERGED_PARTS = 16  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 
-_LAUNCH = 1 << 4
-"""How many times larger blocks are where a launch costs more than a cache saves: on all but the CPU."""
 
-_MERGED_PARTS = 16
-"""Parts merged at a time, so that those of wide rows hold no more than the rows of a chunk."""
+Reduction = Callable[[Tensor], Tensor]  # over the parts of a state: a leading axis, or the ranks of a process group
+
+
+class Reducible(Protocol):
+    """A named tuple of tensors that is reduced over its parts by sums and maxima."""
+
+    def reduce(self, total: Reduction, largest: Reduction) -> Self:
+        """The state of the rows of all parts."""
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+
+R = TypeVar("R", bound=Reducible)
 
 
 def blocked(size: int, device: torch.device) -> int:
@@ -36,17 +45,12 @@ def chunk_length(width: int, elements: int) -> int:
 
 
 def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
-    """Slices over the rows of ``x``, shape (n, d), each of at most ``elements`` elements (but at least one row).
-
-    By default these are `CHUNK_ELEMENTS`, `blocked` on the device of the rows.
-    """
+    """Slices over the rows of ``x``, shape (n, d), of at most ``elements``, or of blocks of `CHUNK_ELEMENTS`."""
     step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device) if elements is None else elements)
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
-def merge_parts(
-    parts: Sequence[Sequence[Tensor]], total: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge_parts(parts: Sequence[Sequence[Tensor]], total: Reduction | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub & LeVeque 1983).
 
     The mean is merged first; then the deviations from it are summed.
@@ -76,6 +80,12 @@ def merge_parts(
     mean = summed([_column(n, mean) * mean for n, mean, _ in parts])
     mean = mean / _column(n.clamp(min=1), mean)
     return n, mean, summed([squares_about(mean, *part) for part in parts])
+
+
+def merged(parts: Sequence[R]) -> R:
+    """The state of the rows of all parts, which are stacked and then reduced over the leading axis."""
+    together = type(parts[0])(*map(torch.stack, zip(*parts, strict=True)))
+    return together.reduce(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
 
 
 def _column(n: Tensor, like: Tensor) -> Tensor:
@@ -113,27 +123,21 @@ class Moments(NamedTuple):
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of the rows of both."""
-        return Moments(
-            *merge_parts((self[:3], other[:3])),
-            *merge_parts((self._norms(), other._norms()))[1:],
-            torch.maximum(self.norm_max, other.norm_max),
-            self.direction_n + other.direction_n,
-            self.direction_sum + other.direction_sum,
-        )
+        return merged((self, other))
 
     def all_reduce(self, group: Any = None) -> "Moments":
         """The moments of the rows of all ranks."""
-        total = partial(all_reduce_sum, group=group)
+        return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
+
+    def reduce(self, total: Reduction, largest: Reduction) -> "Moments":
+        """The moments of the rows of all parts: see `merged`."""
         return Moments(
-            *merge_parts((self[:3],), total),
-            *merge_parts((self._norms(),), total)[1:],
-            all_reduce_max(self.norm_max, group),
+            *merge_parts([self[:3]], total),
+            *merge_parts([(self.n, self.norm_mean, self.norm_m2)], total)[1:],
+            largest(self.norm_max),
             total(self.direction_n),
             total(self.direction_sum),
         )
-
-    def _norms(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.n, self.norm_mean, self.norm_m2
 
 
 def row_moments(x: Tensor) -> Moments:
@@ -155,21 +159,8 @@ def row_moments(x: Tensor) -> Moments:
             direction_n=(norm > 0).sum().to(dtype),
             direction_sum=direction_sum,
         )
-        parts = [_merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
-    return _merged(parts)
-
-
-def _merged(parts: Sequence[Moments]) -> Moments:
-    """The moments of the rows of all parts."""
-    together = Moments(*map(torch.stack, zip(*parts, strict=True)))
-    total = partial(torch.sum, dim=0)
-    return Moments(
-        *merge_parts([together[:3]], total),
-        *merge_parts([together._norms()], total)[1:],
-        together.norm_max.max(0).values,
-        total(together.direction_n),
-        total(together.direction_sum),
-    )
+        parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
+    return merged(parts)
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
@@ -189,14 +180,9 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """Q, M and V of the rows, or of those of each of several groups.
 
-    Args:
-        n: number of rows, shape G.
-        mean: mean row, shape (*G, d).
-        m2: squared deviations from it, summed over rows and coordinates, shape G.
-
     Returns:
-        ``n``; ``Q``, ``M`` and ``V`` in squared embedding units (Q = M + V); ``M_over_V`` and ``M_over_Q``. What too
-        few rows leave undefined is NaN.
+        ``n``; ``Q``, ``M`` and ``V`` in squared embedding units (Q = M + V); ``M_over_V`` and ``M_over_Q``; shape G.
+        The mean has shape (*G, d). What too few rows leave undefined is NaN.
     """
     mean_norm2 = torch.where(n > 0, mean.square().sum(-1), torch.nan)
     variance = ratio(m2, n)

@@ -1,4 +1,4 @@
-"""Distances of rows to their nearest neighbours, and copies among rows."""
+"""Nearest neighbours: their distances, copies among rows, and rows as near as those that no token uses."""
 
 import math
 from typing import NamedTuple, Self
@@ -9,40 +9,27 @@ from torch import Tensor
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
-BLOCK_BYTES = 1 << 21
-"""Bytes of squared distances held at a time, so that they stay in the processor's cache."""
-
-_STRIP_ROWS = 256
-"""Most rows whose products are taken at a time: the fewer, the fewer pairs are multiplied twice."""
-
-_GROUP = 16
-"""Number of products of which only the smallest is looked at first."""
-
-_MOST_PAIRS = 256
-"""Most candidates of a row that are kept; a row with more is left to products in float64."""
-
-_SPARE = 32
-"""Elements between rows of products, so that those of a column do not all meet in one line of the cache."""
-
-_FEW_ROWS = 25
-"""Number of rows up to which neighbours are looked for in float64 right away."""
-
+BLOCK_BYTES = 1 << 21  # bytes of squared distances held at a time, so that they stay in the processor's cache
+_STRIP_ROWS = 256  # most rows whose products are taken at a time: the fewer, the fewer pairs are multiplied twice
+_GROUP = 16  # number of products of which only the smallest is looked at first
+_MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
+_SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
+_FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
+# number of rows up to which differences to all rows take less time, and memory, than products in float64
 _FEW_PENDING = 16
-"""Number of rows up to which differences to all rows take less time, and memory, than products in float64."""
-
-_EXACT = 1e-9
-"""Relative error of a distance up to which it is taken from a product."""
-
+_EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
+# columns that a squared norm is split into: three numbers of eight binary digits hold the 24 of float32
 _NORM_PARTS = 3
-"""Columns that a squared norm is split into: three numbers of eight binary digits hold the 24 of float32."""
-
 _NO_PRODUCT = "donot_use_mm_for_euclid_dist"
 
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from the mean."""
 
-_DIRECTIONS = 4
-"""Number of directions that rows are projected on, to find those near to each other."""
+# how much farther than the median of the rows that no token uses an untrained one may be: a tenth, and as many standard
+# deviations, relative to the mean, of the norm of Gaussian rows
+_FARTHER = 0.1
+_DEVIATIONS = 4.0
+_DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 
 def two_nearest_distances(x: Tensor) -> Tensor:
@@ -122,20 +109,14 @@ class Operand(NamedTuple):
     """Centred rows b as (b, ‖b‖² in parts, ones), whose products are squared distances.
 
     Their products with (-2a, ones, ‖a‖² in parts) are, so that nothing larger than these is rounded to ``dtype``.
-
-    Attributes:
-        rows: shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away.
-        norm: ‖b‖, shape (n,).
-        lost: at least the norm of what rounding took from b, shape (n,).
-        largest: the largest ‖b‖.
-        rounding: the largest share of a norm that rounding took, of the sums of products, too.
     """
 
+    # shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away
     rows: Tensor
-    norm: Tensor
-    lost: Tensor
-    largest: Tensor
-    rounding: Tensor
+    norm: Tensor  # ‖b‖, shape (n,)
+    lost: Tensor  # at least the norm of what rounding took from b, shape (n,)
+    largest: Tensor  # the largest ‖b‖
+    rounding: Tensor  # the largest share of a norm that rounding took, of the sums of products, too
 
     @classmethod
     def of(cls, x: Tensor, dtype: torch.dtype, *, rounded: bool = False) -> Self:
@@ -443,3 +424,46 @@ def _join(label: Tensor, left: Tensor, right: Tensor) -> Tensor:
         while not label.equal(jumped := label[label]):
             label = jumped
     return label
+
+
+def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
+    """Marks of the rows of an embedding matrix that look like those which no token uses.
+
+    These rows all have had one treatment: decay, and at the output a push away from the hidden states, without any
+    example of their own. The rows that lie as near to their mean as they do have seen no more than they: within
+    1.1 + 4 / √(2d) times the median distance of an unused row to the mean of the others. (Norms of Gaussian rows have
+    the C.V. 1 / √(2d).) Known unused tokens as the reference are those of Land & Bartolo 2024 ("Fishing for Magikarp"),
+    who rank by norm or by cosine to their mean; the limit is not theirs.
+
+    Args:
+        x: shape (n, d), any floating dtype.
+        unused: indices of rows that no token uses, shape (m,).
+
+    Returns:
+        Shape (n,), bool; None where it cannot be told: fewer than two unused rows are finite, or more than half of the
+        other rows are as near as they, as before the training.
+
+    >>> x = torch.tensor([[0.1, 0.0], [0.0, 0.1], [-0.1, 0.0], [3.0, 0.0], [0.0, 2.0], [-5.0, 1.0]])
+    >>> untrained_rows(x, torch.tensor([0, 1])).tolist()
+    [True, True, True, False, False, False]
+    """
+    wide = accumulator_dtype(x.device)
+    known = x[unused].to(wide)
+    is_finite = known.isfinite().all(1)
+    unused, known = unused[is_finite], known[is_finite]
+    m = len(unused)
+    if m < 2:
+        return None
+    center = known.mean(0)
+    of_known = row_norms(known - center) * m / (m - 1)  # from the mean of the others
+    distance = torch.empty(len(x), dtype=wide, device=x.device)
+    for chunk in row_chunks(x):
+        distance[chunk] = row_norms(x[chunk].to(wide) - center)
+    distance[unused] = of_known
+    rounding = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(center)
+    limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
+    is_near = distance <= limit + rounding
+    num_others = len(x) - m
+    if 2 * int(is_near.sum() - is_near[unused].sum()) > num_others:
+        return None
+    return is_near

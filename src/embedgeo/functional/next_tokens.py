@@ -1,8 +1,7 @@
-"""Neural collapse of the rows before the same token: how they vary about their mean, and what that is aligned with.
+"""Neural collapse of the rows before one token: their spread about their mean, and the alignment of that mean.
 
-Sources: Papyan, Han & Donoho 2020 (PNAS) for neural collapse; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the
-class-distance normalized variance; Wu & Papyan 2024, *Linguistic Collapse* (arXiv 2405.17767), for both in language
-models, whose classes are the tokens that follow.
+Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the class-distance normalized
+variance; Wu & Papyan 2024 (arXiv 2405.17767) for both in language models, whose classes are the tokens that follow.
 """
 
 import torch
@@ -16,8 +15,8 @@ from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_spli
 def labelled_by_next(rows: Rows) -> Rows | None:
     """The rows that have a next token, with it as their token type; None where there are no token ids.
 
-    The next token is that of the next position of the same sequence, which need not count itself; a row that no
-    counted one follows in its sequence has none.
+    The next token is that of the next position of the sequence, which need not count itself; a row that no counted one
+    follows in its sequence has none.
 
     >>> from embedgeo.functional.rows import select_rows
     >>> mask, ids = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[5, 6, 7, 8]])
@@ -53,14 +52,9 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
     """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, of all classes.
 
     They are the ratio of the traces tr Σ_W / tr Σ_B = V_W / V_B, each class weighted by its rows; the first of exactly
-    the rows seen, the second of the estimates that `embedgeo.functional.unbiased_split` returns, NaN where that of V_B
-    is not positive. (Papyan et al.'s tr(Σ_W Σ_B⁺) / C weights the directions of Σ_B alike, and is unstable where there
-    are more classes than dimensions.)
-
-    >>> from embedgeo.functional import token_table
-    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
-    >>> [round(float(value), 4) for value in collapse_values(table, torch.tensor(4)).values()]
-    [0.1111, 0.2353]
+    the rows seen, the second of the estimates of `unbiased_split`, NaN where that of V_B is not positive. (Papyan et
+    al.'s tr(Σ_W Σ_B⁺) / C weights the directions of Σ_B alike, and is unstable where there are more classes than
+    dimensions.)
     """
     split, (n, _, m2) = variance_split(types), types.pooled()
     unbiased = unbiased_split(n, ratio(m2, n), within_variance(types, num_sequences))
@@ -74,14 +68,11 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
 def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
 
-    Args:
-        types: those to compare, of two or more rows each.
-
     Returns:
         ``cdnv``, with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
         σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the
         inverse of what is near 0 by chance would outweigh all others; and ``cdnv_plugin``, as published, of the rows
-        seen.
+        seen. All types have two or more rows.
 
     >>> from embedgeo.functional import token_table
     >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
@@ -108,19 +99,11 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
 
 
 def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str, Tensor]:
-    """The cosine of each type's mean, less the mean of the types' rows, with its row of the output embedding.
-
-    Args:
-        types: those to compare.
-        unembedding: shape (V, d), a row for each token id; None: there is none.
+    """Cosines of each type's mean, less the mean of the types' rows, with its row of the output embedding, (V, d).
 
     Returns:
         ``unembedding_alignment``, the mean over types (Wu & Papyan's NC3), and ``unembedding_alignment_std``, their
         sample standard deviation (small: uniform duality, UNC3). NaN where there are no such rows, or of another width.
-
-    >>> from embedgeo.functional import token_table
-    >>> alignment_values(token_table(torch.eye(2), torch.tensor([0, 1])), torch.eye(2))["unembedding_alignment"]
-    tensor(0.7071, dtype=torch.float64)
     """
     cosines = types.n[:0]
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == types.mean.shape[1]:

@@ -1,4 +1,4 @@
-"""How alike two representations of the same rows are: at two steps of a training, or at two layers."""
+"""Similarity of two representations of one set of rows: at two steps of a training, or at two layers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from embedgeo.functional.precision import state_device
 
 NEIGHBORS = 30  # nearest neighbours of a row that are compared
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
-
 _BLOCK = 1 << 20  # squared distances held at a time
 
 

@@ -13,39 +13,25 @@ from embedgeo.functional.precision import accumulator_dtype
 RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
 """Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or last; or a word."""
 
-_BASE = 0x5851F42D4C957F2D
-"""Of the polynomial in `spellings`: a multiplier of random number generators."""
+_BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of random number generators
 
 
 class Batch(NamedTuple):
-    """Ids of all rows of a batch, also of those that do not count.
+    """Ids of all rows of a batch, also of those that do not count."""
 
-    Attributes:
-        token_ids: shape (N,), int64; None: there are none.
-        sequence_ids: shape (N,), int64; None: each row is a sequence of its own.
-        kept: the places of the rows that the mask keeps, shape (n,), int64; None: all of them.
-    """
-
-    token_ids: Tensor | None
-    sequence_ids: Tensor | None
-    kept: Tensor | None = None
+    token_ids: Tensor | None  # shape (N,), int64; None: there are none
+    sequence_ids: Tensor | None  # shape (N,), int64; None: each row is a sequence of its own
+    kept: Tensor | None = None  # the places of the rows that the mask keeps, shape (n,), int64; None: all of them
 
 
 @dataclass(eq=False)
 class RowIds:
-    """Places, token types and sequences of the rows of a batch that count.
+    """Places, token types and sequences of the rows of a batch that count."""
 
-    Attributes:
-        token_ids: shape (n,), int64; None: there are none.
-        sequence_ids: shape (n,), int64; None: each row is a sequence of its own.
-        kept: the rows' places in the batch, shape (n,), int64; None: all rows count.
-        batch: the ids of all rows of the batch.
-    """
-
-    token_ids: Tensor | None
-    sequence_ids: Tensor | None
-    kept: Tensor | None
-    batch: Batch
+    token_ids: Tensor | None  # shape (n,), int64; None: there are none
+    sequence_ids: Tensor | None  # shape (n,), int64; None: each row is a sequence of its own
+    kept: Tensor | None  # the rows' places in the batch, shape (n,), int64; None: all rows count
+    batch: Batch  # the ids of all rows of the batch
 
     @classmethod
     def of(cls, batch: Batch) -> "RowIds":
@@ -104,17 +90,9 @@ def row_ids(
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
 ) -> RowIds:
-    """Flatten the ids of a batch to those of the rows that count.
+    """Ids of the rows of a batch that count; arguments and errors as of `select_rows`.
 
-    Args:
-        embeddings: shape (..., d): those of one of the layers that they are the ids of.
-        token_ids: shape (...), any integer dtype.
-        mask: shape (...), bool or 0/1; True = count this row.
-        sequence_ids: shape (...), any integer dtype; default: each row is a sequence of its own.
-
-    Raises:
-        TypeError: token or sequence ids are not integers.
-        ValueError: a shape that does not match, or a mask with other values than 0 and 1.
+    Without ``sequence_ids`` each row is a sequence of its own; ``embeddings`` are those of any layer.
     """
     ids = None if token_ids is None else _integers("token_ids", token_ids, embeddings)
     sequences = None if sequence_ids is None else _integers("sequence_ids", sequence_ids, embeddings)
@@ -255,10 +233,7 @@ def select_rows(
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
     """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last one before it.
 
-    Args:
-        real: shape (batch, positions), bool; False = padding.
-        position_ids: shape (batch or 1, positions); where they do not increase, another sequence packed into the same
-            row starts.
+    Both have shape (batch, positions); where position ids do not increase, another sequence packed into the row starts.
 
     >>> sequence_positions(torch.tensor([[False, True, True, True, True]]), torch.tensor([[0, 0, 1, 0, 1]])).tolist()
     [[0, 1, 2, 1, 2]]
@@ -279,9 +254,6 @@ def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, toke
             Ignored if they do not fit.
         token_ids: of any shapes; with ``position_ids`` they tell (batch, positions) of n rows. Where none of them is of
             as many rows, each row is a sequence of its own.
-
-    Returns:
-        The number of each row's sequence, in the given shape, int64.
 
     >>> sequence_numbers(torch.Size([2, 3]), torch.tensor([[0, 1, 0]])).tolist()
     [[0, 0, 1], [2, 2, 3]]
@@ -331,21 +303,18 @@ def pool_tokens(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
 
-    A maximum is taken in each coordinate (Conneau et al. 2017). For words see `find_words`.
+    A maximum is taken in each coordinate (Conneau et al. 2017); means are summed in float64 and are float32 at least.
+    For words see `find_words`; with ``"tokens"`` the arguments are returned as they are.
 
     Args:
         hidden: shape (batch, positions, d), any floating dtype; (..., d) for ``"tokens"``.
         token_ids: shape (batch, positions), or None.
         mask: shape (batch, positions), bool, True = this token counts; None if all do.
-        rows: the row unit; ``"tokens"`` returns the arguments as they are.
+        rows: the row unit.
 
     Returns:
-        Hidden states, shape (batch, d), where means are summed in float64 and are float32 at least; the ids of the
-        tokens, shape (batch,), None for means and maxima; and a mask, shape (batch,), False for sequences in which no
-        token counts, or None if there are none.
-
-    Raises:
-        ValueError: hidden states do not have three dimensions.
+        Hidden states, shape (batch, d); the ids of the tokens, shape (batch,), None for means and maxima; and a mask,
+        False for sequences in which no token counts, or None if there are none.
 
     >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
     >>> pool_tokens(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
@@ -376,27 +345,17 @@ def pool_tokens(
 
 
 class Words(NamedTuple):
-    """The words of a batch that have a token that counts, by sequence and number.
+    """The words of a batch that have a token that counts, by sequence and number."""
 
-    Attributes:
-        places: of the tokens that count and are of a word, among all tokens of the batch, shape (m,).
-        words: the word of each of these tokens, shape (m,).
-        num_tokens: number of these tokens in each word, shape (n,).
-        ids: the words' types, None where there are neither token ids nor types, and sequences.
-    """
-
-    places: Tensor
-    words: Tensor
-    num_tokens: Tensor
-    ids: RowIds
+    places: Tensor  # of the tokens that count and are of a word, among all tokens of the batch, shape (m,)
+    words: Tensor  # the word of each of these tokens, shape (m,)
+    num_tokens: Tensor  # number of these tokens in each word, shape (n,)
+    ids: RowIds  # the words' types, None where there are neither token ids nor types, and sequences
 
     def means(self, hidden: Tensor) -> Tensor:
         """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least.
 
         A mean over several tokens is shorter than they are: norms of words depend on how many tokens a word has.
-
-        Args:
-            hidden: shape (..., d), any floating dtype.
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
         rows = rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
@@ -418,17 +377,14 @@ def find_words(
 
     Args:
         device: of the hidden states.
-        word_ids: shape (...), integer: tokens of a sequence with the same number are one word; those with a negative
-            one are of no word.
-        sequence_ids: shape (...), integer, not negative.
-        token_ids: shape (...), integer, or None; a word's type is its spelling in these, masked ones among them: see
-            `spellings`.
-        types: shape (...), integer, or None; used instead: a word's type is that of its first token.
+        word_ids: shape (...): tokens of a sequence with equal numbers are one word, those with negative ones of none.
+        sequence_ids: shape (...), not negative.
+        token_ids: shape (...), or None; a word's type is its spelling in these, masked ones among them.
+        types: shape (...), or None; used instead: a word's type is that of its first token.
         mask: shape (...), bool, True = this token counts; None if all do.
 
     >>> hidden, sequence_ids = torch.tensor([[1.0], [3.0], [9.0]]), torch.zeros(3, dtype=torch.int64)
-    >>> word_ids, types = torch.tensor([0, 0, 1]), torch.tensor([7, 7, 5])
-    >>> words = find_words(hidden.device, word_ids, sequence_ids, types=types)
+    >>> words = find_words(hidden.device, torch.tensor([0, 0, 1]), sequence_ids, types=torch.tensor([7, 7, 5]))
     >>> words.means(hidden).flatten().tolist(), words.ids.token_ids.tolist()
     ([2.0, 9.0], [7, 5])
     """
@@ -453,20 +409,14 @@ def find_words(
 
 
 def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:
-    """A number for each sequence of token ids, equal for equal ids in equal order: a polynomial in these.
+    """A number for each word, equal for equal ids in equal order: a polynomial in its token ids.
 
-    That of a single id is the id. Different ones of up to two ids, below 2 ** 18, never have the same number; that any
-    two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million.
+    The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have equal numbers; that
+    any two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million.
 
     Args:
         token_ids: shape (n,), int64, those of one word after those of the other.
         lengths: shape (T,), int64, at least 1 each, n in total.
-
-    Returns:
-        Shape (T,), int64, not negative.
-
-    >>> spellings(torch.tensor([5, 8, 5, 5]), torch.tensor([1, 2, 1]))[[0, 2]]
-    tensor([5, 5])
     """
     if not len(lengths):
         return lengths

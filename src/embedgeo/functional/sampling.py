@@ -1,9 +1,8 @@
 """Uniform sampling without replacement from a stream of rows.
 
 Every row gets a key, a uniform random number that depends only on the seed, the stream and the position of the row in
-the stream; the rows with the smallest keys are the sample. So any split of a stream into batches leads to the same
-sample, the samples of several streams merge to that of all their rows, and no global random state is touched. Streams
-of one length, such as those of the layers of a model, have the same rows drawn, also if some rows are left out.
+the stream; the rows with the smallest keys are the sample. So neither batches nor ranks matter, no global random state
+is touched, and of streams of one length, such as those of the layers of a model, equal positions are drawn.
 """
 
 from collections.abc import Sequence
@@ -134,15 +133,11 @@ def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device
 
 
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
-    """Numbers of rows among those of all streams, in the order in which one process would see their batches.
+    """Numbers of rows among those of all streams, from 0, in the order in which one process would see their batches.
 
     Args:
         positions: `Sample.positions` of the rows, shape (m,), int64.
-        batches: of each stream, the number of rows of its batches, int64. Of R streams, stream r has the batches r,
-            r + R, r + 2 R ….
-
-    Returns:
-        From 0, shape (m,), int64.
+        batches: of each stream, the number of rows of its batches. Of R streams, stream r has the batches r, r + R, ….
 
     >>> row_numbers(stream_positions(0, 5, stream=1), [torch.tensor([10, 10]), torch.tensor([3, 4])])
     tensor([10, 11, 12, 23, 24])
@@ -175,12 +170,9 @@ def _int64(unsigned: int) -> int:
 
 
 def sample_batches(sample: Sample, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    """Split a sample at random into batches of ``batch_size`` rows, or into one smaller batch if it has fewer rows.
+    """Rows and labels of random batches of ``batch_size`` rows, or of one smaller batch if there are fewer rows.
 
     Rows that do not fill a batch are left out.
-
-    Returns:
-        The rows and the labels of each batch.
     """
     if len(sample.rows) <= batch_size:
         return [(sample.rows, sample.labels)]

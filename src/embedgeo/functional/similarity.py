@@ -1,9 +1,7 @@
 """Mean cosines of rows: of one token type, of different types, of one sequence.
 
-Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP): self-similarity,
-intra-sentence similarity, and both adjusted for anisotropy. Of rows scaled to norm 1, 1 - cos(u, v) = ‖u - v‖² / 2, so
-that means of cosines follow from squared deviations. Functions return means of 1 - cos, so that differences of
-similarities keep their digits where all of them are nearly 1.
+Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP). Functions return means of
+1 - cos, which for rows scaled to norm 1 is ‖u - v‖² / 2, so that differences of similarities keep their digits.
 """
 
 from functools import partial
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import all_reduce_sum
-from embedgeo.functional.moments import merge_parts, ratio, row_chunks
+from embedgeo.functional.moments import Reduction, merge_parts, merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.tokens import TokenTable, token_table
 
@@ -22,25 +20,18 @@ class SequenceSimilarity(NamedTuple):
     """What similarities within sequences, and of all rows, follow from; u is a row scaled to norm 1.
 
     States of rows that share no sequence merge exactly.
-
-    Attributes:
-        n: number of rows, scalar.
-        mean: mean of u, shape (d,).
-        m2: squared deviations from it, summed over rows and coordinates, scalar.
-        pairs: Σ_s n_s (n_s - 1) over sequences s, n_s being their rows: ordered pairs of rows of one sequence, scalar.
-        distances: Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these
-            pairs, scalar.
-        sequences: number of sequences of two or more rows, scalar.
-        from_mean: mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar.
     """
 
-    n: Tensor
-    mean: Tensor
-    m2: Tensor
+    n: Tensor  # number of rows, scalar
+    mean: Tensor  # mean of u, shape (d,)
+    m2: Tensor  # squared deviations from it, summed over rows and coordinates, scalar
+    # Σ_s n_s (n_s - 1) over sequences s, n_s being their rows: ordered pairs of rows of one sequence, scalar
     pairs: Tensor
+    # Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these pairs,
+    # scalar
     distances: Tensor
-    sequences: Tensor
-    from_mean: Tensor
+    sequences: Tensor  # number of sequences of two or more rows, scalar
+    from_mean: Tensor  # mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar
 
     @classmethod
     def empty(cls, dim: int) -> "SequenceSimilarity":
@@ -50,22 +41,22 @@ class SequenceSimilarity(NamedTuple):
 
     def merge(self, other: "SequenceSimilarity") -> "SequenceSimilarity":
         """The state of the rows of both."""
-        sums = (a + b for a, b in zip(self[3:], other[3:], strict=True))
-        return SequenceSimilarity(*merge_parts((self[:3], other[:3])), *sums)
+        return merged((self, other))
 
     def all_reduce(self, group: Any = None) -> "SequenceSimilarity":
         """The state of the rows of all ranks."""
-        total = partial(all_reduce_sum, group=group)
-        return SequenceSimilarity(*merge_parts((self[:3],), total), *total(torch.stack(self[3:])))
+        return self.reduce(partial(all_reduce_sum, group=group))
+
+    def reduce(self, total: Reduction, largest: Reduction | None = None) -> "SequenceSimilarity":
+        """The state of the rows of all parts: see `merged`."""
+        sums = total(torch.stack(self[3:], dim=-1))
+        return SequenceSimilarity(*merge_parts((self[:3],), total), *sums.unbind(-1))
 
 
 def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of ``x``, shape (n, d), scaled to norm 1.
+    """The rows of ``x``, shape (n, d), scaled to norm 1 in the accumulator's dtype, and their places, shape (m,).
 
     A row of norm 0 has no direction, nor has one whose norm exceeds the range of float64.
-
-    Returns:
-        The directions, shape (m, d), float64 (float32 where the device has no float64); their places, shape (m,).
     """
     norms = row_norms(x)
     places = ((norms > 0) & norms.isfinite()).nonzero().flatten()
@@ -74,13 +65,7 @@ def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | None = None) -> SequenceSimilarity:
-    """The `SequenceSimilarity` of rows.
-
-    Args:
-        x: the rows, none of norm 0, shape (n, d), any floating dtype.
-        directions: the same scaled to norm 1, shape (n, d).
-        sequence_ids: shape (n,), int64; None: each row is a sequence of its own.
-    """
+    """The state of rows, none of norm 0, shape (n, d), with these directions; default: each is its own sequence."""
     ids = torch.arange(len(x), device=x.device) if sequence_ids is None else sequence_ids
     units = token_table(directions, ids)
     n, mean, m2 = units.pooled()
@@ -108,8 +93,7 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
     """1 - ``within_sequence_similarity`` and 1 - ``intra_sentence_similarity``, and 1 - the mean cosine of all pairs.
 
     The first similarity is the mean cosine over all pairs of distinct rows of one sequence; the second, Ethayarajh's,
-    the mean over sequences of two or more rows of the mean cosine of their rows with their mean row; pairs are of
-    distinct rows.
+    the mean over sequences of two or more rows of the mean cosine of their rows with their mean row.
 
     >>> x = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 5.0]])
     >>> state = sequence_similarity(x, row_directions(x)[0], torch.tensor([0, 0, 1]))

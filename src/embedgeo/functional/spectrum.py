@@ -1,11 +1,12 @@
-"""Anisotropy and other numbers of the covariance spectrum, from the mean and the scatter of the rows.
+"""Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a sketch of it.
 
 Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Johnstone 2001 and Ma 2012 for the Gaussian
-baseline; `embedgeo.functional.spectrum` has those of the numbers of the whole spectrum.
+baseline; those of the sketch are beside `ScatterSketch`.
 """
 
 import math
-from functools import partial, reduce
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -15,118 +16,19 @@ from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
-ALPHA_WINDOW = (11, 99)
-"""The first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1."""
-
-_FEWEST = 3
-
-
-def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite.
-
-    They are 0 from the n-th on, and where they are only rounding beside the largest (d ε λ₁): roots of many of these
-    would add up.
-
-    Args:
-        s: shape (d, d).
-        n: scalar.
-        largest: what rounding is measured by; default: λ₁.
-    """
-    if not bool(s.isfinite().all()):
-        return s.diagonal() * torch.nan
-    values = torch.linalg.eigvalsh(s).flip(0)
-    rounding = len(s) * torch.finfo(s.dtype).eps * (values[0] if largest is None else largest).clamp(min=0)
-    is_spanned = torch.arange(len(s), device=s.device) < n - 1
-    return torch.where(is_spanned & (values > rounding), values, 0)
-
-
-def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
-    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, likewise, given the scatter of n rows, their mean, and the λ₁ of S.
-
-    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
-    small eigenvalues would else drown in its rounding.
-    """
-    length = torch.linalg.vector_norm(mean)
-    normal = mean.clone()
-    normal[0] += torch.copysign(length, mean[0])
-    normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
-    reflected = s - 2 * torch.outer(normal, normal @ s)
-    reflected -= 2 * torch.outer(reflected @ normal, normal)
-    reflected[0, 0] += n * length.square()
-    return scatter_eigenvalues(reflected, n + 1, largest)
-
-
-def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
-    """What `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter.
-
-    The steps of Rudman et al. 2022 reduce to IsoScore = (k - 1) / (d - 1), with k the participation ratio.
-
-    Args:
-        eigenvalues: of the centred rows, shape (d,), in descending order.
-        alpha_window: see `power_law`.
-    """
-    dim, total = len(eigenvalues), eigenvalues.sum()
-    participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
-    rest = eigenvalues[5:]
-    alpha, r2 = power_law(eigenvalues, alpha_window)
-    return {
-        "effective_rank": entropy_rank(eigenvalues.sqrt()),
-        "effective_rank_eigenvalues": entropy_rank(eigenvalues),
-        "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
-        "top1_share": ratio(eigenvalues[0], total),
-        "top5_share": ratio(eigenvalues[:5].sum(), total),
-        "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
-        "alpha_req": alpha,
-        "alpha_req_r2": r2,
-    }
-
-
-def entropy_rank(values: Tensor) -> Tensor:
-    """exp(-Σ p log p), p = values / Σ values: how many equal values have that entropy; NaN where all are 0.
-
-    Of singular values it is the effective rank of Roy & Vetterli 2007, and RankMe where rows were not centred, without
-    the 1e-7 that Garrido et al. 2023 add to each p so that its logarithm is finite: here 0 log 0 is 0.
-
-    Args:
-        values: shape (k,), at least 0.
-
-    >>> round(entropy_rank(torch.tensor([2.0, 2.0, 2.0, 0.0])).item(), 6)
-    3.0
-    """
-    return torch.special.entr(ratio(values, values.sum())).sum().exp()
-
-
-def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tuple[Tensor, Tensor]:
-    """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
-
-    Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense log i gets; R² has
-    the same weights. Eigenvalues of the window that are 0 are left out; of fewer than three both are NaN, and R² is
-    where all λᵢ are equal.
-
-    Args:
-        eigenvalues: shape (d,), in descending order.
-        window: the first and the last i, both of them fitted, counted from 1.
-
-    >>> alpha, r2 = power_law(torch.arange(1, 201, dtype=torch.float64) ** -0.7)
-    >>> round(alpha.item(), 6), round(r2.item(), 6)
-    (0.7, 1.0)
-    """
-    i = torch.arange(1, len(eigenvalues) + 1, dtype=eigenvalues.dtype, device=eigenvalues.device)
-    used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > 0)
-    weights = ratio(used / i, (used / i).sum())
-    x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
-    x, y = (values - torch.dot(weights, values) for values in (x, y))
-    xx, xy, yy = (torch.dot(weights, product) for product in (x * x, x * y, y * y))
-    enough = used.sum() >= _FEWEST
-    return torch.where(enough, ratio(xy, xx), torch.nan), torch.where(enough, ratio(xy.square(), xx * yy), torch.nan)
-
-
-_PRODUCT_ELEMENTS = 1 << 22
-_CENTRED_ROWS = 1024
-_GRAM_BLOCK = 128
+ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
+_FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
+_SCATTER_ELEMENTS = 1 << 22  # elements of rows whose products are summed in float32, before they are added in float64
+_CENTRED_ROWS = 1024  # rows centred at a time, so that they stay in the processor's cache
+_GRAM_COLUMNS = 128  # columns of the scatter computed at a time: only the blocks on and above the diagonal are
 _TRACY_WIDOM_MEAN = -1.2065335745820
-_LANCZOS_STEPS = 16
-_MAX_LANCZOS_STEPS = 10 * _LANCZOS_STEPS
+_LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
+_MAX_LANCZOS_STEPS = 160
+_SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
+_TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
+_NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
+_SPANNED = 1e-6  # directions of a smaller share than this are rounding errors of rows in float32
+_ROUNDING = 1e-9  # an error of a smaller share than this is none: the sketch has all of the scatter
 
 
 class Scatter(NamedTuple):
@@ -149,7 +51,7 @@ class Scatter(NamedTuple):
         return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1))
 
     def expanded(self) -> "Scatter":
-        """The same with a matrix of shape (d, d), also where no rows have been seen."""
+        """This scatter with a matrix of shape (d, d), also where no rows have been seen."""
         return self._replace(scatter=self.scatter.expand(len(self.mean), len(self.mean)))
 
     def merge(self, other: "Scatter") -> "Scatter":
@@ -169,12 +71,13 @@ def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
     matmul-precision and autocast settings are; they are summed over chunks of rows in float64. Where ``small``
     eigenvalues matter, too, which drown in the rounding of float32 (1e-7 of the largest), all are taken in float64.
+    Half of the products are those of the other half: line "scatter" of ``benchmarks/estimators.py``.
     """
     zero = x.new_zeros((), dtype=accumulator_dtype(x.device))
     narrow = zero.dtype if small else torch.promote_types(x.dtype, torch.float32)
     no_rows = Scatter(zero, zero.new_zeros(x.shape[1]), zero.new_zeros(1, 1))
     with matmul_precision(x.device):
-        parts = (_scatter_in(narrow, x[chunk]) for chunk in row_chunks(x, _PRODUCT_ELEMENTS))
+        parts = (_scatter_in(narrow, x[chunk]) for chunk in row_chunks(x, _SCATTER_ELEMENTS))
         return reduce(Scatter.merge, parts, no_rows).expanded()
 
 
@@ -183,91 +86,20 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     wide, dim = accumulator_dtype(x.device), x.shape[1]
     center, gram = x.mean(0, dtype=dtype), x.new_zeros(dim, dim, dtype=dtype)
     total = torch.zeros_like(center)
-    for part in x.split(_CENTRED_ROWS if x.device.type == "cpu" else len(x)):  # in the processor's cache
+    for part in x.split(_CENTRED_ROWS if x.device.type == "cpu" else len(x)):
         rows = part.to(dtype) - center
         total += rows.sum(0)
-        for start in range(0, dim, _GRAM_BLOCK):  # only the blocks on and above the diagonal
-            gram[start : start + _GRAM_BLOCK, start:].addmm_(rows[:, start : start + _GRAM_BLOCK].T, rows[:, start:])
-    for start in range(_GRAM_BLOCK, dim, _GRAM_BLOCK):
-        gram[start:, start - _GRAM_BLOCK : start] = gram[start - _GRAM_BLOCK : start, start:].T
+        for start in range(0, dim, _GRAM_COLUMNS):
+            gram[start : start + _GRAM_COLUMNS, start:].addmm_(
+                rows[:, start : start + _GRAM_COLUMNS].T, rows[:, start:]
+            )
+    for start in range(_GRAM_COLUMNS, dim, _GRAM_COLUMNS):
+        gram[start:, start - _GRAM_COLUMNS : start] = gram[start - _GRAM_COLUMNS : start, start:].T
     if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x)
     n = total.new_full((), len(x), dtype=wide)
     rounding = total.to(wide) / n
     return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
-
-
-def top_eigenvalue(s: Tensor) -> Tensor:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative 1e-10.
-
-    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
-    converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
-    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), the full
-    decomposition is computed instead.
-
-    Args:
-        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
-
-    >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
-    tensor(3., dtype=torch.float64)
-    """
-    dim = s.shape[0]
-    if not bool(s.sum().isfinite()):
-        return s.new_tensor(torch.nan)
-    if dim <= 2 * _LANCZOS_STEPS:
-        return torch.linalg.eigvalsh(s)[-1]
-    scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
-    if not bool(scale > 0):
-        return torch.zeros_like(scale)
-    if not small < float(scale) < 1 / small:  # so that no product over- or underflows
-        return top_eigenvalue(s / scale) * scale
-    rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(dim, generator=generator, dtype=s.dtype, device="cpu").to(s.device)
-    vector /= torch.linalg.vector_norm(vector)
-    previous, beta = torch.zeros_like(vector), vector.new_zeros(())
-    tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
-    for step in range(1, _MAX_LANCZOS_STEPS + 1):
-        image = torch.mv(s, vector).sub_(beta * previous)
-        alpha = torch.dot(image, vector)
-        image.sub_(alpha * vector)
-        beta = torch.linalg.vector_norm(image)
-        tridiagonal[step - 1, step - 1], tridiagonal[step, step - 1] = alpha, beta
-        previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
-        if step % _LANCZOS_STEPS == 0:
-            values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
-            lower, residual = values[-1], beta * vectors[-1, -1].abs()
-            if bool(residual <= 1e-6 * lower) and _bounded_by(s, lower * (1 + rtol)):
-                return lower
-    return torch.linalg.eigvalsh(s)[-1]
-
-
-def _bounded_by(s: Tensor, bound: Tensor) -> bool:
-    """Whether every eigenvalue of ``s`` is below ``bound``."""
-    difference = s.neg()
-    difference.diagonal().add_(bound)
-    return int(torch.linalg.cholesky_ex(difference).info) == 0
-
-
-def anisotropy_null(n: Tensor, dim: int) -> Tensor:
-    """Expected anisotropy of n rows of an isotropic Gaussian in ``dim`` dimensions; NaN for n < 2.
-
-    This is the Gaussian baseline of the anisotropy: the expected top eigenvalue of a Wishart matrix in the Tracy-Widom
-    approximation (Johnstone 2001, centred as in Ma 2012), divided by the expected trace. The expected ratio equals
-    this ratio of expectations because ratio and trace are independent.
-
-    Args:
-        n: number of rows, scalar.
-        dim: d, the width of the rows.
-
-    >>> round(anisotropy_null(torch.tensor(4096.0, dtype=torch.float64), 768).item(), 5)
-    0.00266
-    """
-    freedom = n - 1
-    a, b = (freedom - 0.5).clamp(min=0.5).sqrt(), math.sqrt(dim - 0.5)
-    top = (a + b).square() + _TRACY_WIDOM_MEAN * (a + b) * (1 / a + 1 / b) ** (1 / 3)
-    share = ratio(top, freedom * dim)
-    return torch.where(freedom >= 1, share.clamp(min=1 / freedom.clamp(1, dim), max=torch.ones_like(n)), torch.nan)
 
 
 def spectrum_values(
@@ -306,20 +138,25 @@ def spectrum_values(
     return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues, alpha_window)}
 
 
-def covariance_eigenvalues(scatter: Scatter) -> Tensor:
-    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
-    s = varying_scatter(scatter)
-    values = scatter_eigenvalues(s, scatter.n)
-    rest = values[1:].sum()  # what rounding has put below 0 is taken from all but the largest
-    values[1:] *= torch.where(rest > 0, (s.trace() - values[0]).clamp(min=0) / rest, 1)
-    return ratio(values, scatter.n)
+def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
+    """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter.
 
-
-def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (d, d), exactly 0 in the coordinates that do not vary."""
-    variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
-    varies = (variance != 0).to(variance.dtype)
-    return scatter.scatter * varies[:, None] * varies
+    IsoScore is (k - 1) / (d - 1), with k the participation ratio, to which the steps of Rudman et al. 2022 reduce.
+    """
+    dim, total = len(eigenvalues), eigenvalues.sum()
+    participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
+    rest = eigenvalues[5:]
+    alpha, r2 = power_law(eigenvalues, alpha_window)
+    return {
+        "effective_rank": entropy_rank(eigenvalues.sqrt()),
+        "effective_rank_eigenvalues": entropy_rank(eigenvalues),
+        "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
+        "top1_share": ratio(eigenvalues[0], total),
+        "top5_share": ratio(eigenvalues[:5].sum(), total),
+        "anisotropy_without_top5": ratio(rest[0], rest.sum()) if len(rest) else total * torch.nan,
+        "alpha_req": alpha,
+        "alpha_req_r2": r2,
+    }
 
 
 def anisotropy(x: Tensor) -> Tensor:
@@ -332,22 +169,170 @@ def anisotropy(x: Tensor) -> Tensor:
     return ratio(top_eigenvalue(s), s.trace())
 
 
-class AnisotropyBatches(NamedTuple):
-    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a batch yet.
+def anisotropy_null(n: Tensor, dim: int) -> Tensor:
+    """Expected anisotropy of n rows of an isotropic Gaussian in ``dim`` dimensions; NaN for n < 2.
 
-    Attributes:
-        n: number of batches, scalar.
-        mean: mean of their anisotropies, scalar.
-        m2: squared deviations from it, summed, scalar.
-        pending: the rows seen since the last whole batch, shape (fewer than ``size``, d).
-        size: rows in a batch.
+    This is the Gaussian baseline of the anisotropy: the expected top eigenvalue of a Wishart matrix in the Tracy-Widom
+    approximation (Johnstone 2001, centred as in Ma 2012), divided by the expected trace. The expected ratio equals
+    this ratio of expectations because ratio and trace are independent.
+
+    Args:
+        n: number of rows, scalar.
+        dim: d, the width of the rows.
+
+    >>> round(anisotropy_null(torch.tensor(4096.0, dtype=torch.float64), 768).item(), 5)
+    0.00266
     """
+    freedom = n - 1
+    a, b = (freedom - 0.5).clamp(min=0.5).sqrt(), math.sqrt(dim - 0.5)
+    top = (a + b).square() + _TRACY_WIDOM_MEAN * (a + b) * (1 / a + 1 / b) ** (1 / 3)
+    share = ratio(top, freedom * dim)
+    return torch.where(freedom >= 1, share.clamp(min=1 / freedom.clamp(1, dim), max=torch.ones_like(n)), torch.nan)
 
-    n: Tensor
-    mean: Tensor
-    m2: Tensor
-    pending: Tensor
-    size: int
+
+def top_eigenvalue(s: Tensor) -> Tensor:
+    """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative 1e-10.
+
+    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
+    converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
+    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), the full
+    decomposition is computed instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
+
+    Args:
+        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
+
+    >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
+    tensor(3., dtype=torch.float64)
+    """
+    dim = s.shape[0]
+    if not bool(s.sum().isfinite()):
+        return s.new_tensor(torch.nan)
+    if dim <= 2 * _LANCZOS_STEPS:
+        return torch.linalg.eigvalsh(s)[-1]
+    scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
+    if not bool(scale > 0):
+        return torch.zeros_like(scale)
+    if not small < float(scale) < 1 / small:  # so that no product over- or underflows
+        return top_eigenvalue(s / scale) * scale
+    rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(dim, generator=generator, dtype=s.dtype, device="cpu").to(s.device)
+    vector /= torch.linalg.vector_norm(vector)
+    previous, beta = torch.zeros_like(vector), vector.new_zeros(())
+    tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
+    for step in range(1, _MAX_LANCZOS_STEPS + 1):
+        image = torch.mv(s, vector).sub_(beta * previous)
+        alpha = torch.dot(image, vector)
+        image.sub_(alpha * vector)
+        beta = torch.linalg.vector_norm(image)
+        tridiagonal[step - 1, step - 1], tridiagonal[step, step - 1] = alpha, beta
+        previous, vector = vector, image / beta.clamp(min=torch.finfo(s.dtype).tiny)
+        if step % _LANCZOS_STEPS == 0:
+            values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
+            lower, residual = values[-1], beta * vectors[-1, -1].abs()
+            if bool(residual <= 1e-6 * lower):
+                difference = s.neg()
+                difference.diagonal().add_(lower * (1 + rtol))
+                if int(torch.linalg.cholesky_ex(difference).info) == 0:
+                    return lower
+    return torch.linalg.eigvalsh(s)[-1]
+
+
+def entropy_rank(values: Tensor) -> Tensor:
+    """exp(-Σ p log p), p = values / Σ values: how many equal values have that entropy; NaN where all are 0.
+
+    Of singular values it is the effective rank of Roy & Vetterli 2007, and RankMe where rows were not centred, without
+    the 1e-7 that Garrido et al. 2023 add to each p so that its logarithm is finite: here 0 log 0 is 0.
+
+    Args:
+        values: shape (k,), at least 0.
+
+    >>> round(entropy_rank(torch.tensor([2.0, 2.0, 2.0, 0.0])).item(), 6)
+    3.0
+    """
+    return torch.special.entr(ratio(values, values.sum())).sum().exp()
+
+
+def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tuple[Tensor, Tensor]:
+    """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
+
+    Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense log i gets; R² has
+    the same weights. Eigenvalues of the window that are 0 are left out; of fewer than three both are NaN, and R² is
+    where all λᵢ are equal.
+
+    Args:
+        eigenvalues: shape (d,), in descending order.
+        window: the first and the last i, both of them fitted, counted from 1.
+
+    >>> alpha, r2 = power_law(torch.arange(1, 201, dtype=torch.float64) ** -0.7)
+    >>> round(alpha.item(), 6), round(r2.item(), 6)
+    (0.7, 1.0)
+    """
+    i = torch.arange(1, len(eigenvalues) + 1, dtype=eigenvalues.dtype, device=eigenvalues.device)
+    used = (i >= window[0]) & (i <= window[1]) & (eigenvalues > 0)
+    weights = ratio(used / i, (used / i).sum())
+    x, y = -i.log(), torch.where(used, eigenvalues, 1).log()
+    x, y = (values - torch.dot(weights, values) for values in (x, y))
+    xx, xy, yy = (torch.dot(weights, product) for product in (x * x, x * y, y * y))
+    enough = used.sum() >= _FEWEST_FITTED
+    return torch.where(enough, ratio(xy, xx), torch.nan), torch.where(enough, ratio(xy.square(), xx * yy), torch.nan)
+
+
+def covariance_eigenvalues(scatter: Scatter) -> Tensor:
+    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
+    s = varying_scatter(scatter)
+    values = scatter_eigenvalues(s, scatter.n)
+    rest = values[1:].sum()  # rounding that was put to 0 is taken from all but the largest
+    values[1:] *= torch.where(rest > 0, (s.trace() - values[0]).clamp(min=0) / rest, 1)
+    return ratio(values, scatter.n)
+
+
+def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> Tensor:
+    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite.
+
+    They are 0 from the n-th on, and where they are only rounding beside the largest (d ε λ₁): roots of many of these
+    would add up.
+    Rounding is measured by ``largest``, or by λ₁.
+    """
+    if not bool(s.isfinite().all()):
+        return s.diagonal() * torch.nan
+    values = torch.linalg.eigvalsh(s).flip(0)
+    rounding = len(s) * torch.finfo(s.dtype).eps * (values[0] if largest is None else largest).clamp(min=0)
+    is_spanned = torch.arange(len(s), device=s.device) < n - 1
+    return torch.where(is_spanned & (values > rounding), values, 0)
+
+
+def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
+    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, given the scatter of n rows, their mean, and the λ₁ of S.
+
+    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
+    small eigenvalues would else drown in its rounding.
+    """
+    length = torch.linalg.vector_norm(mean)
+    normal = mean.clone()
+    normal[0] += torch.copysign(length, mean[0])
+    normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
+    reflected = s - 2 * torch.outer(normal, normal @ s)
+    reflected -= 2 * torch.outer(reflected @ normal, normal)
+    reflected[0, 0] += n * length.square()
+    return scatter_eigenvalues(reflected, n + 1, largest)
+
+
+def varying_scatter(scatter: Scatter) -> Tensor:
+    """The scatter matrix, shape (d, d), exactly 0 in the coordinates that do not vary."""
+    variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
+    varies = (variance != 0).to(variance.dtype)
+    return scatter.scatter * varies[:, None] * varies
+
+
+class AnisotropyBatches(NamedTuple):
+    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a batch yet."""
+
+    n: Tensor  # number of batches, scalar
+    mean: Tensor  # mean of their anisotropies, scalar
+    m2: Tensor  # squared deviations from it, summed, scalar
+    pending: Tensor  # the rows seen since the last whole batch, shape (fewer than ``size``, d)
+    size: int  # rows in a batch
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "AnisotropyBatches":
@@ -384,3 +369,194 @@ def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
         "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
         "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),
     }
+
+
+class ScatterSketch(NamedTuple):
+    """Mean, variances and sketched scatter S of rows, whose anisotropy is known with its error.
+
+    The scatter S, shape (d, d), is seen through Z = S Ω alone, Ω a fixed Gaussian matrix of k columns: one pass over
+    the rows, and 8 d k bytes instead of 8 d²: line "sketch" of ``benchmarks/estimators.py``. Half of the columns give
+    an approximation of S (Nyström); the other half, which that does not depend on, shows what it has missed, and so
+    bounds the largest eigenvalue from both sides. No linear sketch tells the largest eigenvalue of a flat spectrum more
+    closely than by a factor of about (d / k)^¼ (Li, Nguyen & Woodruff 2014): there the error is as large as the value,
+    a small multiple of 1 / d.
+
+    Sources: Tropp, Yurtsever, Udell & Cevher 2017 (arXiv 1706.05736) for the approximation from one pass; Meyer, Musco,
+    Musco & Woodruff 2021 (arXiv 2010.09649) for the trace, here of S², from both halves; Laurent & Massart 2000 (lemma
+    1) for tails of weighted sums of chi-squared numbers.
+
+    Attributes:
+        n: number of rows, scalar.
+        mean: mean row, shape (d,).
+        m2: squared deviations from it, summed over rows, the diagonal of S, shape (d,).
+        product: S Ω, shape (d, k); Ω is that of `gaussian_columns`.
+    """
+
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
+    product: Tensor
+
+    @classmethod
+    def empty(cls, dim: int, columns: int) -> "ScatterSketch":
+        """The sketch of no rows, with a product of shape (1, k), which broadcasts."""
+        zero = torch.zeros((), dtype=torch.float64)
+        return cls(zero, zero.new_zeros(dim), zero.new_zeros(dim), zero.new_zeros(1, columns))
+
+    def merge(self, other: "ScatterSketch") -> "ScatterSketch":
+        """The sketch of the rows of both about their common mean."""
+        return _merged_sketches((self, other))
+
+    def all_reduce(self, group: Any = None) -> "ScatterSketch":
+        """The sketch of the rows of all ranks about their common mean."""
+        return _merged_sketches((self,), partial(all_reduce_sum, group=group))
+
+
+def _merged_sketches(parts: Sequence[ScatterSketch], total: Callable[[Tensor], Tensor] | None = None) -> ScatterSketch:
+    """The sketch of the rows of all parts, and of what else ``total`` sums over: see `merge_parts`."""
+    n, mean, m2 = merge_parts([part[:3] for part in parts], total)
+    dim, columns = len(mean), parts[0].product.shape[1]
+    omega = gaussian_columns(dim, columns, mean.device).to(mean.dtype)
+    product = mean.new_zeros(dim, columns)
+    for part in parts:
+        shift = part.mean - mean
+        product.add_(part.product).addr_(part.n * shift, shift @ omega)
+    return ScatterSketch(n, mean, m2, product if total is None else total(product))
+
+
+@lru_cache(maxsize=2)
+def gaussian_columns(dim: int, columns: int, device: torch.device) -> Tensor:
+    """Ω: independent standard normal numbers, shape (d, k), float32, equal for equal shapes."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(dim, columns, generator=generator, dtype=torch.float32, device="cpu").to(device)
+
+
+def row_sketch(x: Tensor, columns: int) -> ScatterSketch:
+    """Mean, variances and sketched scatter of the rows of ``x``, shape (n, d), in O(n d k) operations.
+
+    Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
+    matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
+    """
+    wide = accumulator_dtype(x.device)
+    with matmul_precision(x.device):
+        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns, wide)
+
+
+def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, wide: torch.dtype) -> ScatterSketch:
+    """The sketch of rows, centred twice; in float64 if its products leave the range of ``dtype``."""
+    dim = x.shape[1]
+    zero, row = (torch.zeros(shape, dtype=wide, device=x.device) for shape in ((), (dim,)))
+    omega = gaussian_columns(dim, columns, x.device)
+    n, m2, rest, product = zero + len(x), row.clone(), row.clone(), row.new_zeros(dim, columns)
+    center = row.clone()
+    for chunk in row_chunks(x):
+        center += x[chunk].to(wide).sum(0)
+    center = (center / max(1, len(x))).to(dtype)
+    for chunk in row_chunks(x, _SKETCH_ELEMENTS):
+        rows = x[chunk].to(dtype) - center
+        rest += rows.sum(0)
+        m2 += rows.square().sum(0)
+        product += rows.T @ (rows @ omega.to(dtype))
+    if len(x) and dtype != wide and not in_range(product.abs().to(dtype)):
+        return _sketch_in(wide, x, columns, wide)
+    rest /= n.clamp(min=1)
+    product.addr_(n * rest, rest @ omega.to(wide), alpha=-1)
+    return ScatterSketch(n, center + rest, m2.addcmul_(n * rest, rest, value=-1), product)
+
+
+def sketch_values(sketch: ScatterSketch) -> dict[str, Tensor]:
+    """Values of the covariance spectrum that a sketch tells, with their errors.
+
+    Beside rounding, the exact values are within the errors in at least 95 of 100 cases, the anisotropy nearly always:
+    simulated for power laws, spiked, flat and rank-deficient spectra, from 32 columns on. The errors are 0 (but for
+    rounding, of rows in float32 or less) where the rank of the scatter is well below k / 2.
+
+    Returns:
+        ``anisotropy``, an estimate of λ₁/Σλ, and ``anisotropy_error``; ``participation_ratio``, one of (Σλ)²/Σλ², and
+        ``participation_ratio_error``; ``anisotropy_null``, the Gaussian baseline. All but the baseline are NaN where
+        the rows do not vary.
+    """
+    m2 = without_rounding(sketch.m2, sketch.n, sketch.mean)
+    trace, varies = m2.sum(), (m2 != 0).to(m2.dtype)[:, None]
+    z = sketch.product / trace * varies
+    omega = gaussian_columns(*z.shape, z.device).to(z.dtype) * varies
+    values = _estimates(z, omega) if bool(z.isfinite().all() & (trace > 0)) else [trace * torch.nan] * 4
+    keys = ("anisotropy", "anisotropy_error", "participation_ratio", "participation_ratio_error")
+    return {**dict(zip(keys, values, strict=True)), "anisotropy_null": anisotropy_null(sketch.n, len(m2))}
+
+
+def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
+    """Largest eigenvalue λ of S and participation ratio, each with its error, from Z = S Ω; S has trace 1."""
+    half = z.shape[1] // 2
+    probes = omega[:, half:]
+    factor = _nystrom(z[:, :half], omega[:, :half])
+    eigenvalues, axes = torch.linalg.eigh(factor.T @ factor)
+    top, second = eigenvalues[-1], eigenvalues[:-1].sum() * 0 if len(eigenvalues) < 2 else eigenvalues[-2]
+    u = factor @ axes[:, -1] / top.sqrt()  # of norm 1, near the first axis of S
+    seen = factor @ (factor.T @ probes)
+    missed = z[:, half:] - seen  # of a remainder E of S that is positive semi-definite
+    num_probes = probes.shape[1]
+
+    # S u = (top + more) u + r with r orthogonal to u: `more` is the slope of uᵀ E Ω on uᵀ Ω, ‖r‖² its residual variance
+    along, response = u @ probes, u @ missed
+    more = (response @ along) / along.square().sum()
+    residuals = (response - more * along).square().sum()
+    freedom = num_probes - 1
+    r = (residuals / freedom).sqrt()
+    r_high, r_low = ((residuals / _chi2(freedom, sign)).sqrt() for sign in (-1, 1))
+    noise = _NORMAL * r_high / torch.linalg.vector_norm(along)
+    quotient, quotient_high = top + more.clamp(min=0), top + (more + noise).clamp(min=0)
+    quotient_low = top + (more - noise).clamp(min=0)
+
+    high = _largest(quotient_high, second + _norm_bound(missed), r_high)
+    high = torch.maximum(torch.minimum(high, _norm_bound(z)), top).clamp(max=1)  # S - factor factorᵀ has no λ < 0
+    low = torch.maximum(quotient_low, r_low)
+    low = torch.minimum(low + r_low.square() / low, high)  # λ uᵀSu is at least ‖Su‖²
+    value = torch.minimum(torch.maximum(_largest(quotient, second, r), low), high)
+    error = torch.maximum(high - value, value - low)
+
+    squares = z[:, half:].square().sum(0) - seen.square().sum(0)
+    frobenius = eigenvalues.square().sum() + squares.mean()
+    spread = _student(freedom) * squares.std() / math.sqrt(num_probes)
+    ratios = [value, error, ratio(torch.ones_like(value), frobenius), spread / frobenius.square()]
+    return [torch.where(ratios[i] > _ROUNDING * ratios[i - 1], ratios[i], 0) if i % 2 else ratios[i] for i in range(4)]
+
+
+def _nystrom(z: Tensor, omega: Tensor) -> Tensor:
+    """B of the Nyström approximation B Bᵀ = Z (Ωᵀ Z)⁺ Zᵀ, shape (d, at most k)."""
+    core = omega.T @ z
+    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    spanned = values > _SPANNED * values[-1]
+    return z @ (vectors[:, spanned] / values[spanned].sqrt())
+
+
+def _largest(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """The larger eigenvalue of [[a, c], [c, b]]."""
+    return (a + b) / 2 + torch.hypot((a - b) / 2, c)
+
+
+def _norm_bound(e: Tensor) -> Tensor:
+    """An upper bound of the norm λ of a symmetric E, from E Ω with the k columns of Ω independent of E.
+
+    The largest eigenvalue of (E Ω)ᵀ E Ω is at least λ² χ²ₖ, and more than that by about the rest of ‖E‖².
+    """
+    gram = e.T @ e
+    k, x = len(gram), -math.log(_TAIL)
+    top, norm2 = torch.linalg.eigvalsh(gram)[-1], gram.trace() / k
+    quantile = _chi2(k, -1)
+    a, b = quantile - 1 - 2 * x / k, math.sqrt(x) * (1 + k**-0.5) * norm2.sqrt()
+    plain = (top / quantile).clamp(min=0).sqrt()
+    return torch.minimum(plain, (b + (b.square() + a * (top - norm2).clamp(min=0)).sqrt()) / a) if a > 0 else plain
+
+
+def _student(freedom: int) -> float:
+    """The value that a Student's t number exceeds with probability `_TAIL` (Cornish & Fisher)."""
+    x, n = _NORMAL, freedom
+    return x + (x**3 + x) / (4 * n) + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * n**2)
+
+
+def _chi2(freedom: int, sign: int) -> float:
+    """The value that a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL`."""
+    # Wilson & Hilferty 1931
+    variance = 2 / (9 * freedom)
+    return float(freedom * (1 - variance + sign * _NORMAL * math.sqrt(variance)) ** 3)

@@ -25,8 +25,7 @@ from embedgeo.functional.moments import (
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.sampling import row_keys
 
-_MERGED_ELEMENTS = 1 << 17
-"""Elements merged at a time: a merge takes several times their memory."""
+_MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 
 
 class TokenTable(NamedTuple):
@@ -91,7 +90,7 @@ class TokenTable(NamedTuple):
         return TokenTable(*(state[keep] for state in self))
 
     def without_rounding(self) -> "TokenTable":
-        """The same table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
+        """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
         norm = torch.linalg.vector_norm(self.mean, dim=1)
         return self._replace(m2=without_rounding(self.m2, self.n, norm))
 
@@ -185,8 +184,7 @@ def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
     return embedding_bag(places, rows, first, mode="sum").div_(lengths[:, None])
 
 
-_FEW_SEQUENCES = 3
-"""Token types seen in two sequences up to this many stand for those seen in one only."""
+_FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 
 
 class SequenceCount(NamedTuple):
@@ -195,39 +193,33 @@ class SequenceCount(NamedTuple):
     num_sequences: Tensor
 
     def merge(self, other: "SequenceCount") -> "SequenceCount":
-        """That of the rows of both, which share no sequence."""
+        """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
     def all_reduce(self, group: Any = None) -> "SequenceCount":
-        """That of the rows of all ranks."""
+        """The number of those of the rows of all ranks."""
         return SequenceCount(all_reduce_sum(self.num_sequences, group))
 
 
 class WithinMoments(NamedTuple):
-    """The `within_variance` of each batch, weighted by rows.
+    """The `within_variance` of each batch, weighted by rows."""
 
-    Attributes:
-        n_with_ids: number of rows with token ids, scalar.
-        n_paired: number of rows of the batches that have a within-token variance, scalar.
-        within: the sum over these rows of their batch's within-token variance, scalar.
-    """
-
-    n_with_ids: Tensor
-    n_paired: Tensor
-    within: Tensor
+    n_with_ids: Tensor  # number of rows with token ids, scalar
+    n_paired: Tensor  # number of rows of the batches that have a within-token variance, scalar
+    within: Tensor  # the sum over these rows of their batch's within-token variance, scalar
 
     @classmethod
     def empty(cls) -> "WithinMoments":
-        """Those of no batches."""
+        """The moments of no batches."""
         return cls(*torch.zeros(3, dtype=torch.float64))
 
     def merge(self, other: "WithinMoments") -> "WithinMoments":
-        """Those of the batches of both."""
+        """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
     def all_reduce(self, group: Any = None) -> "WithinMoments":
-        """Those of the batches of all ranks."""
-        return WithinMoments(*(all_reduce_sum(state, group) for state in self))
+        """The moments of the batches of all ranks."""
+        return WithinMoments(*all_reduce_sum(torch.stack(self), group))
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
@@ -360,8 +352,7 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
-NUM_BINS = 10
-"""Ranges of frequencies."""
+NUM_BINS = 10  # ranges of frequencies
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

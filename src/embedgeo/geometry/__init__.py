@@ -82,7 +82,6 @@ class Geometry:
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
-        stage: that stage, where there are others.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -139,7 +138,8 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
-        self.stage = stage
+        self._stage = stage
+        self._stage_group = None if stage is None else stage.ranks  # which have the same layers
         self._group = process_group
         self._drift = drift
         self._is_off = False
@@ -185,14 +185,14 @@ class Geometry:
         """
 
         def own() -> list[Record]:
-            has_failed = computed.exception() is not None
-            if self._group is not None and not self._on_any_rank(has_failed):
+            failed = torch.tensor(int(computed.exception() is not None), device=self.device)
+            if self._group is not None and not all_reduce_max(failed, self._stage_group):
                 names = [f"{record['metric']} at layer {record['layer']!r}" for record in computed.result()]
                 values = torch.tensor([record["value"] for record in computed.result()], dtype=torch.float64)
                 require_same_values(names, values.to(self.device), self._stage_group)
             return computed.result()
 
-        return own() if self.stage is None else self.stage.join(len(self.layers), own)
+        return own() if self._stage is None else self._stage.join(len(self.layers), own)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -310,17 +310,18 @@ class Geometry:
             if dim:
                 self._metrics[layer.name].expected_Q = expected
         if self._unembedding is not None:
-            self._set_unembedding(self._unembedding.detach(), is_copied=unembedding_may_change)
+            weights = self._unembedding.detach()
+            if isinstance(weights, DTensor):
+                weights = weights.full_tensor()
+            elif unembedding_may_change:
+                weights = weights.clone()
+            for metrics in self._metrics.values():
+                metrics.set_unembedding(weights)
         return [
             MeasuredLayer(layer.name, index, self._metrics[layer.name])
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
-
-    @property
-    def _stage_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same layers."""
-        return None if self.stage is None else self.stage.ranks
 
     def _computed(self, *, in_thread: bool) -> Future[list[Record]]:
         """This rank's records, or the exception in their place, raised once the ranks have agreed on it."""
@@ -335,9 +336,6 @@ class Geometry:
         except Exception as error:
             records.set_exception(error)
         return records
-
-    def _on_any_rank(self, condition: bool) -> bool:
-        return bool(all_reduce_max(torch.tensor(int(condition), device=self.device), self._stage_group))
 
     def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
@@ -375,15 +373,6 @@ class Geometry:
         )
         self._metrics[layer_name] = metrics
         return metrics
-
-    def _set_unembedding(self, weights: Tensor, *, is_copied: bool) -> None:
-        """Give the metrics the weights as they are now, of which each rank may have a part."""
-        if isinstance(weights, DTensor):
-            weights = weights.full_tensor()
-        elif is_copied:
-            weights = weights.clone()
-        for metrics in self._metrics.values():
-            metrics.set_unembedding(weights)
 
 
 def _unembedding(model: nn.Module) -> Tensor | None:

@@ -96,12 +96,12 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
 
 
 def can_start_threads() -> bool:
-    """Whether threads can be started, which no interpreter does that is about to exit."""
+    """Tell whether threads can be started, which no interpreter does that is about to exit."""
     return threading.main_thread().is_alive()
 
 
 def _values(layer: MeasuredLayer) -> Values | Exception:
-    """The values of a layer, or the exception in their place, raised once all layers are in step with other ranks."""
+    """The values of a layer, or the exception to raise once all layers have been computed in step with other ranks."""
     values, failures = layer.metrics.compute()
     for error in failures:
         error.add_note(f"at layer {layer.name!r}")

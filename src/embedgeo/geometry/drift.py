@@ -18,19 +18,12 @@ from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 
 
 class KeptRows(NamedTuple):
-    """The rows of a layer that are compared, of one measurement.
+    """The rows of a layer that are compared, of one measurement, on the CPU."""
 
-    Attributes:
-        rows: shape (m, d), in the dtype of the hidden states, on the CPU.
-        row_numbers: shape (m,), int64, ascending: which they are among all rows, as one process would see them.
-        token_ids: shape (m,), int64; 0 where there are none.
-        num_rows: number of rows that they were drawn from, those with a NaN or Inf among them.
-    """
-
-    rows: Tensor
-    row_numbers: Tensor
-    token_ids: Tensor
-    num_rows: int
+    rows: Tensor  # (m, d), in the dtype of the hidden states
+    row_numbers: Tensor  # (m,), int64, ascending: their numbers among all rows, as one process would see them
+    token_ids: Tensor  # (m,), int64; 0 where there are none
+    num_rows: int  # that they were drawn from, those with a NaN or Inf among them
 
     @classmethod
     def of(cls, metrics: LayerMetrics) -> "KeptRows":
@@ -49,7 +42,7 @@ class KeptRows(NamedTuple):
         return cls(rows, row_numbers, token_ids, state["num_rows"])
 
     def is_comparable(self, other: "KeptRows") -> bool:
-        """Whether these are the same rows, but for some that have a NaN or Inf in one of them."""
+        """Tell whether these are the same rows, but for some that have a NaN or Inf in one of them."""
         own, others = self._in_both(other)
         return (
             self.num_rows == other.num_rows
@@ -63,21 +56,18 @@ class KeptRows(NamedTuple):
         return self.rows[own].to(device), other.rows[others].to(device)
 
     def _in_both(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
-        numbers = self.row_numbers, other.row_numbers
-        return torch.isin(*numbers), torch.isin(*reversed(numbers))
+        return torch.isin(self.row_numbers, other.row_numbers), torch.isin(other.row_numbers, self.row_numbers)
 
 
 class ComparedRows(GeometryMetric):
-    """A uniform sample of the rows with their token ids: the same ones whenever as many rows are seen.
+    """A uniform sample of the rows with their token ids, compared with other rows.
 
-    Ranks share their rows once, in `drawn`, and not when metrics are synchronised.
+    The same rows are drawn whenever as many are seen. Ranks share theirs once, in `drawn`, and not when metrics are
+    synchronised. ``comparisons`` are other rows and these, by what the others are of, such as ``previous``.
 
     Args:
         dim: d, the width of the rows.
         size: how many are drawn at most.
-
-    Attributes:
-        comparisons: other rows and these, by what the others are of, such as ``previous``.
     """
 
     has_copies = False
@@ -136,7 +126,7 @@ class Drift:
         self._has_warned = False
 
     def with_compared_rows(self, make: MetricFactory) -> MetricFactory:
-        """A factory of the metrics that another one makes, and of the rows to compare."""
+        """Make the metrics that ``make`` makes, and the sample of rows to compare."""
         return lambda dim: [*make(dim), ComparedRows(dim, self.num_rows)]
 
     def compare(self, layers: Sequence[MeasuredLayer]) -> None:
@@ -162,7 +152,7 @@ class Drift:
 
     @property
     def has_rows(self) -> bool:
-        """Whether there are rows of earlier measurements."""
+        """Tell whether there are rows of earlier measurements."""
         return bool(self._first)
 
     def forget(self) -> None:

@@ -34,10 +34,11 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     scalars: dict[str, float] = {}
     block_values: dict[str, list[float]] = {}
     for record in records:
-        layer, value, chart = record["layer"], record["value"], _chart(prefix, record["metric"])
-        scalars[f"{chart}/{layers[layer]}"] = value
+        layer = record["layer"]
+        chart = _chart(prefix, record["metric"])
+        scalars[f"{chart}/{layers[layer]}"] = record["value"]
         if layer in sides:
-            block_values.setdefault(f"{chart}/{sides[layer]}mean", []).append(value)
+            block_values.setdefault(f"{chart}/{sides[layer]}mean", []).append(record["value"])
     return scalars | {tag: sum(values) / len(values) for tag, values in block_values.items()}
 
 

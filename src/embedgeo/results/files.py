@@ -141,9 +141,6 @@ class Locks:
 
     Where the file system has no locks, every name can be taken, and `error` says why. A process holds its locks until
     it closes the file by any means: it must not open it a second time meanwhile.
-
-    Args:
-        path: a file that the processes share.
     """
 
     def __init__(self, path: Path) -> None:

@@ -250,7 +250,8 @@ class SweepFolder:
             self.failed.rmdir()  # once it is empty
         seen: set[str] = set()
         while (done := self.done()) != seen:  # other processes may finish checkpoints meanwhile
-            seen, runs = done, self.runs(num_series)
+            seen = done
+            runs = self.runs(num_series)
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
                 pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

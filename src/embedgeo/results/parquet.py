@@ -172,10 +172,6 @@ class HistoryFile:
     Records of earlier steps than the first one that is added stay in it: a resumed run goes on with the file of the run
     before, and a run that starts anew replaces it. It is always written whole. So that this takes at most 2 % of the
     time, `add` leaves it out soon after the last time; `close` writes the rest, or else the interpreter when it exits.
-
-    Args:
-        folder: it is made when something is written.
-        prefix: the monitor's.
     """
 
     def __init__(self, folder: Path, prefix: str = "geometry") -> None:

@@ -71,7 +71,8 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
     """
     from safetensors.torch import save_file
 
-    tensors, layers = {}, {}
+    tensors = {}
+    layers = {}
     for layer, kept in sample.items():
         dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
         layers[layer] = {"n": kept.n, "dtype": dtype}

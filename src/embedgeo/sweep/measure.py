@@ -101,16 +101,16 @@ class Downloads:
         shutil.rmtree(self._folder / planned.name, ignore_errors=True)
 
 
+@dataclass
 class Worker:
     """One process of those that measure a checkpoint together; local rank 0 downloads for its node."""
 
-    def __init__(
-        self, fabric: Fabric, settings: SweepSettings, texts: Mapping[str, ProbeText], downloads: Downloads
-    ) -> None:
-        self._fabric = fabric
-        self._settings = settings
-        self._texts = texts
-        self._downloads = downloads
+    fabric: Fabric
+    settings: SweepSettings
+    texts: Mapping[str, ProbeText]
+    downloads: Downloads
+
+    def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._loads: dict[str, Future[loading.LoadedModel]] = {}
 
@@ -120,25 +120,25 @@ class Worker:
         The next one is chosen once this one is loaded. It is fetched while this one runs, and loaded while the metrics
         of this one, whose weights have gone by then, are computed and written.
         """
-        text = self._texts[planned.checkpoint.model]
+        text = self.texts[planned.checkpoint.model]
         try:
             loaded = self._load_fetched(planned, text)
-            upcoming = self._fabric.broadcast(choose_next())
-            if self._fabric.local_rank == 0 and upcoming is not None:
-                self._downloads.start(upcoming)
+            upcoming = self.fabric.broadcast(choose_next())
+            if self.fabric.local_rank == 0 and upcoming is not None:
+                self.downloads.start(upcoming)
             return self._measure_model(loaded, text, upcoming)
         finally:
-            self._downloads.remove(planned)
+            self.downloads.remove(planned)
 
     def _load_fetched(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
         """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
         path = None
-        with all_agree(self._fabric):
-            if self._fabric.local_rank == 0:
-                path = self._downloads.start(planned).result()
-        path = from_local_zero(self._fabric, path)
+        with all_agree(self.fabric):
+            if self.fabric.local_rank == 0:
+                path = self.downloads.start(planned).result()
+        path = from_local_zero(self.fabric, path)
         assert path is not None
-        with all_agree(self._fabric):
+        with all_agree(self.fabric):
             ahead = self._loads.pop(planned.name, None)
             wait(self._loads.values())
             self._loads.clear()
@@ -147,20 +147,20 @@ class Worker:
         return loaded
 
     def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
-        dtype = getattr(torch, self._settings.dtype)
+        dtype = getattr(torch, self.settings.dtype)
         if path.is_file():
-            assert self._settings.model_class is not None
-            return loading.load_lightning(path, self._settings.model_class, dtype=dtype)
+            assert self.settings.model_class is not None
+            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
         assert planned.contents is not None
-        if self._settings.device_map is not None:
+        if self.settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
         return loading.load_model(
             path,
             planned.contents,
             dtype=dtype,
-            trust_remote_code=self._settings.trust_remote_code,
-            device_map=self._settings.device_map,
-            offload_folder=self._downloads.offload_folder(planned),
+            trust_remote_code=self.settings.trust_remote_code,
+            device_map=self.settings.device_map,
+            offload_folder=self.downloads.offload_folder(planned),
         )
 
     def _load_ahead(self, planned: Planned | None) -> None:
@@ -168,17 +168,17 @@ class Worker:
 
         Loading sets torch's default dtype for all threads; and code of the user's may set anything.
         """
-        own_code = self._settings.model_class is not None or self._settings.trust_remote_code
-        in_place = self._settings.device_map is None and self._fabric.world_size == 1
-        if planned is not None and in_place and not own_code and self._settings.dtype == "float32":
-            path = self._downloads.start(planned)
+        own_code = self.settings.model_class is not None or self.settings.trust_remote_code
+        in_place = self.settings.device_map is None and self.fabric.world_size == 1
+        if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
+            path = self.downloads.start(planned)
             self._loads[planned.name] = self._thread.submit(lambda: self._load(planned, path.result()))
 
     def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
         """Measure a model, which has no weights afterwards."""
-        settings = self._settings
+        settings = self.settings
         if settings.device_map is None:
-            model = self._fabric.to_device(self._fabric.strategy.precision.convert_module(loaded.model))
+            model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(loaded.model))
         else:
             model = loaded.model  # accelerate's hooks move what enters each part
         with torch.inference_mode():
@@ -194,7 +194,7 @@ class Worker:
         if text.occurrence_types:
             geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.occurrence_types)
         try:
-            with torch.inference_mode(), all_agree(self._fabric), self._fabric.autocast():
+            with torch.inference_mode(), all_agree(self.fabric), self.fabric.autocast():
                 loss = self._run(geometry, loaded, text)
             network = measured_model(model)
             num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
@@ -219,7 +219,7 @@ class Worker:
         modules = [call.module for layer in geometry.layers for call in layer.calls]
         loss = TokenLoss(loaded, modules, text.mask_token_id)
         loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
-        for on_cpu in text.batches(self._settings.batch_size, self._fabric.global_rank, self._fabric.world_size):
+        for on_cpu in text.batches(self.settings.batch_size, self.fabric.global_rank, self.fabric.world_size):
             batch = move_data_to_device(on_cpu, device)
             if batch.word_ids is not None:
                 geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
@@ -233,14 +233,14 @@ class Worker:
         records = geometry.records()
         if silent := geometry.silent_layers():
             raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
-        sums = self._fabric.all_reduce(loss.total.to(self._fabric.device), reduce_op="sum")
+        sums = self.fabric.all_reduce(loss.total.to(self.fabric.device), reduce_op="sum")
         assert isinstance(sums, Tensor)
         total, count = sums.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
-        sample = geometry.samples() if self._settings.save_samples else None
+        sample = geometry.samples() if self.settings.save_samples else None
         of_layers = geometry.layer_tables()
-        of_types = _token_tables(geometry, text) if self._settings.token_tables else {}
+        of_types = _token_tables(geometry, text) if self.settings.token_tables else {}
         return Measured(records, of_types | of_layers, facts, sample)
 
 

@@ -4,6 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -44,7 +45,7 @@ def run_sweep(settings: SweepSettings) -> int:
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
-            from embedgeo.sweep.cluster import connected, measure_on_cluster
+            from embedgeo.sweep.cluster import RemoteWorkers, connected
 
             stack.enter_context(connected(settings))
         fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
@@ -63,7 +64,7 @@ def run_sweep(settings: SweepSettings) -> int:
             sweep = Sweep(fabric, settings, plan, pending, texts, folder)
             with sweep.at_work():
                 if on_ray:
-                    measure_on_cluster(sweep, settings, texts)
+                    RemoteWorkers(sweep).measure_all()
                 else:
                     with Downloads(folder.path, evict=settings.evict) as downloads:
                         measure_here(sweep, Worker(fabric, settings, texts, downloads).measure)
@@ -159,39 +160,27 @@ POLL_SECONDS = 1.0
 """Between two looks at whether another sweep is through with what it has begun."""
 
 
+@dataclass
 class Sweep:
-    """The checkpoints of a sweep: the next one, and the results of each. All ranks have one; rank 0 chooses and writes.
+    """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0 chooses and writes."""
 
-    Attributes:
-        pending: the checkpoints of the plan that are to be measured.
-        left: those of them that are not under way yet.
-        failures: reasons, by name.
-    """
+    fabric: Fabric
+    settings: SweepSettings
+    plan: Sequence[Planned]
+    pending: Sequence[Planned]  # those of the plan that are to be measured
+    texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
+    folder: SweepFolder
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        settings: SweepSettings,
-        plan: Sequence[Planned],
-        pending: Sequence[Planned],
-        texts: Mapping[str, ProbeText],
-        folder: SweepFolder,
-    ) -> None:
-        self.pending = pending
-        self.left = list(pending)
-        self.failures: dict[str, str] = {}
-        self._fabric = fabric
-        self._settings = settings
-        self._plan = plan
-        self._texts = texts
-        self._folder = folder
-        self._num_series = len({planned.checkpoint.position.series for planned in plan})
-        self._locks = Locks(folder.path / "manifest.json")
-        self._console = Console(quiet=not fabric.is_global_zero)
-        is_shown = bool(pending) and self._console.is_terminal
+    def __post_init__(self) -> None:
+        self.left = list(self.pending)  # those that are not under way yet
+        self.failures: dict[str, str] = {}  # reasons, by name
+        self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
+        self._locks = Locks(self.folder.path / "manifest.json")
+        self._console = Console(quiet=not self.fabric.is_global_zero)
+        is_shown = bool(self.pending) and self._console.is_terminal
         self._bar = Progress(console=self._console, disable=not is_shown, transient=True)
-        self._task = self._bar.add_task("", total=len(pending))
-        self._lines = Lines(pending)
+        self._task = self._bar.add_task("", total=len(self.pending))
+        self._lines = Lines(self.pending)
         self._printed: set[str] = set()
         self._rebuilt_at = time.monotonic()
         self._rebuild_seconds = 0.0
@@ -201,8 +190,8 @@ class Sweep:
         """Show the progress, and hold what has been begun; at the end bring the folder up to date."""
         with self._bar, closing(self._locks):
             yield
-            if self._fabric.is_global_zero:
-                self._folder.rebuild(self._num_series)
+            if self.fabric.is_global_zero:
+                self.folder.rebuild(self._num_series)
 
     def next(self) -> Planned | None:
         """The checkpoint to measure now, the same on all ranks; None at the end.
@@ -210,19 +199,19 @@ class Sweep:
         What another process has begun comes last, once that process is through with it or gone.
         """
         while True:
-            chosen = self.reserve(self.left) if self._fabric.is_global_zero else None
+            chosen = self.reserve(self.left) if self.fabric.is_global_zero else None
             if chosen is not None:
                 self.left.remove(chosen)
-            chosen, self.left = self._fabric.broadcast((chosen, self.left))
+            chosen, self.left = self.fabric.broadcast((chosen, self.left))
             if chosen is not None or not self.left:
                 return chosen
-            self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
+            self.print_waiting()
             time.sleep(POLL_SECONDS)
 
     def choose_upcoming(self) -> Planned | None:
         """The checkpoint to fetch while another is measured, from now on this process's; duplicates are copied."""
         to_fetch = [planned for planned in self.left if not planned.duplicate_of and not planned.error]
-        return self.reserve(to_fetch) if self._fabric.is_global_zero else None
+        return self.reserve(to_fetch) if self.fabric.is_global_zero else None
 
     def reserve(self, among: Sequence[Planned]) -> Planned | None:
         """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0.
@@ -231,14 +220,14 @@ class Sweep:
         """
         for planned in list(among):
             if not self._locks.take(planned.original):
-                self.print_once(f"another sweep is at work in {self._folder.path}: what it has begun is left to it")
+                self.print_once(f"another sweep is at work in {self.folder.path}: what it has begun is left to it")
             elif self._is_done(planned):  # by another process, since this one has made its plan
                 self.left.remove(planned)
                 self._locks.release(planned.original)
             else:
                 if self._locks.error:
                     self.print_once(
-                        f"{self._folder.path} cannot be locked ({self._locks.error}): another sweep of the same "
+                        f"{self.folder.path} cannot be locked ({self._locks.error}): another sweep of the same "
                         "checkpoints at the same time would measure them, too"
                     )
                 return planned
@@ -250,26 +239,26 @@ class Sweep:
         self._locks.release(planned.original)
 
     def _is_done(self, planned: Planned) -> bool:
-        if planned.name not in self._folder.done():
+        if planned.name not in self.folder.done():
             return False
-        return not planned.is_stale or planned.is_done(self._folder.read(planned.name))
+        return not planned.is_stale or planned.is_done(self.folder.read(planned.name))
 
     def copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
         copied = None
         original = planned.duplicate_of
-        if self._fabric.is_global_zero and original in self._folder.done() and planned.contents is not None:
+        if self.fabric.is_global_zero and original in self.folder.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
-                first = next(other.checkpoint for other in self._plan if other.name == original)
-                records = self._folder.read(original)
+                first = next(other.checkpoint for other in self.plan if other.name == original)
+                records = self.folder.read(original)
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
-                is_same &= self._texts.get(first.model) is self._texts.get(planned.checkpoint.model)  # one tokenizer
+                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)  # one tokenizer
                 if is_same and first.config_digest() == planned.contents.config_digest:
-                    tables = self._folder.read_tables(original, self._settings.tables)
+                    tables = self.folder.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
-                    sample = load_sample(self._folder.path, original).layers if self._settings.save_samples else None
-                    copied = Measured(kept, tables, self._folder.facts(original), sample)
-        return self._fabric.broadcast(copied)
+                    sample = load_sample(self.folder.path, original).layers if self.settings.save_samples else None
+                    copied = Measured(kept, tables, self.folder.facts(original), sample)
+        return self.fabric.broadcast(copied)
 
     def end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
         """Write what was measured, or why nothing was; leave the checkpoint to others, and print its line."""
@@ -283,13 +272,13 @@ class Sweep:
             self._locks.release(planned.original)
         if records is not None:
             for width in sorted(set(records["width"]) - {0}):
-                for note in width_notes(metrics_function(self._settings), int(width)):
+                for note in width_notes(metrics_function(self.settings), int(width)):
                     self.print_once(note)
             self.print(self._lines.measured(planned, number, records, time.monotonic() - started))
         else:
             self.failures[planned.name] = str(result)
-            if self._fabric.is_global_zero:
-                self._folder.write_failure(planned.name, str(result))
+            if self.fabric.is_global_zero:
+                self.folder.write_failure(planned.name, str(result))
             self.print(self._lines.failed(planned, number, str(result)))
         self._rebuild_sometimes()
 
@@ -308,23 +297,27 @@ class Sweep:
             weights_sha256=planned.weights_sha256,
             duplicate_of=planned.duplicate_of,
         )
-        if self._fabric.is_global_zero:
+        if self.fabric.is_global_zero:
             facts = {key: value for key, value in {**measured.facts, **planned.facts}.items() if value}
-            self._folder.write(planned.name, frame, measured.tables, facts, measured.sample)
+            self.folder.write(planned.name, frame, measured.tables, facts, measured.sample)
         return frame
 
     def _rebuild_sometimes(self) -> None:
         """Bring the folder up to date while the sweep runs, for a small share of its time."""
         started = time.monotonic()
-        if self._fabric.is_global_zero and started - self._rebuilt_at > 50 * self._rebuild_seconds:
+        if self.fabric.is_global_zero and started - self._rebuilt_at > 50 * self._rebuild_seconds:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self._folder.rebuild(self._num_series)
+                self.folder.rebuild(self._num_series)
             self._rebuilt_at = started
             self._rebuild_seconds = time.monotonic() - started
 
     def show_progress(self, names: str, number: int, num_ended: int) -> None:
         """Say on the bar which checkpoints are under way."""
         self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
+
+    def print_waiting(self) -> None:
+        """Print that what is left has been begun by others."""
+        self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""

@@ -99,11 +99,7 @@ def _decoded(data: bytes) -> str:
 
 
 class Documents:
-    """The documents of files and datasets, in order; those of a dataset are read when they are asked for, every time.
-
-    Args:
-        paths: files, as `read_documents` reads them, or addresses of datasets, as `parse_address` does. None for the
-            built-in corpus.
+    """The documents of files, as of `read_documents`, and datasets, which are read anew each time that they are needed.
 
     Attributes:
         sha256: of the documents; where there are datasets, of their addresses in place of what is there.
@@ -124,15 +120,7 @@ class Documents:
 
 
 class Address(NamedTuple):
-    """Address of the text of a dataset.
-
-    Attributes:
-        url: the whole address.
-        name: of the dataset, ``author/name``.
-        config: its configuration; None for the default one.
-        split: of the dataset.
-        column: that holds the text.
-    """
+    """Address of a dataset's text: ``author/name``, a configuration if one is named, split and column."""
 
     url: str
     name: str
@@ -237,13 +225,7 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
 
 
 def cut_texts(
-    documents: Iterable[str],
-    unit: Unit,
-    *,
-    min_words: int = 0,
-    max_words: int = 0,
-    share: float = 1.0,
-    seed: int = 0,
+    documents: Iterable[str], unit: Unit, *, min_words: int = 0, max_words: int = 0, share: float = 1.0, seed: int = 0
 ) -> Iterator[str]:
     """Cut documents into texts, as they are asked for, and leave some out.
 
@@ -254,8 +236,7 @@ def cut_texts(
             as they are, blank ones too, to be joined and cut into sequences of tokens.
         min_words: leave out texts of fewer words, which white space separates.
         max_words: leave out texts of more words; 0: none.
-        share: of the texts to keep, whatever their words. Each is drawn by a random number that depends only on the
-            seed and on the number of those before it.
+        share: of the texts to keep, whatever their words: each is drawn by the seed and its number alone.
         seed: of the draw.
 
     >>> list(cut_texts(["One. Two words.  ", " "], "sentence", min_words=2))

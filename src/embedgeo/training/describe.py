@@ -2,9 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
@@ -17,7 +19,6 @@ from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
-from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
@@ -25,7 +26,7 @@ from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.layer import LayerMetrics
 
 if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
@@ -35,7 +36,6 @@ _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
 """Rows and width up to which metrics are timed; what more takes is extrapolated."""
 
-_FEWER_LAYERS = "Measure fewer layers (layers=)."
 _REMEDIES = {
     "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
     "TokenMoments": (
@@ -167,35 +167,22 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _found(model: nn.Module) -> Description:
-    inner = measured_model(model)
-    return Description(
-        type(inner).__name__, sum(weight.numel() for weight in inner.parameters() if not is_lazy(weight))
-    )
-
-
 def outline(model: nn.Module, geometry: Geometry) -> Description:
     """Describe what the structure of a model tells: its layers, and the metrics at its width."""
-    width = model_width(geometry.model)
-    paths = _module_paths(model)
-    metrics = geometry.make_metrics(width or 2)
+    width = model_width(geometry.model) or 2
+    metrics = geometry.make_metrics(width)
     return replace(
-        _found(model),
-        layers=tuple(_described(layer, paths, width) for layer in geometry.layers),
+        _without_layers(model),
+        layers=_described_layers(model, geometry, {layer.name: width for layer in geometry.layers}, {}),
         metrics=tuple(DescribedMetric(metric_name(metric), len(geometry.layers)) for metric in metrics),
-        warnings=tuple(width_notes(geometry.make_metrics, width or 2)),
+        warnings=tuple(width_notes(geometry.make_metrics, width)),
     )
 
 
 def opening(monitor: str, outlined: Description, schedule: object, path: Path | None, notes: Sequence[str] = ()) -> str:
-    """Say, when training starts, what is measured when, and where it goes.
+    """Say, when training starts, what a monitor measures when, and where it goes: the history file, if it has a path.
 
-    Args:
-        monitor: its class.
-        outlined: what it measures.
-        schedule: its steps.
-        path: of the history file; None if this process writes none.
-        notes: lines of their own, after those on what the width has decided.
+    Each of the ``notes`` is a line of its own, after those on what the width has decided.
     """
     layers = listed([layer.name for layer in outlined.layers], 4)
     metrics = listed([metric.name for metric in outlined.metrics])
@@ -215,19 +202,12 @@ def missing_for_history() -> str:
 
 
 def drift_notes(outlined: Description, num_rows: int, *, starts_at: int | None) -> Iterator[str]:
-    """Sentences on the rows that a monitor keeps to compare them.
-
-    Args:
-        outlined: its layers.
-        num_rows: kept of each.
-        starts_at: step of a run that goes on without the rows kept before it, or None.
-    """
-    num_layers = len(outlined.layers)
-    width = outlined.layers[0].width or 2
-    num_bytes = 2 * num_layers * num_rows * width * 4
+    """Sentences on the rows of each layer that are kept, in a run that goes on without earlier ones at a step."""
+    width = next((layer.width for layer in outlined.layers), None) or 2
+    held = size(2 * len(outlined.layers) * num_rows * width * 4)
     few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
     yield (
-        f"drift keeps {num_rows} rows of each layer twice, up to {size(num_bytes)} in all, also in checkpoints"
+        f"drift keeps {num_rows} rows of each layer twice, up to {held} in all, also in checkpoints"
         f"{few if num_rows < width + 2 else ''}."
     )
     if starts_at:
@@ -269,54 +249,58 @@ def describe(
         try:
             geometry = make_geometry(model)
         except ValueError as error:
-            return replace(_found(model), warnings=(_unresolved(model, error),))
+            return replace(_without_layers(model), warnings=(_unresolved(model, error),))
+        make = geometry.make_metrics
         inspected = inspect_forward(geometry.model, geometry.layers, batch)
         rows, origin = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
-        guess = None if inspected.error is None else model_width(geometry.model)
         shapes = inspected.hidden
-        widths = [shapes[layer.name][-1] if layer.name in shapes else guess for layer in geometry.layers]
-        counts = Counter(width for width in widths if width is not None)
-        held = {width: _held_bytes(monitor, geometry.make_metrics, width, rows) for width in counts}
-        paths = _module_paths(model)
-        layers = []
-        for layer, width in zip(geometry.layers, widths, strict=True):
-            layers.append(_described(layer, paths, width, None if width is None else held[width].total()))
+        guess = None if inspected.error is None else model_width(geometry.model)
+        widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in geometry.layers}
+        counts = Counter(width for width in widths.values() if width is not None)
+        held = {width: _held_bytes(make(width), width, rows, monitor.drift) for width in counts}
         metrics = _totals(counts, held)
-        tried = "synthetic token ids" if batch is None else "this batch"
         device = weights_device(model)
-        seconds = [
-            count * _seconds(monitor, geometry.make_metrics, width, rows, device) for width, count in counts.items()
-        ]
+        seconds = [count * _seconds(make(width), width, rows, monitor.drift, device) for width, count in counts.items()]
+        tried = "synthetic token ids" if batch is None else "this batch"
         return replace(
-            _found(model),
-            layers=tuple(layers),
-            token_ids=_token_source(monitor, inspected, paths),
-            mask=_mask_source(monitor, inspected, paths),
+            _without_layers(model),
+            layers=_described_layers(model, geometry, widths, held),
+            token_ids=_token_source(monitor, model, inspected),
+            mask=_mask_source(monitor, model, inspected),
             num_rows=rows.total,
             num_types=rows.num_types,
             rows=origin,
-            metrics=tuple(metrics),
+            metrics=metrics,
             state_bytes=sum(metric.total_bytes for metric in metrics),
             seconds=sum(seconds) if seconds else None,
-            warnings=(
-                *_forward_warnings(monitor, geometry, inspected, tried),
-                *_size_warnings(monitor, geometry.make_metrics, held),
-                *_setup_warnings(monitor, geometry, model),
-            ),
+            warnings=tuple(_warnings(monitor, model, geometry, inspected, tried, held)),
         )
 
 
-def _module_paths(model: nn.Module) -> dict[nn.Module, str]:
-    return {module: name or type(module).__name__ for name, module in model.named_modules()}
+def _without_layers(model: nn.Module) -> Description:
+    inner = measured_model(model)
+    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
+    return Description(type(inner).__name__, sum(sizes))
 
 
-def _described(
-    layer: Layer, paths: Mapping[nn.Module, str], width: int | None, state_bytes: int | None = None
-) -> DescribedLayer:
-    modules = [call.module for call in layer.calls]
-    names = ", ".join(dict.fromkeys(paths.get(module, type(module).__name__) for module in modules))
-    start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
-    return DescribedLayer(layer.name, f"{start}{names}", type(modules[0]).__name__, width, state_bytes)
+def _described_layers(
+    model: nn.Module, geometry: Geometry, widths: Mapping[str, int | None], held: Mapping[int, Counter[str]]
+) -> tuple[DescribedLayer, ...]:
+    layers = []
+    for layer in geometry.layers:
+        modules = [call.module for call in layer.calls]
+        start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
+        path = start + ", ".join(_paths(model, modules))
+        width = widths.get(layer.name)
+        state_bytes = held[width].total() if width and held else None
+        layers.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
+    return tuple(layers)
+
+
+def _paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
+    """Paths of modules in the model, each once; those of no module inside have the name of their class."""
+    paths = {module: name for name, module in model.named_modules()}
+    return list(dict.fromkeys(paths.get(module) or type(module).__name__ for module in modules))
 
 
 def _unresolved(model: nn.Module, error: ValueError) -> str:
@@ -329,22 +313,74 @@ def _unresolved(model: nn.Module, error: ValueError) -> str:
     return f"{' '.join(str(error).split())}{remedy}"
 
 
-class ExpectedRows(NamedTuple):
-    """The rows of a measurement at a layer.
+def _token_source(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> str:
+    if monitor.token_ids is not None:
+        return "the function given as token_ids="
+    tables = _paths(model, [table for table, _ in inspected.token_ids])
+    if not tables:
+        return "none" if inspected.error is None else "unknown"
+    return f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
 
-    Attributes:
-        num_sequences: number of sequences.
-        seq_len: rows of each.
-        num_types: token types among them, at most; 0: there are no token ids.
-        num_groups: of sequences, for standard errors; 0: there are none.
-        itemsize: bytes of a number that is kept of a row.
-    """
+
+def _mask_source(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> str:
+    if monitor.mask is not None:
+        return "the function given as mask="
+    masks = [f"{name} of {_paths(model, [module])[0]}" for module, name in inspected.masks]
+    if not masks:
+        return "none: every position counts" if inspected.error is None else "unknown"
+    return f"{' and '.join(masks)}, where given"
+
+
+def _warnings(
+    monitor: "Monitor",
+    model: nn.Module,
+    geometry: Geometry,
+    inspected: Inspection,
+    tried: str,
+    held: Mapping[int, Counter[str]],
+) -> Iterator[str]:
+    reached = [layer for layer in geometry.layers if layer.name in inspected.hidden]
+    if inspected.error is not None:
+        yield (
+            f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
+            "missing or guessed. Give a batch: monitor.describe(model, batch)."
+        )
+    elif silent := [layer.name for layer in geometry.layers if layer not in reached]:
+        yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
+    if not inspected.token_ids and monitor.token_ids is None and inspected.error is None:
+        yield (
+            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
+            "function of the batch."
+        )
+    elif inspected.token_ids and (apart := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
+        yield (
+            f"The rows of {listed(apart)} are not one for each token id: the monitor would turn off there. Leave "
+            "that out of layers=, or give token_ids= and mask= in the order of its rows."
+        )
+    for width, num_bytes in held.items():
+        yield from width_notes(geometry.make_metrics, width)
+        excess = num_bytes.total() - monitor.max_state_bytes
+        for name, of_metric in num_bytes.most_common():
+            if excess > 0:
+                remedies = {} if is_auto(geometry.make_metrics) else _REMEDIES
+                remedy = remedies.get(name, "Measure fewer layers (layers=).")
+                yield f"{name} holds {size(of_metric)} at each layer of width {width}. {remedy}"
+                excess -= of_metric
+    is_stable = monitor.compiled == "stable" and geometry.probe.is_prepared()
+    if is_compiled(model) and not is_stable:
+        yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
+    if geometry.part is not None:
+        yield "The model is one stage of a pipeline: layers and bytes are those of this stage."
+
+
+class ExpectedRows(NamedTuple):
+    """The rows of a measurement at a layer: as many of each sequence, of so many token types (0: no token ids)."""
 
     num_sequences: int
     seq_len: int
     num_types: int
-    num_groups: int
-    itemsize: int
+    num_groups: int  # of sequences, for standard errors
+    itemsize: int  # bytes of a number that is kept of a row
 
     @property
     def total(self) -> int:
@@ -372,20 +408,18 @@ def _expected_rows(
         num_batches = len(probe) if isinstance(probe, Sized) else 1
         first = _shape(probe[0]) if isinstance(probe, Sequence) and probe else None
         batch_size, seq_len = first or (getattr(probe, "batch_size", None) or batch_size, seq_len)
+    origin = f"{num_batches} × {batch_size} sequences"
     unit = geometry.settings["rows"]
-    of_tokens = unit in ("tokens", "words")
-    num_sequences = num_batches * batch_size
-    rows_each = seq_len if of_tokens else 1
+    if unit in ("tokens", "words"):
+        origin += f" × {seq_len} tokens"
+    else:
+        origin += f", by {unit}"
+        seq_len = 1
     has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
-    expected = ExpectedRows(
-        num_sequences=num_sequences,
-        seq_len=rows_each,
-        num_types=min(num_sequences * rows_each, inspected.num_token_types) if has_ids else 0,
-        num_groups=geometry.settings["jackknife"],
-        itemsize=8 if inspected.dtype == torch.float64 else 4,
-    )
-    origin = f" × {seq_len} tokens" if of_tokens else f", by {unit}"
-    return expected, f"{num_batches} × {batch_size} sequences{origin}"
+    num_sequences = num_batches * batch_size
+    num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
+    itemsize = 8 if inspected.dtype == torch.float64 else 4
+    return ExpectedRows(num_sequences, seq_len, num_types, geometry.settings["jackknife"], itemsize), origin
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
@@ -395,43 +429,23 @@ def _shape(batch: Any) -> tuple[int, int] | None:
     return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
 
 
-def _token_source(monitor: "Monitor", inspected: Inspection, paths: Mapping[nn.Module, str]) -> str:
-    if monitor.token_ids is not None:
-        return "the function given as token_ids="
-    tables = dict.fromkeys(paths[table] for table, _ in inspected.token_ids)
-    if not tables:
-        return "none" if inspected.error is None else "unknown"
-    return f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
-
-
-def _mask_source(monitor: "Monitor", inspected: Inspection, paths: Mapping[nn.Module, str]) -> str:
-    if monitor.mask is not None:
-        return "the function given as mask="
-    if not inspected.masks:
-        return "none: every position counts" if inspected.error is None else "unknown"
-    return f"{' and '.join(f'{name} of {paths[module]}' for module, name in inspected.masks)}, where given"
-
-
-def _held_bytes(monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows) -> Counter[str]:
-    """Bytes that each metric of a layer of this width holds at the end of a measurement, by its name."""
+def _held_bytes(metrics: Sequence[Metric], width: int, rows: ExpectedRows, num_compared: int) -> Counter[str]:
+    """Bytes that the metrics of a layer hold at the end of a measurement, by their names."""
     held: Counter[str] = Counter()
-    for metric in make(width):
+    for metric in metrics:
         held[metric_name(metric)] += _metric_bytes(metric, width, rows)
-    if monitor.drift:  # of the first measurement, of the last one and of this one
-        held["drift"] = 3 * min(monitor.drift, rows.total) * width * rows.itemsize
+    if num_compared:  # of the first measurement, of the last one and of this one
+        held["drift"] = 3 * min(num_compared, rows.total) * width * rows.itemsize
     return held
 
 
 def _metric_bytes(metric: Metric, width: int, rows: ExpectedRows) -> int:
-    """Bytes that a metric holds, with its copies for standard errors.
-
-    One of another package is updated to find them: in proportion to rows where its states grow with them.
-    """
+    """Bytes of a metric with its copies for standard errors; one of another package is updated to find them."""
     if not isinstance(metric, GeometryMetric):
-        before = _state_bytes(metric)
+        empty = _state_bytes(metric)
         hidden, ids, sequences = rows.drawn(width, torch.device("cpu"))
         metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
-        return before + round((_state_bytes(metric) - before) * rows.total / hidden.shape[:-1].numel())
+        return empty + round((_state_bytes(metric) - empty) * rows.total / hidden.shape[:-1].numel())
     whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
     if not rows.num_groups or not metric.has_copies:
         return whole
@@ -444,110 +458,62 @@ def _state_bytes(metric: Metric) -> int:
     return sum(each.nbytes for state in states for each in (state if isinstance(state, list) else [state]))
 
 
-def _totals(counts: Mapping[int, int], held: Mapping[int, Mapping[str, int]]) -> list[DescribedMetric]:
+def _totals(counts: Mapping[int, int], held: Mapping[int, Counter[str]]) -> tuple[DescribedMetric, ...]:
     """The metrics of all layers, given the number of layers of each width, and the bytes at one."""
-    totals: dict[str, DescribedMetric] = {}
-    for width, count in sorted(counts.items()):
-        for name, num_bytes in held[width].items():
-            narrower = totals.get(name, DescribedMetric(name, 0))
-            total_bytes = narrower.total_bytes + count * num_bytes
-            totals[name] = DescribedMetric(name, narrower.num_layers + count, num_bytes, total_bytes)
-    return list(totals.values())
+    names = dict.fromkeys(name for width in sorted(held) for name in held[width])
+    metrics = []
+    for name in names:
+        widths = [width for width in sorted(held) if name in held[width]]
+        total_bytes = sum(counts[width] * held[width][name] for width in widths)
+        metrics.append(DescribedMetric(name, sum(counts[w] for w in widths), held[widths[-1]][name], total_bytes))
+    return tuple(metrics)
 
 
-def _seconds(monitor: "Monitor", make: MetricFactory, width: int, rows: ExpectedRows, device: torch.device) -> float:
-    """An estimate of what the metrics of a layer of this width take."""
-    num_compared = min(monitor.drift, rows.total)
-    total = _drift_seconds(width, num_compared, device) if num_compared else 0.0
-    for index in range(len(make(width))):
-        total += _metric_seconds(lambda dim, index=index: make(dim)[index], width, rows, device)  # type: ignore[misc]
+def _seconds(
+    metrics: Sequence[Metric], width: int, rows: ExpectedRows, num_compared: int, device: torch.device
+) -> float:
+    """An estimate of what the metrics of a layer take, and comparing its rows: with three others, and those below."""
+    total = sum(_metric_seconds(metric, width, rows, device) for metric in metrics)
+    if num_compared:
+        timed_width = min(width, _TIMED_WIDTH)
+        shape = 2, min(num_compared, rows.total), timed_width
+        below, compared = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+        drift = _timed(lambda: drift_values(below, compared), device)
+        linearity = _timed(lambda: linearity_values(below, compared), device)
+        total += width / timed_width * (3 * drift + linearity)
     return total
 
 
-def _metric_seconds(make: Callable[[int], Metric], width: int, rows: ExpectedRows, device: torch.device) -> float:
+def _metric_seconds(metric: Metric, width: int, rows: ExpectedRows, device: torch.device) -> float:
     """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
 
     It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
     in proportion to what the metric holds: d, or d² for a scatter.
     """
-    metric = make(width)
     timed_width = width
     share = 1.0
     if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
         timed_width = _TIMED_WIDTH
-        share = metric.state_bytes(rows.total, 1) / metric.of_width(timed_width).state_bytes(rows.total, 1)
+        whole = metric.state_bytes(rows.total, 1)
+        metric = metric.of_width(timed_width)
+        share = whole / metric.state_bytes(rows.total, 1)
     hidden, ids, sequences = rows.drawn(timed_width, device)
+    seconds = 0.0
     for part in (slice(1), slice(None)):  # the first time threads and memory are set up
-        timed = LayerMetrics(
-            lambda dim: [metric.of_width(dim) if isinstance(metric, GeometryMetric) else make(dim)],
-            timed_width,
-            device=device,
-            jackknife=rows.num_groups,
-        )
-        started = _now(device)
-        timed.update(hidden[part], None if ids is None else ids[part], None, sequences[part])
-        updated = _now(device)
-        timed.compute()
-        computed = _now(device)
-        timed.reset()
-    return share * ((updated - started) * rows.total / hidden.shape[:-1].numel() + computed - updated)
+        timed = LayerMetrics(lambda _: [deepcopy(metric)], timed_width, device=device, jackknife=rows.num_groups)
+        arguments = hidden[part], None if ids is None else ids[part], None, sequences[part]
+        updating = _timed(partial(timed.update, *arguments), device)
+        seconds = updating * rows.total / hidden.shape[:-1].numel() + _timed(timed.compute, device)
+    return share * seconds
 
 
-def _drift_seconds(width: int, num_rows: int, device: torch.device) -> float:
-    """An estimate of what comparing the rows of a layer takes: with three others, and with the layer below."""
-    timed_width = min(width, _TIMED_WIDTH)
-    below, rows = torch.randn(2, num_rows, timed_width, generator=torch.Generator().manual_seed(0)).to(device)
+def _timed(call: Callable[[], object], device: torch.device) -> float:
     started = _now(device)
-    drift_values(below, rows)
-    compared = _now(device)
-    linearity_values(below, rows)
-    return width / timed_width * (3 * (compared - started) + _now(device) - compared)
+    call()
+    return _now(device) - started
 
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _forward_warnings(monitor: "Monitor", geometry: Geometry, inspected: Inspection, tried: str) -> Iterator[str]:
-    """Warnings of what a forward pass has shown."""
-    reached = [layer for layer in geometry.layers if layer.name in inspected.hidden]
-    if inspected.error is not None:
-        yield (
-            f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
-            "missing or guessed. Give a batch: monitor.describe(model, batch)."
-        )
-    elif silent := [layer.name for layer in geometry.layers if layer not in reached]:
-        yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
-    if not inspected.token_ids and monitor.token_ids is None and inspected.error is None:
-        yield (
-            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
-            "function of the batch."
-        )
-    elif inspected.token_ids and (apart := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
-        yield (
-            f"The rows of {listed(apart)} are not one for each token id: the monitor would turn off there. Leave "
-            "that out of layers=, or give token_ids= and mask= in the order of its rows."
-        )
-
-
-def _size_warnings(monitor: "Monitor", make: MetricFactory, held: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
-    """Warnings of metrics that are left out at a width, or hold too much there."""
-    for width, bytes_by_name in held.items():
-        yield from width_notes(make, width)
-        excess = sum(bytes_by_name.values()) - monitor.max_state_bytes
-        for name, num_bytes in sorted(bytes_by_name.items(), key=lambda item: -item[1]):
-            if excess > 0:
-                remedy = _FEWER_LAYERS if is_auto(make) else _REMEDIES.get(name, _FEWER_LAYERS)
-                yield f"{name} holds {size(num_bytes)} at each layer of width {width}. {remedy}"
-                excess -= num_bytes
-
-
-def _setup_warnings(monitor: "Monitor", geometry: Geometry, model: nn.Module) -> Iterator[str]:
-    """Warnings of a compiled model, and of a stage of a pipeline."""
-    is_stable = monitor.compiled == "stable" and geometry.probe.is_prepared()
-    if is_compiled(model) and not is_stable:
-        yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
-    if geometry.part is not None:
-        yield "The model is one stage of a pipeline: layers and bytes are those of this stage."

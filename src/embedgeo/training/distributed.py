@@ -21,6 +21,8 @@ from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
 
+T = TypeVar("T")
+
 _ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard", re.I)
 _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*", re.I)
 _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
@@ -60,15 +62,6 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     return mesh[names[0]] if len(names) == 1 else None
 
 
-def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> dist.ProcessGroup:
-    """The ranks that differ from this one along these dimensions alone."""
-    others = [i for i in range(mesh.ndim) if i not in dimensions]
-    num_groups = math.prod(mesh.shape[i] for i in others)
-    ranks = mesh.mesh.permute([*others, *dimensions]).reshape(num_groups, -1)
-    group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    return group
-
-
 def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.ProcessGroup | None) -> None:
     """Raise ValueError if ranks (None: all) have models of other modules; each of them must call this."""
     if not is_distributed():
@@ -83,11 +76,8 @@ def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.Pro
         )
 
 
-T = TypeVar("T")
-
-
 class PipelineStage:
-    """One stage of a pipeline: on which ranks the others are, and which rows of a batch it is given when.
+    """One stage of a pipeline: the ranks on which the others are, and the rows of a batch that it is given.
 
     A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
     sequences of the batch as its tensors have, the next one those after them.
@@ -96,15 +86,12 @@ class PipelineStage:
         model: the stage.
         stages: the ranks of the stages of one model, in forward order.
         ranks: those that have this stage.
-
-    Attributes:
-        is_part: whether there are other stages.
     """
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
         self.ranks = ranks
-        self._stages = stages
         self.is_part = dist.get_world_size(stages) > 1
+        self._stages = stages
         self._model = unwrapped(model)
         self._attached = ExitStack()
         self._num_stages: int | None = None  # in the pipeline that has run it
@@ -156,16 +143,10 @@ class PipelineStage:
         self._attached.close()
 
     def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
-        """The metrics of this stage's layers, under the names that they have in the whole model.
+        """Make the `Geometry` of this stage's layers, under the names that they have in the whole model.
 
-        Every rank must call this at the same time.
-
-        Args:
-            make: makes them, given the blocks that the stage has, and the stage, where there are others.
-
-        Raises:
-            TypeError, ValueError: as ``make`` does; no stage has a layer, or several have the same.
-            RuntimeError: there was an error on another stage.
+        Every rank must call this at the same time. ``make`` is given the blocks that the stage has, and the stage,
+        where there are others. It is a ValueError if no stage has a layer, or several have one of the same name.
         """
         if not self.is_part:
             return make()
@@ -187,17 +168,16 @@ class PipelineStage:
     def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this.
 
-        Args:
-            num_layers: number of layers of this stage.
-            own: returns its records.
-
-        Raises:
-            ValueError: a stage has counted other rows than the one before it, or a rank has several stages.
-            RuntimeError: there was an error on another stage.
+        It is a ValueError if a stage has counted other rows than the one before it, or a rank has several stages.
         """
 
         def of_this_stage() -> tuple[int, list[Record]]:
-            self._require_one_a_rank()
+            num_ranks = dist.get_world_size(self._stages)
+            if self._num_stages not in (None, num_ranks):
+                raise ValueError(
+                    f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
+                    "interleaved schedules have. Sweep over the checkpoints."
+                )
             return num_layers, own()
 
         every = self._on_all(of_this_stage)
@@ -209,15 +189,6 @@ class PipelineStage:
             for first, (_, records) in zip(firsts, every, strict=False)
             for record in records
         ]
-
-    def _require_one_a_rank(self) -> None:
-        """Raise ValueError if the pipeline that has run this stage has more stages than ranks."""
-        num_ranks = dist.get_world_size(self._stages)
-        if self._num_stages not in (None, num_ranks):
-            raise ValueError(
-                f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
-                "interleaved schedules have. Sweep over the checkpoints."
-            )
 
     def _on_all(self, make: Callable[[], T]) -> list[T]:
         """Gather what ``make`` returns on each stage; an exception on one is raised on all of them."""
@@ -237,6 +208,15 @@ class PipelineStage:
         return [value for value, _ in every]
 
 
+def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> dist.ProcessGroup:
+    """The ranks that differ from this one along these dimensions alone."""
+    others = [i for i in range(mesh.ndim) if i not in dimensions]
+    num_groups = math.prod(mesh.shape[i] for i in others)
+    ranks = mesh.mesh.permute([*others, *dimensions]).reshape(num_groups, -1)
+    group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
+    return group
+
+
 def _num_blocks(model: nn.Module) -> int:
     stack = find_stack(measured_model(model))
     if stack is None:
@@ -248,18 +228,13 @@ def _num_blocks(model: nn.Module) -> int:
 
 def _require_same_rows(before: list[Record], after: list[Record]) -> None:
     """Raise ValueError unless the first block of a stage has as many rows as the last block of the stage before."""
-    numbers = [
-        [(record["layer"], record["value"]) for record in records if record["metric"] == "n" and _is_block(record)]
+    last, first = (
+        [record for record in records if record["metric"] == "n" and record["layer"].startswith("block.")]
         for records in (before, after)
-    ]
-    if all(numbers):
-        (last, one), (first, other) = numbers[0][-1], numbers[1][0]
-        if one != other:
-            raise ValueError(
-                f"the stages of a pipeline must count the same rows; layer {last!r} has {one:.0f}, layer {first!r} "
-                f"{other:.0f}. Give token_ids= and mask=, functions of the batch, and the batch on every rank."
-            )
-
-
-def _is_block(record: Record) -> bool:
-    return record["layer"].startswith("block.")
+    )
+    if last and first and last[-1]["value"] != first[0]["value"]:
+        raise ValueError(
+            f"the stages of a pipeline must count the same rows; layer {last[-1]['layer']!r} has "
+            f"{last[-1]['value']:.0f}, layer {first[0]['layer']!r} {first[0]['value']:.0f}. Give token_ids= and mask=, "
+            "functions of the batch, and the batch on every rank."
+        )

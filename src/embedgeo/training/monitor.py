@@ -39,7 +39,7 @@ from embedgeo.results.records import Record, dated
 from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
-from embedgeo.training.schedule import Place, Schedule
+from embedgeo.training.schedule import Schedule
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
@@ -53,43 +53,25 @@ NUM_COMPARED_ROWS = 1024
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run, as a trainer has begun it.
-
-    Attributes:
-        model: the module in which layers are found.
-        device: the device of this process.
-        process_group: the ranks that have different rows; None: all ranks.
-        writes_files: whether this process does.
-        folder: where the trainer writes its results; None: nowhere.
-        is_followed: whether the trainer decides by the values, so that they cannot be late.
-    """
+    """A training run, as a trainer has begun it."""
 
     model: nn.Module
-    device: torch.device
-    process_group: dist.ProcessGroup | None = None
+    device: torch.device  # of this process
+    process_group: dist.ProcessGroup | None = None  # the ranks that have different rows; None: all
     writes_files: bool = True
-    folder: Path | None = None
-    is_followed: bool = False
+    folder: Path | None = None  # in which the trainer writes its results
+    is_followed: bool = False  # by decisions of the trainer, so that values cannot be late
 
 
 class PendingMeasurement(NamedTuple):
-    """A measurement whose records have not been logged.
-
-    Attributes:
-        step: at which it was made.
-        geometry: made it.
-        records: those of this rank, in time.
-        why_silent: see `embedgeo.Geometry.why_silent`.
-        is_first: whether it is the first one of the run.
-        process: the one with the thread that computes it; a fork of it has none.
-    """
+    """A measurement whose records have not been logged."""
 
     step: int
     geometry: Geometry
-    records: Future[list[Record]]
+    records: Future[list[Record]]  # of this rank
     why_silent: str
-    is_first: bool
-    process: int
+    is_first: bool  # of the run
+    process: int  # with the thread that computes it; a fork of it has none
 
 
 class Monitor(ABC):
@@ -229,7 +211,8 @@ class Monitor(ABC):
         return make() if self._stage is None else self._stage.make_geometry(make)
 
     def _reset(self) -> None:
-        self._place = Place(self.schedule)
+        self._last_step: int | None = None  # scheduled steps up to this one are done; None before the start
+        self._window_start: int | None = None  # of the window that is open
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
@@ -238,15 +221,15 @@ class Monitor(ABC):
 
     def _state(self) -> dict[str, Any]:
         """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
-        if self._place.last_step is None:
+        if self._last_step is None:
             return {}
-        place = {"last_step": self._place.last_step, "window_start": self._place.window_start}
+        place = {"last_step": self._last_step, "window_start": self._window_start}
         return place if self._drift is None else {**place, "drift": self._drift.state()}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `_state` has returned; before the start."""
-        self._place.last_step = state.get("last_step")
-        self._place.window_start = state.get("window_start")
+        self._last_step = state.get("last_step")
+        self._window_start = state.get("window_start")
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
 
@@ -258,7 +241,10 @@ class Monitor(ABC):
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
             if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
                 self._warn_of_eager_steps("it was not called")
-        self._place.start(step)
+        if self._last_step is None:
+            self._last_step = step - 1
+        if self._is_window_over(step):
+            self._window_start = None
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
@@ -280,12 +266,12 @@ class Monitor(ABC):
             return
         if self._keeps_batches and batch is not None:
             self._keep(step, batch)
-        if self._place.window_start is None and self._place.take_due(step):
+        if self._window_start is None and self._take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
             else:
-                self._place.window_start = step
-        if self._place.window_start is not None:
+                self._window_start = step
+        if self._window_start is not None:
             with self._guarded():
                 self._attach(batch)
 
@@ -294,6 +280,16 @@ class Monitor(ABC):
         while self._recent and self._recent[0][0] <= step - self.schedule.window:
             del self._recent[0]
         self._recent.append((step, batch))
+
+    def _take_due(self, step: int) -> bool:
+        """Tell whether there is a scheduled step up to this one that has not been taken yet, and take it."""
+        assert self._last_step is not None
+        last_step = self._last_step
+        self._last_step = step
+        return self.schedule.is_due(last_step, step)
+
+    def _is_window_over(self, step: int) -> bool:
+        return self._window_start is not None and step >= self._window_start + self.schedule.window
 
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
@@ -313,15 +309,15 @@ class Monitor(ABC):
 
     def _after_batch(self, step: int) -> None:
         self._detach()
-        if self._place.is_window_over(step):
-            self._measure(self._place.close_window())
-        elif self.probe is not None and self._geometry is not None and self._place.take_due(step):
+        if self._is_window_over(step):
+            self._measure_window()
+        elif self.probe is not None and self._geometry is not None and self._take_due(step):
             self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
         self._detach()
-        if self._place.window_start is not None:
-            self._measure(self._place.close_window())
+        if self._window_start is not None:
+            self._measure_window()
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
         self._complete()
@@ -329,7 +325,7 @@ class Monitor(ABC):
             self._write_media(last=True)
 
     def _stop(self) -> None:
-        """Leave the run; `_place` stays, as it may still be saved to a checkpoint.
+        """Leave the run; the place in the schedule stays, as it may still be saved to a checkpoint.
 
         What is in the background is logged, after an exception too, which nothing here takes the place of.
         """
@@ -349,6 +345,13 @@ class Monitor(ABC):
         self._geometry = None
         self._file = None
         self._recent = []
+
+    def _measure_window(self) -> None:
+        """Close the open window, and measure what it has seen."""
+        step = self._window_start
+        assert step is not None
+        self._window_start = None
+        self._measure(step)
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None

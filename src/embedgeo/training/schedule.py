@@ -1,13 +1,8 @@
 """The optimizer steps at which to measure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
-from weakref import WeakMethod, finalize
-
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedgeo.formatting import listed
 
@@ -66,7 +61,7 @@ class Schedule:
         return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
 
     def is_due(self, last_step: int, step: int) -> bool:
-        """Whether a scheduled step is after ``last_step`` and not after ``step``.
+        """Tell whether a scheduled step is after ``last_step`` and not after ``step``.
 
         >>> Schedule(5).is_due(last_step=4, step=6)  # two optimizers take two steps for each batch
         True
@@ -84,84 +79,3 @@ class Schedule:
         """
         regular = (step // self.every_n_steps + 1) * self.every_n_steps
         return min([regular, *(extra for extra in self.extra_steps if extra > step)])
-
-
-class Place:
-    """How far a run has come in its schedule: what is saved in its checkpoints.
-
-    Attributes:
-        last_step: scheduled steps up to this one are done; None before the start.
-        window_start: the step at which the open window began; None if there is none.
-
-    >>> place = Place(Schedule(5))
-    >>> place.start(step=4)
-    >>> [place.take_due(step) for step in (4, 5, 5)]
-    [False, True, False]
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.last_step: int | None = None
-        self.window_start: int | None = None
-
-    def start(self, step: int) -> None:
-        """Begin at a step, or go on at it from where a checkpoint was saved."""
-        if self.last_step is None:
-            self.last_step = step - 1
-        if self.is_window_over(step):
-            self.window_start = None
-
-    def take_due(self, step: int) -> bool:
-        """Whether there is a scheduled step up to this one that has not been taken yet."""
-        assert self.last_step is not None
-        last, self.last_step = self.last_step, step
-        return self.schedule.is_due(last, step)
-
-    def is_window_over(self, step: int) -> bool:
-        """Whether there is a window that does not reach this step."""
-        return self.window_start is not None and step >= self.window_start + self.schedule.window
-
-    def close_window(self) -> int:
-        """Close the open window; the step at which it began."""
-        step, self.window_start = self.window_start, None
-        assert step is not None
-        return step
-
-
-class OptimizerSteps:
-    """Calls a function after each step of an optimizer with parameters of a model, while it watches.
-
-    Only torch's optimizers, and their subclasses, are seen. A hook on all of them is there meanwhile, which does not
-    keep this object alive.
-
-    Args:
-        model: the model.
-        on_step: called after a step.
-    """
-
-    def __init__(self, model: nn.Module, on_step: Callable[[], None]) -> None:
-        self._model = model
-        self._on_step = on_step
-        self._end: finalize[..., Any] | None = None
-
-    def watch(self) -> None:
-        """Begin to watch; does nothing while it does."""
-        if self._end is None:
-            after = WeakMethod(self._after)
-
-            def hook(*call: Any) -> None:
-                if (found := after()) is not None:
-                    found(*call)
-
-            self._end = finalize(self, register_optimizer_step_post_hook(hook).remove)
-
-    def ignore(self) -> None:
-        """Undo `watch`; not to be called by ``on_step``, because torch goes through the hooks then."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-
-    def _after(self, optimizer: Optimizer, *call: object) -> None:
-        mine = set(self._model.parameters())
-        if any(parameter in mine for group in optimizer.param_groups for parameter in group["params"]):
-            self._on_step()

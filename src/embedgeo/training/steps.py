@@ -5,12 +5,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakMethod, finalize
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedgeo.capture.calls import present_modes
 from embedgeo.capture.structure import measured_model, unwrapped
@@ -20,7 +23,6 @@ from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
 from embedgeo.training.loggers import wandb
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.schedule import OptimizerSteps
 
 _NOT_MEASURED = nullcontext()
 
@@ -108,7 +110,7 @@ class StepMonitor(Monitor):
         self._now = -1
         self._is_inside = False
         self._has_stepped = False
-        self._optimizers = OptimizerSteps(model, self._after_optimizer)
+        self._unwatch: finalize[..., Any] | None = None
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
         """Context for the forward and the backward pass of a training batch; every rank calls this.
@@ -180,9 +182,9 @@ class StepMonitor(Monitor):
                 folder=self._log_folder,
             )
             self._start(run, step)
-        if self._place.last_step is not None and step < self._place.last_step:
+        if self._last_step is not None and step < self._last_step:
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
-            self._fail(ValueError(f"{rule}; got {step} after {self._place.last_step}."))
+            self._fail(ValueError(f"{rule}; got {step} after {self._last_step}."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._look_ahead()
@@ -191,26 +193,45 @@ class StepMonitor(Monitor):
         """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
         if self._geometry is None:
             self._rest()
-        elif self._place.window_start is not None or (self._pending is not None and not has_other_ranks()):
+        elif self._window_start is not None or (self._pending is not None and not has_other_ranks()):
             self._after = inf
             self._before = -inf
         else:
-            assert self._place.last_step is not None
-            self._after = self._place.last_step
-            self._before = self.schedule.next_after(self._place.last_step)
-        if self._after != inf or self._place.window_start is None:
-            self._optimizers.ignore()
+            assert self._last_step is not None
+            self._after = self._last_step
+            self._before = self.schedule.next_after(self._last_step)
+        if self._after != inf or self._window_start is None:
+            self._ignore_optimizers()
         elif not has_other_ranks():
-            self._optimizers.watch()  # several ranks must agree on when to measure; one of them may skip a step
+            self._watch_optimizers()  # several ranks must agree on when to measure; one of them may skip a step
 
-    def _after_optimizer(self) -> None:
-        self._has_stepped = True
-        if not self._is_inside:
-            self._after_batch(self._now + 1)
+    def _watch_optimizers(self) -> None:
+        """See the steps of torch's optimizers, by a hook on all of them that does not keep this object alive."""
+        if self._unwatch is None:
+            after = WeakMethod(self._after_optimizer)
+
+            def hook(optimizer: Optimizer, *call: object) -> None:
+                if (found := after()) is not None:
+                    found(optimizer)
+
+            self._unwatch = finalize(self, register_optimizer_step_post_hook(hook).remove)
+
+    def _ignore_optimizers(self) -> None:
+        """Undo `_watch_optimizers`; not to be called in a hook, because torch goes through the hooks then."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def _after_optimizer(self, optimizer: Optimizer) -> None:
+        own = set(self._model.parameters())
+        if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+            self._has_stepped = True
+            if not self._is_inside:
+                self._after_batch(self._now + 1)
 
     def _stop(self) -> None:
         super()._stop()
-        self._optimizers.ignore()
+        self._ignore_optimizers()
         self._rest()
 
     def _rest(self) -> None:

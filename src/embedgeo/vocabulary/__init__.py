@@ -14,12 +14,6 @@ from embedgeo.sweep import SweepSettings, require_sources, without_garbage_colle
 _RUN_OPTIONS = ("out", "shard", "evict", "dry_run")
 """Options that do not change the results."""
 
-_OF_A_SWEEP = (
-    *("model", "steps", "revisions", "tokenizer", "metrics", "spectrum", "discard_fraction", "id_batches"),
-    *("after_processing", "extra", "save_samples", "dtype", "out", "shard", "evict", "dry_run", "trust_remote_code"),
-)
-"""Options that mean what they mean for a sweep."""
-
 
 @dataclass(frozen=True)
 class VocabularySettings:
@@ -75,12 +69,12 @@ class VocabularySettings:
         self.as_sweep()
 
     def as_sweep(self) -> SweepSettings:
-        """The same options of a sweep.
+        """The options that a sweep has, too; ``rows`` mean something else there.
 
         Raises:
             ValueError: one that it does not take.
         """
-        return SweepSettings(**{name: getattr(self, name) for name in _OF_A_SWEEP})
+        return SweepSettings(**{name: value for name, value in asdict(self).items() if name != "rows"})
 
     @property
     def folder(self) -> Path:
@@ -90,9 +84,9 @@ class VocabularySettings:
 
     def as_manifest(self) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
-        asked = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
-        given = self.as_sweep()
-        return {**asked, "by": "embedgeo vocabulary", "model": list(given.models), "extra": given.extra_names}
+        recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
+        of_sweep = self.as_sweep()
+        return {**recorded, "by": "embedgeo vocabulary", "model": list(of_sweep.models), "extra": of_sweep.extra_names}
 
 
 def vocabulary(settings: VocabularySettings) -> int:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
-from embedgeo.functional.vocabulary import copies, untrained_rows
+from embedgeo.functional.neighbors import copies, untrained_rows
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
@@ -67,13 +67,10 @@ def run_vocabulary(settings: VocabularySettings) -> int:
 
 @dataclass(frozen=True)
 class Names:
-    """The texts of a tokenizer's tokens, or their pieces where these are no text, by token id.
-
-    ``unreachable`` are the ids of tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024).
-    """
+    """Names of a tokenizer's tokens, by token id: their texts, or their pieces where these are no text."""
 
     texts: Mapping[int, str]
-    unreachable: frozenset[int]
+    unreachable: frozenset[int]  # tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Names":
@@ -102,17 +99,11 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, N
 
 @dataclass(frozen=True)
 class NotedRows:
-    """Rows of a matrix, shape (n, d), that are to be known by name.
+    """Rows of a matrix, shape (n, d), that are to be known by name; each tensor of shape (n,)."""
 
-    Attributes:
-        first: for each row the first one that is the same, shape (n,).
-        without_token: rows whose id the tokenizer does not have, shape (n,), bool; None if there is no tokenizer.
-        untrained: shape (n,), bool; None where that cannot be told.
-    """
-
-    first: Tensor
-    without_token: Tensor | None
-    untrained: Tensor | None
+    first: Tensor  # for each row the first one that is the same
+    without_token: Tensor | None  # rows whose id the tokenizer does not have; None if there is no tokenizer
+    untrained: Tensor | None  # None where that cannot be told
 
     @classmethod
     def of(cls, matrix: Tensor, names: Names | None) -> "NotedRows":
@@ -198,36 +189,34 @@ def _ranges(ids: Iterable[int]) -> str:
 # ── the matrices of a checkpoint ────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass
 class MatrixWorker:
     """Measures the embedding matrices of checkpoints, given the names of each model's tokens if it has a tokenizer.
 
     With ``only_trained``, rows that no token uses or that look untrained are left out.
     """
 
-    def __init__(
-        self, settings: SweepSettings, names: Mapping[str, Names | None], downloads: Downloads, *, only_trained: bool
-    ) -> None:
-        self._settings = settings
-        self._names = names
-        self._downloads = downloads
-        self._only_trained = only_trained
+    settings: SweepSettings
+    names: Mapping[str, Names | None]
+    downloads: Downloads
+    only_trained: bool
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
         """Measure the matrices of a checkpoint, while the files of the one that is chosen next are fetched."""
         try:
             planned = self._narrowed(planned)
-            path = self._downloads.start(planned).result()
+            path = self.downloads.start(planned).result()
             if path.is_file():
                 raise ValueError(f"a vocabulary is that of a Hugging Face model; {path.name} is a file of Lightning's.")
             assert planned.contents is not None
-            trusted = self._settings.trust_remote_code
-            dtype = getattr(torch, self._settings.dtype)
+            trusted = self.settings.trust_remote_code
+            dtype = getattr(torch, self.settings.dtype)
             matrices = read_matrices(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
             if (following := choose_next()) is not None:
-                self._downloads.start(self._narrowed(following))
-            return self._measure_matrices(matrices, self._names[planned.checkpoint.model])
+                self.downloads.start(self._narrowed(following))
+            return self._measure_matrices(matrices, self.names[planned.checkpoint.model])
         finally:
-            self._downloads.remove(planned)
+            self.downloads.remove(planned)
 
     def _narrowed(self, planned: Planned) -> Planned:
         """The checkpoint with no more of its files on the Hub than have to be fetched."""
@@ -237,7 +226,7 @@ class MatrixWorker:
         small = [file.name for file in contents.files if file.name == "config.json" or "index" in file.name]
         with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
             folder = small_files(planned, small, Path(name))
-            trusted = self._settings.trust_remote_code
+            trusted = self.settings.trust_remote_code
             return replace(planned, contents=needed_contents(contents, folder, trust_remote_code=trusted))
 
     def _measure_matrices(self, matrices: Matrices, names: Names | None) -> Measured:
@@ -257,18 +246,18 @@ class MatrixWorker:
         tables = {kind: pd.concat([part.tables[kind] for part in parts], ignore_index=True) for kind in of_input.tables}
         sample = {layer: each for part in parts for layer, each in (part.sample or {}).items()}
         facts = {"model_class": matrices.model_class}
-        return Measured(records, tables, facts, sample if self._settings.save_samples else None)
+        return Measured(records, tables, facts, sample if self.settings.save_samples else None)
 
     def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: Names | None) -> Measured:
         rows = NotedRows.of(matrix, names)
-        kept = rows.trained() if self._only_trained else torch.arange(len(matrix))
-        metrics = LayerMetrics(metrics_function(self._settings), matrix.shape[1], device=matrix.device)
+        kept = rows.trained() if self.only_trained else torch.arange(len(matrix))
+        metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
             metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
             layers = [MeasuredLayer(layer, layer_index, metrics)]
             records = compute(layers)
             tables = layer_tables(layers)
-            sample = layer_sample(metrics) if self._settings.save_samples else None
+            sample = layer_sample(metrics) if self.settings.save_samples else None
         if sample is not None and sample.row_numbers is not None:
             sample = replace(sample, row_numbers=kept[sample.row_numbers])
         for metric, count in rows.counts().items():

@@ -1,14 +1,26 @@
-"""``metrics="auto"``: what is measured at a width within ``max_state_bytes``."""
+"""Sets of metrics by width, and the memory that metrics take."""
 
 import logging
 import math
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 import embedgeo
-from embedgeo import Anisotropy, GeometryMonitor, StepMonitor, auto_metrics, load_sample, observe
+from embedgeo import (
+    Anisotropy,
+    EmbeddingMoments,
+    GeometryMonitor,
+    IntrinsicDimension,
+    StepMonitor,
+    TokenMoments,
+    auto_metrics,
+    load_sample,
+    observe,
+)
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import MAX_STATE_BYTES, default_metrics, full_metrics, streaming_metrics
 from embedgeo.metrics.defaults import left_out, metric_factory, metric_name
@@ -22,6 +34,7 @@ from tests.sweep.tiny import TEXT, local_run
 from tests.training.runs import fit
 
 KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "ESI", 16_384: "ES"}
+
 NAMES = {
     "T": "TokenMoments",
     "E": "EmbeddingMoments",
@@ -203,3 +216,56 @@ def test_of_two_metrics_of_a_class_the_one_that_fits_is_kept():
     whole = [metric.state_bytes(2**20) for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)]
     one = auto_metrics(8192, extra=("scales",), max_state_bytes=8192 * 24 + 1.5 * whole[-1])
     assert [metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)] == ["twonn"]
+
+
+METRICS = {
+    "EmbeddingMoments(d)": EmbeddingMoments,
+    "TokenMoments(d)": TokenMoments,
+    "TokenMoments(d, count_range=…)": lambda d: TokenMoments(d, count_range=(1, 99)),
+    "Anisotropy(d)": Anisotropy,
+    "Anisotropy(d, sketch=512)": lambda d: Anisotropy(d, sketch=512),
+    "IntrinsicDimension(d)": IntrinsicDimension,
+    "streaming_metrics(d)": embedgeo.streaming_metrics,
+    "default_metrics(d)": embedgeo.default_metrics,
+}
+
+SIZES = [(100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)]
+
+
+@pytest.fixture(scope="module")
+def documented():
+    """Formula and example of each metric in the table of the documentation."""
+    text = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE)
+    units = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+    return {name: (formula, float(number) * units[unit]) for name, formula, number, unit in rows}
+
+
+def held(metrics):
+    metrics = metrics if isinstance(metrics, list) else [metrics]
+    return sum(state.nbytes for metric in metrics for state in metric.metric_state.values())
+
+
+def evaluated(formula, n, d, types):
+    return eval(formula, {"n": n, "d": d, "T": types, "min": min})
+
+
+def test_the_table_has_all_metrics(documented):
+    assert documented.keys() == METRICS.keys()
+
+
+@pytest.mark.parametrize(("n", "d", "types"), SIZES)
+@pytest.mark.parametrize("name", METRICS)
+def test_the_states_take_the_documented_bytes(documented, name, n, d, types):
+    made = METRICS[name](d)
+    rows = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+    for part in range(0, n, 50):  # over many updates: nothing may pile up
+        for metric in made if isinstance(made, list) else [made]:
+            metric.update(rows[part : part + 50], token_ids=torch.arange(part, min(part + 50, n)) % types)
+    assert held(made) == evaluated(documented[name][0], n, d, types)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_example_follows_from_the_formula(documented, name):
+    formula, example = documented[name]
+    assert evaluated(formula, 65_536, 4096, 20_000) == pytest.approx(example, rel=5e-3)

@@ -1,0 +1,398 @@
+"""What every metric must do: any split, merge, copy, cast, mask and order of the rows gives the same values."""
+
+import copy
+import math
+import pickle
+
+import lightning
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedgeo.glossary import term
+from tests.data import KINDS, assert_values, floats, gaussian, metrics, token_rows, updated
+from tests.strategies import calls, scales, seeds, splits
+
+KIND = pytest.mark.parametrize("kind", KINDS)
+
+DIM, N = 4, 120
+
+POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
+
+LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
+
+SIMILARITIES = ("self_similarity", "different_token_similarity")
+
+
+def rows(seed=0):
+    return token_rows(N, DIM, mean=100.0, seed=seed)
+
+
+def independent_of_updates(kind, values):
+    return {key: v for key, v in values.items() if kind != "EmbeddingMoments" or key not in POOLED_WITHIN_UPDATES}
+
+
+@KIND
+def test_every_key_has_a_term_and_every_picture_a_key(kind):
+    metric = metrics(DIM)[kind]
+    values = updated(metric, *rows()).compute()
+    assert values
+    assert [key for key in values if key not in metric.terms and metric.family_term(key) is None] == []
+    assert all(term(key).meaning != term("nobody_knows_it").meaning for key in values)
+    plotted = {key for other in metrics(DIM).values() if type(other) is type(metric) for key in other.plotted}
+    assert plotted <= metric.terms.keys()
+
+
+@KIND
+@settings(max_examples=20)
+@given(parts=splits(N))
+def test_any_split_over_updates_gives_the_same(kind, parts):
+    whole = updated(metrics(DIM)[kind], *rows()).compute()
+    in_parts = updated(metrics(DIM)[kind], *rows(), parts).compute()
+    assert whole.keys() == in_parts.keys()
+    assert_values(in_parts, independent_of_updates(kind, whole), rtol=1e-9)
+
+
+@KIND
+@settings(max_examples=15)
+@given(parts=splits(N))
+def test_any_split_over_forward_gives_the_same(kind, parts):
+    metric = metrics(DIM)[kind]
+    x, ids = rows()
+    for part in parts:
+        batch = metric(x[part], ids[part])
+        assert_values(batch, updated(metrics(DIM)[kind], x[part], ids[part]).compute(), rtol=1e-12)
+    whole = updated(metrics(DIM)[kind], x, ids).compute()
+    assert_values(metric.compute(), independent_of_updates(kind, whole), rtol=1e-9)
+
+
+def part_of(kind, index, **kwargs):
+    """One of several metrics to be merged: those that sample need different seeds."""
+    metric = metrics(DIM, **kwargs)[kind]
+    if kind.startswith("IntrinsicDimension"):
+        metric.seed = index
+    return metric
+
+
+@KIND
+@settings(max_examples=20)
+@given(parts=splits(N))
+def test_any_split_over_merge_state_gives_the_same(kind, parts):
+    x, ids = rows()
+    merged = part_of(kind, 0)
+    for index, part in enumerate(parts):
+        merged.merge_state(updated(part_of(kind, index), x[part], ids[part]))
+    values = merged.compute()
+    if kind.startswith("IntrinsicDimension"):
+        assert (merged.seen, len(merged.rows), merged.keys.unique().numel()) == (N, 40, 40)
+        assert set(merged.rows[:, 0].tolist()) <= set(x[:, 0].tolist())
+    else:
+        whole = independent_of_updates(kind, updated(metrics(DIM)[kind], x, ids).compute())
+        batches = {"anisotropy_batch_mean", "anisotropy_batch_std"}  # these start anew in each metric
+        assert_values(values, {key: v for key, v in whole.items() if key not in batches}, rtol=1e-9)
+
+
+@KIND
+def test_merging_and_updating_take_turns(kind):
+    x, ids = rows()
+    metric = updated(part_of(kind, 0), x[:30], ids[:30])
+    metric.merge_state(updated(part_of(kind, 1), x[30:60], ids[30:60]))
+    metric.update(x[60:], ids[60:])
+    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 30), slice(30, 60), slice(60, N)]).compute()
+    if kind.startswith("IntrinsicDimension"):
+        assert metric.seen == N
+    elif kind == "Anisotropy with all parts":
+        expected = {key: v for key, v in expected.items() if "batch" not in key}
+        assert_values(metric.compute(), expected, rtol=1e-9)
+    else:
+        assert_values(metric.compute(), expected, rtol=1e-9)
+
+
+@KIND
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_merging_with_an_empty_metric_changes_nothing(kind, as_dict):
+    full = updated(metrics(DIM)[kind], *rows())
+    expected = full.compute()
+    empty = metrics(DIM)[kind]
+    empty.merge_state(full.metric_state if as_dict else full)
+    full.merge_state(metrics(DIM)[kind])
+    for metric in (empty, full):
+        assert_values(metric.compute(), expected, rtol=1e-12)
+
+
+CASTS = {
+    "half": lambda metric: metric.half(),
+    "float": lambda metric: metric.float(),
+    "to bfloat16": lambda metric: metric.to(torch.bfloat16),
+    "set_dtype": lambda metric: metric.set_dtype(torch.float16),
+    "in a module cast to bfloat16": lambda metric: in_module(metric).to(torch.bfloat16).metric,
+    "cpu": lambda metric: metric.cpu(),
+}
+
+
+def in_module(metric):
+    module = lightning.LightningModule()
+    module.metric = metric
+    return module
+
+
+@KIND
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS.keys())
+def test_casts_change_no_state(kind, cast):
+    x, ids = rows()
+    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
+    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
+    before = {name: state.dtype for name, state in metric.metric_state.items()}
+    cast(metric)
+    assert {name: state.dtype for name, state in metric.metric_state.items()} == before
+    metric.update(x[50:], ids[50:])
+    assert_values(metric.compute(), expected, rtol=0)
+    metric.reset()
+    assert_values(updated(metric, x, ids, [slice(0, 50), slice(50, N)]).compute(), expected, rtol=0)
+
+
+@KIND
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+def test_copies_go_on_by_themselves(kind, twin):
+    x, ids = rows()
+    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
+    before = metric.compute()
+    other = twin(metric)
+    assert_values(other.compute(), before, rtol=0)
+    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
+    assert_values(updated(other, x[50:], ids[50:]).compute(), expected, rtol=0)
+    assert_values(metric.compute(), before, rtol=0)
+
+
+@KIND
+def test_reset_under_inference_mode_then_update_and_merge(kind):
+    expected = updated(metrics(DIM)[kind], *rows()).compute()
+    metric = metrics(DIM)[kind]
+    with torch.inference_mode():
+        updated(metric, *rows(seed=1)).compute()
+        metric.reset()
+    assert_values(updated(metric, *rows()).compute(), expected, rtol=0)
+    with torch.inference_mode():
+        metric.reset()
+    metric.merge_state(updated(metrics(DIM)[kind], *rows()))
+    assert_values(metric.compute(), expected, rtol=1e-12)
+
+
+@KIND
+def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
+    x, ids = rows()
+    x = x.float()
+    expected = updated(metrics(DIM)[kind], x, ids).compute()
+    metric = metrics(DIM)[kind]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_values(updated(metric, x, ids).compute(), expected, rtol=0)
+    with torch.inference_mode():
+        assert_values(updated(metrics(DIM)[kind], x.clone(), ids.clone()).compute(), expected, rtol=0)
+    values = updated(metrics(DIM)[kind], (x.requires_grad_() * 1.0), ids).compute()
+    assert not any(value.requires_grad for value in values.values())
+    assert_values(values, expected, rtol=0)
+    assert x.grad is None
+
+
+@KIND
+def test_the_default_device_does_not_matter(kind):
+    x, ids = token_rows(N, 40)
+    expected = updated(metrics(40)[kind], x, ids).compute()
+    metric = metrics(40)[kind]
+    with torch.device("meta"):  # tensors that are made there hold no numbers
+        metric.update(x[:, None], ids[:, None])
+        values = metric.compute()
+    assert_values(values, expected, rtol=1e-12)
+
+
+@KIND
+def test_layout_and_shape_do_not_matter(kind):
+    x, ids = rows()
+    expected = updated(metrics(DIM)[kind], x, ids).compute()
+    strided = torch.stack((x, x + 1), dim=-1)[..., 0]
+    for rows_, ids_ in (
+        (x.T.contiguous().T, ids),
+        (strided, ids.repeat_interleave(2)[::2]),
+        (x.view(2, 60, DIM), ids.view(2, 60)),
+    ):
+        metric = metrics(DIM)[kind]
+        metric.update(rows_, ids_, sequence_ids=torch.arange(N).view(ids_.shape))
+        assert_values(metric.compute(), expected, rtol=1e-12)
+    repeated = updated(metrics(DIM)[kind], x[:1].expand(30, DIM), ids[:1].expand(30)).compute()
+    assert_values(repeated, updated(metrics(DIM)[kind], x[:1].repeat(30, 1), ids[:1].repeat(30)).compute(), rtol=1e-12)
+
+
+@KIND
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_masked_rows_do_not_count(kind, dtype):
+    x, ids = rows()
+    mask = (torch.arange(N) % 3 > 0).view(4, 30)
+    metric = metrics(DIM)[kind]
+    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask.to(dtype), torch.arange(N).view(4, 30))
+    kept = mask.flatten()
+    assert_values(metric.compute(), updated(metrics(DIM)[kind], x[kept], ids[kept]).compute(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "Moments" in kind])
+def test_rows_that_are_not_finite_are_left_out_and_counted(kind):
+    x, ids = rows()
+    x[3, 1], x[7, 0], x[8] = math.nan, math.inf, -math.inf
+    finite = x.isfinite().all(1)
+    values = updated(metrics(DIM)[kind], x, ids, [slice(0, 5), slice(5, N)]).compute()
+    expected = updated(metrics(DIM)[kind], x[finite], ids[finite], [slice(0, 4), slice(4, N)]).compute()
+    assert_values(values, expected | {"n_nonfinite": torch.tensor(3.0)}, rtol=1e-12)
+
+
+@KIND
+@pytest.mark.parametrize("n", [0, 1, 2])
+@pytest.mark.parametrize("updates", [0, 1, 3])
+def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind, n, updates):
+    x, ids = rows()
+    metric = metrics(DIM)[kind]
+    for _ in range(updates):
+        metric.update(x[:n], ids[:n])
+        metric.update(x, ids, torch.zeros(N))
+    values = floats(untouched(metric) if updates == 0 else metric.compute())
+    seen = n * updates
+    assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
+    finite = {key for key, value in values.items() if math.isfinite(value)}
+    if seen == 0:
+        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
+    if seen == 1 and kind == "EmbeddingMoments":
+        assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
+    full = updated(metrics(DIM)[kind], x, ids).compute()
+    assert values.keys() == full.keys()
+
+
+def untouched(metric):
+    with pytest.warns(UserWarning, match="before the ``update`` method"):
+        return metric.compute()
+
+
+ONE_ROW = {
+    *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
+    *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
+    *("max_abs", "max_abs_first", "max_abs_rest"),
+    *SIMILARITIES,
+}
+
+
+@KIND
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
+    x = gaussian(1, DIM, seed=4).to(dtype)
+    parts = [slice(0, end) for end in (6, 8, 3, 7, 5)]  # in float64 the means of parts differ in the last digit
+    values = floats(updated(metrics(DIM)[kind], x.expand(8, DIM), torch.arange(8) % 2, parts).compute())
+    rest = {k: v for k, v in values.items() if k not in ONE_ROW | {"duplicate_fraction", "anisotropy_null"}}
+    assert all(abs(value) < 1e-14 for value in rest.values() if not math.isnan(value)), rest
+
+
+@KIND
+def test_a_refused_update_leaves_the_states_as_they_were(kind):
+    metric = updated(metrics(DIM)[kind], *rows())
+    before = metric.compute()
+    for embeddings, error in ((torch.zeros(3, DIM + 1), ValueError), (torch.zeros(3, DIM).int(), TypeError)):
+        with pytest.raises(error):
+            metric.update(embeddings)
+    assert_values(metric.compute(), before, rtol=0)
+
+
+@KIND
+def test_global_random_numbers_are_left_alone(kind):
+    before = torch.get_rng_state()
+    updated(metrics(DIM)[kind], *rows(), [slice(0, 50), slice(50, N)]).compute()
+    assert torch.get_rng_state().equal(before)
+
+
+LARGEST = {"max_abs", "max_abs_first"}
+
+ABOUT_THE_ORIGIN = {
+    "Q",
+    "M",
+    "M_over_V",
+    "M_over_Q",
+    *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
+    "mean_cosine",
+    "norm_mean",
+    "norm_cv",
+    "norm_max",
+    "Q_t_cv",
+    "rankme",
+    *LARGEST,
+    *(f"{key}{adjusted}" for key in SIMILARITIES for adjusted in ("", "_adjusted")),
+} | LINES
+
+PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "mean_cosine_z_scored"} | {
+    *("kurtosis", "kurtosis_first", *LARGEST)
+}
+
+SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}
+
+UNITS = {"norm_mean", "norm_max", *LARGEST}
+
+
+def all_values(x, ids):
+    return {key: value for kind in KINDS for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()}
+
+
+@settings(max_examples=10)
+@given(seeds)
+def test_translation_changes_no_variance_and_no_distance(seed):
+    x, ids = token_rows(N, DIM, seed=seed)
+    expected, got = all_values(x, ids), all_values(x + 50 * gaussian(1, DIM, seed=seed), ids)
+    assert_values(got, {key: v for key, v in expected.items() if key not in ABOUT_THE_ORIGIN}, rtol=1e-8)
+
+
+@settings(max_examples=10)
+@given(seeds, scales)
+def test_scaling_scales_values_by_their_units(seed, scale):
+    x, ids = token_rows(N, DIM, seed=seed)
+    before, got = all_values(x, ids), all_values(scale * x, ids)
+    powers = {
+        key: 2 * (key in SQUARED_UNITS) + (key in UNITS) for key in before if "slope" not in key and "freq" not in key
+    }
+    assert_values(got, {key: before[key] * scale**power for key, power in powers.items()}, rtol=1e-8)
+    assert_values(got, {"V_on_M_slope": before["V_on_M_slope"]}, rtol=1e-6)
+
+
+@settings(max_examples=10)
+@given(seeds)
+def test_rotation_changes_only_what_is_said_of_axes(seed):
+    x, ids = token_rows(N, DIM, seed=seed)
+    rotation = torch.linalg.qr(gaussian(DIM, DIM, seed=seed + 1))[0]
+    before, got = all_values(x, ids), all_values(x @ rotation, ids)
+    assert_values(got, {key: v for key, v in before.items() if key not in PER_AXIS}, rtol=1e-8, atol=1e-12)
+
+
+@settings(max_examples=10)
+@given(seeds)
+def test_the_order_of_rows_does_not_matter(seed):
+    x, ids = token_rows(40, DIM, seed=seed)  # no more than are sampled
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    before, got = all_values(x, ids), all_values(x[order], ids[order])
+    of_batches = ("anisotropy_batch", "intrinsic_dimension")
+    assert_values(got, {key: v for key, v in before.items() if not key.startswith(of_batches)}, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+@given(st.sampled_from([1, 3, 40]), st.booleans(), st.data())
+def test_any_update_is_counted_or_refused_by_a_documented_error(dim, with_ids, data):
+    updates = data.draw(st.lists(calls(dim, with_ids=with_ids), min_size=1, max_size=3))
+    before = torch.get_rng_state()
+    for kind in KINDS:
+        if with_ids or kind != "TokenMoments in a count range":
+            update_and_compute(metrics(dim)[kind], updates)
+    assert torch.get_rng_state().equal(before)
+
+
+def update_and_compute(metric, updates):
+    for call in updates:
+        if call.error is None:
+            metric.update(call.embeddings, call.token_ids, call.mask)
+        else:
+            with pytest.raises(call.error):
+                metric.update(call.embeddings, call.token_ids, call.mask)
+    if metric.update_called:
+        for value in metric.compute().values():
+            assert (value.dtype, value.shape, value.requires_grad) == (torch.float64, (), False)
