@@ -198,7 +198,13 @@ def auto_metrics(
         num_token_types: how many token types a token table may come to have. `Geometry` gives that of the model's
             vocabulary if it is smaller.
         jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
-        count_range: this and the others are those of `default_metrics`.
+        count_range: of `TokenMoments`.
+        spectrum: of `Anisotropy`.
+        discard_fraction: of `IntrinsicDimension`.
+        id_batches: ``num_batches`` of `IntrinsicDimension`.
+        anisotropy_batch: ``batch_size`` of `Anisotropy`.
+        after_processing: `AfterProcessing`, too.
+        extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
 
     >>> [metric_name(metric) for metric in auto_metrics(4096)]
     ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
