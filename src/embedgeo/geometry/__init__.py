@@ -18,6 +18,7 @@ from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
@@ -116,7 +117,8 @@ class Geometry:
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         described_layers = recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
-            model, layers = inner, "blocks"
+            model = inner
+            layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
@@ -173,7 +175,7 @@ class Geometry:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether `agreed` needs all ranks at the same time."""
+        """Tell whether `agreed` needs all ranks at the same time."""
         return self._group is not None
 
     def agreed(self, computed: Future[list[Record]]) -> list[Record]:
@@ -203,7 +205,10 @@ class Geometry:
 
     def to_frame(self) -> "pd.DataFrame":
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
-        return export.frame(self.records())
+        require_extra("report", "Geometry.to_frame", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
 
     def _repr_html_(self) -> str:
         return export.html_table(self)
@@ -345,7 +350,8 @@ class Geometry:
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
             metrics.expected_Q = self.norms.expected_size(layer, hidden, rows.mask)
-        shape, device = hidden.shape[:-1], hidden.device
+        shape = hidden.shape[:-1]
+        device = hidden.device
         unit: RowUnit = self.settings["rows"]
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":

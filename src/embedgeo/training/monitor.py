@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -184,10 +185,6 @@ class Monitor(ABC):
                 geometry.probe.prepare(geometry.model)
 
     @abstractmethod
-    def _to_device(self, batch: Any) -> Any:
-        """Move a batch of the probe to the device."""
-
-    @abstractmethod
     def _forward(self, batch: Any) -> None:
         """Run the model on a batch, of the probe or of training, outside of a training step."""
 
@@ -198,6 +195,10 @@ class Monitor(ABC):
     @abstractmethod
     def _loggers(self) -> Iterable[object]:
         """The loggers to which this process writes more than scalars."""
+
+    def _to_device(self, batch: Any) -> Any:
+        assert self._run is not None
+        return move_data_to_device(batch, self._run.device)
 
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
@@ -220,7 +221,7 @@ class Monitor(ABC):
         self._cannot_write = False
 
     def _state(self) -> dict[str, Any]:
-        """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
+        """Place of the run in its schedule, for a checkpoint, and the rows of the drift. Empty before the start."""
         if self._last_step is None:
             return {}
         place = {"last_step": self._last_step, "window_start": self._window_start}
