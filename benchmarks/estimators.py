@@ -9,7 +9,18 @@ from benchmarks import peers
 from benchmarks.machine import floors
 from benchmarks.rows import Measurement, gaussian, manifold, zipf_tokens
 from benchmarks.timing import Line, clocked, take_turns
-from embedgeo.functional import anisotropy, token_table, twonn_dimension
+from embedgeo.functional import (
+    anisotropy,
+    nearest_distances,
+    row_scatter,
+    row_sketch,
+    sketch_values,
+    spectrum_values,
+    token_table,
+    top_eigenvalue,
+    two_nearest_distances,
+    twonn_dimension,
+)
 
 TWONN = {(1024, 768): 2.0, (4096, 768): 4.0, (4096, 2048): 4.0, (16_384, 768): 6.0}
 """Rows and width, and how many times faster than the fastest peer TwoNN must be."""
@@ -43,6 +54,29 @@ def token_tables(n: int, d: int, rounds: int) -> Line:
     sides = {"embedgeo": lambda: token_table(x, tokens), "per-token loop": lambda: peers.running_means(x, ids)}
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     return Line(f"token table, {n:,} × {d}", seconds, at_least=6, floors=floors(n, d, 0))
+
+
+def engines(shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: int) -> Iterator[Line]:
+    """The private engines beside the plain ways to their numbers, for so many rows of such widths."""
+
+    def line(name: str, sides: dict[str, Callable[[], object]]) -> Line:
+        return Line(name, take_turns({side: clocked(run) for side, run in sides.items()}, rounds))
+
+    for n, d in shapes:
+        x = gaussian(n, d)
+        two = {"embedgeo": partial(two_nearest_distances, x), "products in float64": partial(nearest_distances, x, 2)}
+        yield line(f"nearest two, {n:,} × {d}", {**two, "cdist + topk": partial(peers.cdist_nearest, x)})
+        sides = {"embedgeo": partial(row_scatter, x), "whole product": partial(peers.whole_scatter, x)}
+        yield line(f"scatter, {n:,} × {d}", sides)
+        s = row_scatter(x).scatter
+        sides = {"embedgeo": partial(top_eigenvalue, s), "eigvalsh": partial(torch.linalg.eigvalsh, s)}
+        yield line(f"top eigenvalue, {d}, of Gaussian rows", sides)
+    x, columns = gaussian(*sketched), 512
+    sides = {
+        "embedgeo": lambda: sketch_values(row_sketch(x, columns)),
+        "scatter": lambda: spectrum_values(row_scatter(x)),
+    }
+    yield line(f"sketch, {sketched[0]:,} × {sketched[1]:,}, {columns} columns", sides)
 
 
 def updates(batch: tuple[int, int], d: int, num_layers: int, rounds: int) -> Line:

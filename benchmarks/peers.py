@@ -26,10 +26,21 @@ def scikit_dimension(x: Tensor) -> float:
 
 def cdist_topk(x: Tensor) -> Tensor:
     """TwoNN as it is written down in a few lines of torch."""
-    nearest = torch.cdist(x, x).topk(3, largest=False).values
+    nearest = cdist_nearest(x)
     log_mu = (nearest[:, 2] / nearest[:, 1]).log().sort().values[: int(0.9 * len(x))]
     expected = -torch.log1p(-torch.arange(1, len(log_mu) + 1) / len(x))
     return log_mu @ expected / (log_mu @ log_mu)
+
+
+def cdist_nearest(x: Tensor) -> Tensor:
+    """Distances to the row itself and to its two nearest, as float32 gives them: near rows lose their digits."""
+    return torch.cdist(x, x).topk(3, largest=False).values
+
+
+def whole_scatter(x: Tensor) -> Tensor:
+    """The scatter by one product of the centred rows, both halves of it."""
+    centred = x - x.mean(0)
+    return (centred.T @ centred).double()
 
 
 def llm_microscope(name: str) -> Callable[..., float]:

@@ -19,6 +19,8 @@ from embedgeo.formatting import shell_command
 from embedgeo.metrics.processing import is_processed
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
+pytestmark = pytest.mark.slow
+
 SEQ_LEN = 64
 STEPS = [0, 1, 2, 3, 4, 5]
 TINY = {

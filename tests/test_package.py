@@ -63,12 +63,14 @@ def python_with(folder, extra, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False)
 
 
+@pytest.mark.slow
 def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
     """``make package`` shows it with an installed wheel."""
     done = python_with(tmp_path / "packages", None, "tests/package/core.py", tmp_path / "results")
     assert done.stdout.endswith("the core alone works\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "packages", "others"),
     [

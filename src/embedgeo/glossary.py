@@ -137,74 +137,49 @@ def _to_others(key: str, name: str, unit: str, meaning: str, gaussian: float | N
     return terms
 
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 DRIFT = {
-    **_to_others(
-        "cka",
-        "CKA to",
-        "linear, debiased",
-        "How alike the geometry is, whatever the rotation and scale: 1 for copies, 0 for unrelated rows.",
-        gaussian=0.0,
-    ),
-    **_to_others(
-        "procrustes",
-        "Procrustes to",
-        "squared distance of rows centred and scaled to norm 1",
-        "What is left between the rows after the best rotation: 0 for rotated and scaled copies, 2 at most.",
-    ),
-    **_to_others(
-        "neighbor_overlap",
-        "overlap with",
-        "share of the 30 nearest neighbours, mean over rows",
-        "How much of a row's neighbourhood stays: 1 where all of it does, 30 / (rows − 1) for unrelated rows.",
-    ),
-    "linearity": Term(
-        "linearity",
-        "R² of an affine map from the layer below, adjusted",
+    **_to_others("cka", "CKA to", "linear, debiased",
+        "How alike the geometry is, whatever the rotation and scale: 1 for copies, 0 for unrelated "
+        "rows.", gaussian=0.0),
+    **_to_others("procrustes", "Procrustes to", "squared distance of rows centred and scaled to norm 1",
+        "What is left between the rows after the best rotation: 0 for rotated and scaled copies, 2 at most."),
+    **_to_others("neighbor_overlap", "overlap with", "share of the 30 nearest neighbours, mean over rows",
+        "How much of a row's neighbourhood stays: 1 where all of it does, 30 / (rows − 1) for unrelated rows."),
+    "linearity": Term("linearity", "R² of an affine map from the layer below, adjusted",
         "How much of a layer, the residual stream included, is an affine function of the one below: 1 if all of it is, "
-        "0 for unrelated rows.",
-        gaussian=0.0,
-    ),
-    "linearity_without_residual": Term(
-        "linearity without the residual",
+        "0 for unrelated rows.", gaussian=0.0),
+    "linearity_without_residual": Term("linearity without the residual",
         "R² of an affine map from the layer below, adjusted",
-        "How much of what a layer adds to the one below is an affine function of that: 1 if all of it is.",
-    ),
+        "How much of what a layer adds to the one below is an affine function of that: 1 if all of it is."),
 }
+# fmt: on
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look at them."""
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 NORMALIZATION = {
-    "norm_Q_expected": Term(
-        "Q expected of the norm",
-        "‖γ‖² + ‖β‖², squared embedding units",
-        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
-        ranges=True,
-        is_drawn=False,
-    )
+    "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
+        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread "
+        "alike over the coordinates.", ranges=True, is_drawn=False),
 }
+# fmt: on
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 VOCABULARY = {
-    "duplicate_rows": Term(
-        "rows with a copy",
-        "rows of an embedding matrix",
-        "Rows equal to another one but for rounding: tokens that the model cannot tell apart.",
-        ranges=True,
-    ),
-    "rows_without_token": Term(
-        "rows without a token",
-        "rows of an embedding matrix",
-        "Rows of ids that the tokenizer does not have: padding of the vocabulary.",
-        ranges=True,
-    ),
-    "untrained_rows": Term(
-        "rows that look untrained",
-        "rows of an embedding matrix",
-        "Rows as near to the mean of those that no token uses as these are: no training has moved them apart.",
-        ranges=True,
-    ),
-    "tied_embeddings": Term(
-        "tied embeddings", "1: tied, 0: not", "Whether input and output embedding are one matrix.", is_drawn=False
-    ),
+    "duplicate_rows": Term("rows with a copy", "rows of an embedding matrix",
+        "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
+    "rows_without_token": Term("rows without a token", "rows of an embedding matrix",
+        "Rows of ids that the tokenizer does not have: padding of the vocabulary.", ranges=True),
+    "untrained_rows": Term("rows that look untrained", "rows of an embedding matrix",
+        "Rows as near to the mean of those that no token uses as these are: no training has moved them "
+        "apart.", ranges=True),
+    "tied_embeddings": Term("tied embeddings", "1: tied, 0: not",
+        "Whether input and output embedding are one matrix.", is_drawn=False),
 }
+# fmt: on
 
 register(
     in_group("more", 750, **DRIFT)

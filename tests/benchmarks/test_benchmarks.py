@@ -103,6 +103,7 @@ def test_other_estimators():
         estimators.anisotropies(64, 8, 1),
         estimators.token_tables(64, 8, 1),
         estimators.updates((2, 8), 8, 2, 1),
+        *estimators.engines([(64, 8)], (64, 600), 1),
     ):
         holds(line)
 

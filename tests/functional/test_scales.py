@@ -7,9 +7,8 @@ import torch
 from scipy.optimize import brentq
 
 from embedgeo.functional import gride_dimensions, twonn_dimension
-from tests import references
+from tests import dadapy_values, references
 from tests.data import gaussian, generator
-from tests.functional import dadapy_values
 
 DADAPY = json.loads(dadapy_values.FILE.read_text())["values"]
 CLOUDS = dadapy_values.clouds()

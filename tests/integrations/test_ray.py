@@ -214,10 +214,9 @@ class StandIn:
 
 def sweep_on(stand_in, monkeypatch, folder, plan):
     monkeypatch.setattr(on_ray, "ray", stand_in)
-    settings = SweepSettings("model", on="ray")
-    sweep = Sweep(make_fabric({}), settings, plan, plan, {}, folder)
+    sweep = Sweep(make_fabric({}), SweepSettings("model", on="ray"), plan, plan, {}, folder)
     with sweep.at_work():
-        on_ray.Workers(sweep, settings, {}).measure_all()
+        on_ray.RemoteWorkers(sweep).measure_all()
     return sweep
 
 

@@ -130,11 +130,7 @@ def observed(batch, **options):
 
 
 def test_words_are_found_once_a_forward_pass():
-    options = {
-        "rows": "words",
-        "word_ids": torch.arange(12).expand(4, 12) // 3,
-        "metrics": lambda dim: [Anisotropy(dim)],
-    }
+    options = {"rows": "words", "word_ids": torch.arange(12).expand(4, 12) // 3}
     waits = []
     for layers in ("block.00", "blocks"):
         with Watched() as watched:

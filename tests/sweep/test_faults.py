@@ -221,11 +221,11 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 130
-    is_over.set()
     assert capsys.readouterr().err.splitlines()[-1].startswith("embedgeo: stopped")
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["step0", "step1", "step2"]
     assert list(Path(options["out"]).glob(".*")) == []
+    is_over.set()  # in a process that has ended, nothing goes on
 
 
 def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):

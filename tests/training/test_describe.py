@@ -1,4 +1,4 @@
-"""What `describe` says of a model is what a measurement then finds and holds."""
+"""A description of a model is what a measurement then finds and holds."""
 
 import random
 from collections import Counter
@@ -41,13 +41,9 @@ def only_moments(dim):
     return moments(dim)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    """Times of few rows: what is tested here are not times."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("embedgeo.training.describe._TIMED_ROWS", 32)
-    yield
-    patch.undo()
+def describe(model, batch=None, *, batch_size=2, seq_len=16, **options):
+    """A monitor's description of a model; of few rows, which are timed at once."""
+    return GeometryMonitor(**options).describe(model, batch, batch_size=batch_size, seq_len=seq_len)
 
 
 @pytest.mark.parametrize("on_meta", [False, True])
@@ -55,7 +51,7 @@ def quick():
 def test_where_token_ids_and_mask_come_from(name, on_meta):
     with torch.device("meta" if on_meta else "cpu"):
         model = FAMILIES[name].build()
-    found = GeometryMonitor().describe(model)
+    found = describe(model)
     table, mask = SOURCES[name]
     assert (found.token_ids, found.mask) == (f"what {table} called with", f"{mask}, where given")
     assert found.warnings == ()
@@ -65,14 +61,14 @@ def test_where_token_ids_and_mask_come_from(name, on_meta):
 
 
 def test_models_by_hand_and_a_lightning_module():
-    assert GeometryMonitor().describe(NanoGPT()).token_ids == "what transformer.wte is called with"
+    assert describe(NanoGPT()).token_ids == "what transformer.wte is called with"
     module = TinyLM()
-    found = GeometryMonitor().describe(module)
+    found = describe(module)
     assert [layer.path for layer in found.layers][1] == "model.gpt_neox.layers.0"
     assert found.token_ids == "what model.gpt_neox.embed_in is called with"
-    encoder = GeometryMonitor().describe(TorchEncoder(batch_first=False))
+    encoder = describe(TorchEncoder(batch_first=False))
     assert (encoder.token_ids, encoder.mask) == ("what table is called with", "none: every position counts")
-    given = GeometryMonitor(token_ids=lambda b: b["ids"], mask=lambda b: b["mask"]).describe(module)
+    given = describe(module, token_ids=lambda b: b["ids"], mask=lambda b: b["mask"])
     assert (given.token_ids, given.mask) == ("the function given as token_ids=", "the function given as mask=")
 
 
@@ -82,18 +78,18 @@ def test_of_a_model_that_cannot_be_run_each_part_is_run_that_can_be():
 
     model = FAMILIES["t5"].build()
     model.forward = refuse
-    found = GeometryMonitor(metrics=only_moments).describe(model)
+    found = describe(model, metrics=only_moments)
     assert found.warnings == ()
     assert found.token_ids == "what encoder.embed_tokens and decoder.embed_tokens are called with"
     assert {layer.width for layer in found.layers} == {16}
     model.decoder.forward = refuse
-    (warning,) = GeometryMonitor(metrics=only_moments).describe(model).warnings  # not that its layers are never reached
+    (warning,) = describe(model, metrics=only_moments).warnings  # not that its layers are never reached
     assert "could not be run on synthetic token ids (RuntimeError: not so)" in warning
 
 
 def test_an_encoder_that_is_given_embeddings_has_no_token_ids_and_says_so():
     block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    found = GeometryMonitor().describe(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
+    found = describe(nn.TransformerEncoder(block, 2, enable_nested_tensor=False))
     assert found.token_ids == "none"
     assert found.num_types == 0
     (warning,) = found.warnings
@@ -103,13 +99,13 @@ def test_an_encoder_that_is_given_embeddings_has_no_token_ids_and_says_so():
 
 def test_a_model_without_blocks_is_told_which_layers_to_give_and_these_are_measured():
     model = WithoutBlocks()
-    found = GeometryMonitor().describe(model)
+    found = describe(model)
     assert found.layers == ()
     (warning,) = found.warnings
     assert "needs a list of transformer blocks; found none in WithoutBlocks" in warning
     layers = ["table", "first", "second"]
     assert warning.endswith(f"layers={layers!r}.")
-    assert [layer.width for layer in GeometryMonitor(layers=layers).describe(model).layers] == [16, 16, 16]
+    assert [layer.width for layer in describe(model, layers=layers).layers] == [16, 16, 16]
     with embedgeo.observe(model, layers=layers) as geometry:
         model(token_batch()["input_ids"] % 50)
     assert [*geometry.compute()] == layers
@@ -118,44 +114,51 @@ def test_a_model_without_blocks_is_told_which_layers_to_give_and_these_are_measu
 ALL_BUT_NEXT_TOKENS = partial(embedgeo.full_metrics, extra=("scales", "coordinates", "similarity"))
 
 
-@pytest.mark.parametrize("options", [{}, {"jackknife": 4}, {"metrics": ALL_BUT_NEXT_TOKENS}, {"window": 2}])
-def test_the_bytes_are_those_that_the_states_take(options):
+@pytest.mark.parametrize("metrics", [embedgeo.default_metrics, ALL_BUT_NEXT_TOKENS])
+@pytest.mark.parametrize(("jackknife", "window"), [(0, 1), (4, 1), (0, 2)])
+def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
     model = gpt_neox(max_position_embeddings=512)
-    monitor = GeometryMonitor(**options)
-    found = monitor.describe(model, batch_size=8, seq_len=48)
-    geometry = monitor._make_geometry(model)
+    options = {"metrics": metrics, "jackknife": jackknife, "window": window}
+    found = describe(model, batch_size=8, seq_len=48, **options)
+    made = []
+
+    def make(dim):
+        new = metrics(dim)
+        made.extend(new)
+        return new
+
     ids = torch.arange(8)[:, None] // 4 * 48 + torch.arange(48)  # all token types in each of four groups
-    for _ in range(monitor.schedule.window):
-        with geometry.probe:
+    with embedgeo.observe(model, metrics=make, jackknife=jackknife):
+        for _ in range(window):
             model(input_ids=ids)
     held = Counter()
-    for metrics in geometry._metrics.values():
-        for metric in metrics._all():
+    for metric in made:
+        if metric.dim == 16 and metric.update_called:
             held[type(metric).__name__] += sum(state.nbytes for state in metric.metric_state.values())
     assert {metric.name: metric.total_bytes for metric in found.metrics} == held
     assert found.state_bytes == held.total() == sum(layer.state_bytes for layer in found.layers)
-    assert found.num_rows == 8 * 48 * monitor.schedule.window
+    assert found.num_rows == 8 * 48 * window
     assert found.num_types == VOCABULARY
 
 
 def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
     with torch.device("meta"):
         model = gpt_neox(hidden_size=8192, intermediate_size=64)
-    found = GeometryMonitor(metrics=lambda dim: [embedgeo.Anisotropy(dim)]).describe(model, batch_size=1, seq_len=16)
+    found = describe(model, batch_size=1, seq_len=16, metrics=lambda dim: [embedgeo.Anisotropy(dim)])
     (warning,) = found.warnings
     assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
     assert "Anisotropy(dim, sketch=512)" in warning
-    auto = GeometryMonitor(metrics="auto").describe(model, batch_size=1, seq_len=16)
+    auto = describe(model, batch_size=1, seq_len=16, metrics="auto")
     names = ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
     assert [metric.name for metric in auto.metrics] == names
-    default = GeometryMonitor().describe(model, batch_size=1, seq_len=16)
+    default = describe(model, batch_size=1, seq_len=16)
     assert [metric.name for metric in default.metrics] == names
     assert default.warnings == auto.warnings
     assert default.warnings == (
         "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB): anisotropy_error says "
         "how far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes.",
     )
-    whole = GeometryMonitor(max_state_bytes=10**9).describe(model, batch_size=1, seq_len=16)
+    whole = describe(model, batch_size=1, seq_len=16, max_state_bytes=10**9)
     assert [metric.name for metric in whole.metrics] == ["TokenMoments", "Anisotropy", "IntrinsicDimension"]
     assert not whole.warnings
 
@@ -216,15 +219,15 @@ def test_the_text_is_readable_at_100_columns():
 def test_the_rows_of_a_probe_are_those_of_its_batches():
     ids = torch.zeros(12, 7, dtype=torch.long)
     batches = [{"ids": ids[:6]}, {"ids": ids[6:]}]
-    found = GeometryMonitor(metrics=only_moments, probe=batches).describe(gpt_neox(), batch_size=2, seq_len=64)
+    found = describe(gpt_neox(), batch_size=2, seq_len=64, metrics=only_moments, probe=batches)
     assert (found.num_rows, found.rows) == (84, "2 × 6 sequences × 7 tokens")
     loader = torch.utils.data.DataLoader(ids, batch_size=4)
-    found = GeometryMonitor(metrics=only_moments, probe=loader).describe(gpt_neox(), batch_size=2, seq_len=64)
+    found = describe(gpt_neox(), batch_size=2, seq_len=64, metrics=only_moments, probe=loader)
     assert found.rows == "3 × 4 sequences × 64 tokens"
 
 
 def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
-    found = GeometryMonitor(rows="mean").describe(gpt_neox(), batch_size=6)
+    found = describe(gpt_neox(), batch_size=6, rows="mean")
     assert (found.num_rows, found.num_types, found.rows) == (6, 0, "1 × 6 sequences, by mean")
     with pytest.raises(ValueError, match="batch_size and seq_len must be positive; got 0 and 512"):
         GeometryMonitor().describe(gpt_neox(), batch_size=0)

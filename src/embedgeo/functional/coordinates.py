@@ -1,8 +1,7 @@
-"""Coordinates that stand out, and massive activations: power moments and shares of each coordinate, in O(d).
+"""Coordinates that stand out, and massive activations, by power moments of each coordinate.
 
-Sources: Pébay 2008 (SAND2008-6212) for the merge of third and fourth central moments; Timkey & van Schijndel 2021
-(arXiv 2109.04404) for a coordinate's share of the mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive
-activations, and for those of first positions.
+Sources: Pébay 2008 (SAND2008-6212) for the merge; Timkey & van Schijndel 2021 (arXiv 2109.04404) for the share of the
+mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and for those of first positions.
 """
 
 from functools import partial

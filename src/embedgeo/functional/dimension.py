@@ -1,9 +1,9 @@
-"""Intrinsic dimension of the distinct rows: by TwoNN, or by any estimator of scikit-dimension.
+"""Intrinsic dimension of the distinct rows: by TwoNN, by GRIDE, or by any estimator of scikit-dimension.
 
 Copies of a row are merged first, for their distances say nothing of the dimension: exact copies, and those that differ
 by the rounding of a forward pass, about 3e-7 where one prompt is run in batches of several shapes.
 
-Sources: Facco et al. 2017 (TwoNN); Razzhigaev et al. 2024 (arXiv 2311.05928) for its use on embeddings.
+Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al. 2024 (arXiv 2311.05928) for embeddings.
 """
 
 import math

@@ -1,10 +1,6 @@
-"""Standard errors by the delete-a-group jackknife.
+"""Standard errors by the delete-a-group jackknife over groups of whole sequences, for rows of one sequence are alike.
 
-Rows of one sequence are alike, so that standard errors that take rows as independent are too small. Here the rows are
-dealt into groups of whole sequences, and an estimate is repeated without each of the groups.
-
-Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; with groups of
-equal size it is the jackknife of Tukey.
+Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; for groups of equal size Tukey's.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Moments of rows, and the one rule that merges those of batches, ranks and token types.
 
-Sources: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253) for Q, M and V, of all rows (figures 18 and 19) and of each token
-type (figures 2 and 7); Chan, Golub & LeVeque 1983 for the merge; Ethayarajh 2019 for the mean cosine. All sums of
-squares are of differences from a mean, so that no two large numbers are subtracted.
+Sources: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253) for Q, M and V; Chan, Golub & LeVeque 1983 for the merge. All
+sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -109,20 +109,14 @@ class Operand(NamedTuple):
     """Centred rows b as (b, ‖b‖² in parts, ones), whose products are squared distances.
 
     Their products with (-2a, ones, ‖a‖² in parts) are, so that nothing larger than these is rounded to ``dtype``.
-
-    Attributes:
-        rows: shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away.
-        norm: ‖b‖, shape (n,).
-        lost: at least the norm of what rounding took from b, shape (n,).
-        largest: the largest ‖b‖.
-        rounding: the largest share of a norm that rounding took, of the sums of products, too.
     """
 
+    # shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away
     rows: Tensor
-    norm: Tensor
-    lost: Tensor
-    largest: Tensor
-    rounding: Tensor
+    norm: Tensor  # ‖b‖, shape (n,)
+    lost: Tensor  # at least the norm of what rounding took from b, shape (n,)
+    largest: Tensor  # the largest ‖b‖
+    rounding: Tensor  # the largest share of a norm that rounding took, of the sums of products, too
 
     @classmethod
     def of(cls, x: Tensor, dtype: torch.dtype, *, rounded: bool = False) -> Self:

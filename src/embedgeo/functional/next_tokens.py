@@ -1,8 +1,7 @@
-"""Neural collapse of the rows before the same token: how they vary about their mean, and what that is aligned with.
+"""Neural collapse of the rows before one token: their spread about their mean, and the alignment of that mean.
 
-Sources: Papyan, Han & Donoho 2020 (PNAS) for neural collapse; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the
-class-distance normalized variance; Wu & Papyan 2024, *Linguistic Collapse* (arXiv 2405.17767), for both in language
-models, whose classes are the tokens that follow.
+Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the class-distance normalized
+variance; Wu & Papyan 2024 (arXiv 2405.17767) for both in language models, whose classes are the tokens that follow.
 """
 
 import torch

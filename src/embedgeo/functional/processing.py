@@ -1,7 +1,4 @@
-"""After-processing of embeddings: z-scoring, whitening and removal of the top directions, from mean and scatter.
-
-Each is an affine map. The mean and the scatter of the mapped rows, and so all values of the spectrum, follow from those
-of the rows; mean cosines do not.
+"""After-processing of embeddings by affine maps, and planes to draw rows in, from mean and scatter.
 
 Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for the whitenings.
 """
@@ -33,9 +30,7 @@ class Affine(NamedTuple):
     matrix: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map the rows of ``x``, shape (..., d), of any floating dtype, in float64 on their device.
-
-        The result is float64 for float64 rows and float32 for all others.
+        """Map the rows of ``x``, shape (..., d), in float64; the result is float32 unless they are float64.
 
         Raises:
             TypeError: ``x`` is not floating point.

@@ -1,4 +1,4 @@
-"""How alike two representations of the same rows are: at two steps of a training, or at two layers."""
+"""Similarity of two representations of one set of rows: at two steps of a training, or at two layers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -17,34 +17,21 @@ _BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of 
 
 
 class Batch(NamedTuple):
-    """Ids of all rows of a batch, also of those that do not count.
+    """Ids of all rows of a batch, also of those that do not count."""
 
-    Attributes:
-        token_ids: shape (N,), int64; None: there are none.
-        sequence_ids: shape (N,), int64; None: each row is a sequence of its own.
-        kept: the places of the rows that the mask keeps, shape (n,), int64; None: all of them.
-    """
-
-    token_ids: Tensor | None
-    sequence_ids: Tensor | None
-    kept: Tensor | None = None
+    token_ids: Tensor | None  # shape (N,), int64; None: there are none
+    sequence_ids: Tensor | None  # shape (N,), int64; None: each row is a sequence of its own
+    kept: Tensor | None = None  # the places of the rows that the mask keeps, shape (n,), int64; None: all of them
 
 
 @dataclass(eq=False)
 class RowIds:
-    """Places, token types and sequences of the rows of a batch that count.
+    """Places, token types and sequences of the rows of a batch that count."""
 
-    Attributes:
-        token_ids: shape (n,), int64; None: there are none.
-        sequence_ids: shape (n,), int64; None: each row is a sequence of its own.
-        kept: the rows' places in the batch, shape (n,), int64; None: all rows count.
-        batch: the ids of all rows of the batch.
-    """
-
-    token_ids: Tensor | None
-    sequence_ids: Tensor | None
-    kept: Tensor | None
-    batch: Batch
+    token_ids: Tensor | None  # shape (n,), int64; None: there are none
+    sequence_ids: Tensor | None  # shape (n,), int64; None: each row is a sequence of its own
+    kept: Tensor | None  # the rows' places in the batch, shape (n,), int64; None: all rows count
+    batch: Batch  # the ids of all rows of the batch
 
     @classmethod
     def of(cls, batch: Batch) -> "RowIds":
@@ -358,19 +345,12 @@ def pool_tokens(
 
 
 class Words(NamedTuple):
-    """The words of a batch that have a token that counts, by sequence and number.
+    """The words of a batch that have a token that counts, by sequence and number."""
 
-    Attributes:
-        places: of the tokens that count and are of a word, among all tokens of the batch, shape (m,).
-        words: the word of each of these tokens, shape (m,).
-        num_tokens: number of these tokens in each word, shape (n,).
-        ids: the words' types, None where there are neither token ids nor types, and sequences.
-    """
-
-    places: Tensor
-    words: Tensor
-    num_tokens: Tensor
-    ids: RowIds
+    places: Tensor  # of the tokens that count and are of a word, among all tokens of the batch, shape (m,)
+    words: Tensor  # the word of each of these tokens, shape (m,)
+    num_tokens: Tensor  # number of these tokens in each word, shape (n,)
+    ids: RowIds  # the words' types, None where there are neither token ids nor types, and sequences
 
     def means(self, hidden: Tensor) -> Tensor:
         """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least.

@@ -1,9 +1,8 @@
 """Uniform sampling without replacement from a stream of rows.
 
 Every row gets a key, a uniform random number that depends only on the seed, the stream and the position of the row in
-the stream; the rows with the smallest keys are the sample. So any split of a stream into batches leads to the same
-sample, the samples of several streams merge to that of all their rows, and no global random state is touched. Streams
-of one length, such as those of the layers of a model, have the same rows drawn, also if some rows are left out.
+the stream; the rows with the smallest keys are the sample. So neither batches nor ranks matter, no global random state
+is touched, and of streams of one length, such as those of the layers of a model, equal positions are drawn.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """Mean cosines of rows: of one token type, of different types, of one sequence.
 
-Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP): self-similarity,
-intra-sentence similarity, and both adjusted for anisotropy. Of rows scaled to norm 1, 1 - cos(u, v) = ‖u - v‖² / 2, so
-that means of cosines follow from squared deviations. Functions return means of 1 - cos, so that differences of
-similarities keep their digits where all of them are nearly 1.
+Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP). Functions return means of
+1 - cos, which for rows scaled to norm 1 is ‖u - v‖² / 2, so that differences of similarities keep their digits.
 """
 
 from functools import partial
@@ -22,25 +20,18 @@ class SequenceSimilarity(NamedTuple):
     """What similarities within sequences, and of all rows, follow from; u is a row scaled to norm 1.
 
     States of rows that share no sequence merge exactly.
-
-    Attributes:
-        n: number of rows, scalar.
-        mean: mean of u, shape (d,).
-        m2: squared deviations from it, summed over rows and coordinates, scalar.
-        pairs: Σ_s n_s (n_s - 1) over sequences s, n_s being their rows: ordered pairs of rows of one sequence, scalar.
-        distances: Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these
-            pairs, scalar.
-        sequences: number of sequences of two or more rows, scalar.
-        from_mean: mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar.
     """
 
-    n: Tensor
-    mean: Tensor
-    m2: Tensor
+    n: Tensor  # number of rows, scalar
+    mean: Tensor  # mean of u, shape (d,)
+    m2: Tensor  # squared deviations from it, summed over rows and coordinates, scalar
+    # Σ_s n_s (n_s - 1) over sequences s, n_s being their rows: ordered pairs of rows of one sequence, scalar
     pairs: Tensor
+    # Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these pairs,
+    # scalar
     distances: Tensor
-    sequences: Tensor
-    from_mean: Tensor
+    sequences: Tensor  # number of sequences of two or more rows, scalar
+    from_mean: Tensor  # mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar
 
     @classmethod
     def empty(cls, dim: int) -> "SequenceSimilarity":

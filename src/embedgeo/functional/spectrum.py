@@ -230,15 +230,12 @@ def top_eigenvalue(s: Tensor) -> Tensor:
         if step % _LANCZOS_STEPS == 0:
             values, vectors = torch.linalg.eigh(tridiagonal[:step, :step])
             lower, residual = values[-1], beta * vectors[-1, -1].abs()
-            if bool(residual <= 1e-6 * lower) and _bounded_by(s, lower * (1 + rtol)):
-                return lower
+            if bool(residual <= 1e-6 * lower):
+                difference = s.neg()
+                difference.diagonal().add_(lower * (1 + rtol))
+                if int(torch.linalg.cholesky_ex(difference).info) == 0:
+                    return lower
     return torch.linalg.eigvalsh(s)[-1]
-
-
-def _bounded_by(s: Tensor, bound: Tensor) -> bool:
-    difference = s.neg()
-    difference.diagonal().add_(bound)
-    return int(torch.linalg.cholesky_ex(difference).info) == 0
 
 
 def entropy_rank(values: Tensor) -> Tensor:
@@ -329,21 +326,13 @@ def varying_scatter(scatter: Scatter) -> Tensor:
 
 
 class AnisotropyBatches(NamedTuple):
-    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a batch yet.
+    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a batch yet."""
 
-    Attributes:
-        n: number of batches, scalar.
-        mean: mean of their anisotropies, scalar.
-        m2: squared deviations from it, summed, scalar.
-        pending: the rows seen since the last whole batch, shape (fewer than ``size``, d).
-        size: rows in a batch.
-    """
-
-    n: Tensor
-    mean: Tensor
-    m2: Tensor
-    pending: Tensor
-    size: int
+    n: Tensor  # number of batches, scalar
+    mean: Tensor  # mean of their anisotropies, scalar
+    m2: Tensor  # squared deviations from it, summed, scalar
+    pending: Tensor  # the rows seen since the last whole batch, shape (fewer than ``size``, d)
+    size: int  # rows in a batch
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "AnisotropyBatches":

@@ -90,7 +90,7 @@ class TokenTable(NamedTuple):
         return TokenTable(*(state[keep] for state in self))
 
     def without_rounding(self) -> "TokenTable":
-        """The same table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
+        """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
         norm = torch.linalg.vector_norm(self.mean, dim=1)
         return self._replace(m2=without_rounding(self.m2, self.n, norm))
 
@@ -202,17 +202,11 @@ class SequenceCount(NamedTuple):
 
 
 class WithinMoments(NamedTuple):
-    """The `within_variance` of each batch, weighted by rows.
+    """The `within_variance` of each batch, weighted by rows."""
 
-    Attributes:
-        n_with_ids: number of rows with token ids, scalar.
-        n_paired: number of rows of the batches that have a within-token variance, scalar.
-        within: the sum over these rows of their batch's within-token variance, scalar.
-    """
-
-    n_with_ids: Tensor
-    n_paired: Tensor
-    within: Tensor
+    n_with_ids: Tensor  # number of rows with token ids, scalar
+    n_paired: Tensor  # number of rows of the batches that have a within-token variance, scalar
+    within: Tensor  # the sum over these rows of their batch's within-token variance, scalar
 
     @classmethod
     def empty(cls) -> "WithinMoments":

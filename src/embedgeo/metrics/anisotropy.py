@@ -29,83 +29,54 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SKETCH = "How far the estimate may be from the exact value, where wide layers have a sketch of their scatter."
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _SPECTRUM = {
     "effective_rank": Term("effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True),
-    "rankme": Term(
-        "RankMe",
-        "exp of the entropy of the σ of the rows as they are",
-        "The effective rank with the common offset, which counts as one direction, and a long one takes from the rest.",
-        ranges=True,
-    ),
-    "effective_rank_eigenvalues": Term(
-        "effective rank of eigenvalues",
-        "exp of the entropy of the λ",
-        "How many directions the variance needs; some papers call it RankMe. Small λ count less than in the other two.",
-        ranges=True,
-    ),
+    "rankme": Term("RankMe", "exp of the entropy of the σ of the rows as they are",
+        "The effective rank with the common offset, which counts as one direction, and a long one takes "
+        "from the rest.", ranges=True),
+    "effective_rank_eigenvalues": Term("effective rank of eigenvalues", "exp of the entropy of the λ",
+        "How many directions the variance needs; some papers call it RankMe. Small λ count less than in "
+        "the other two.", ranges=True),
     "isoscore": Term("IsoScore", "score, 0 to 1", "How evenly the variance is spread over all directions."),
-    "top1_share": Term(
-        "top-1 share",
-        "share of the variance",
-        "Variance along the largest direction: the anisotropy, by another name.",
-        is_drawn=False,
-    ),
+    "top1_share": Term("top-1 share", "share of the variance",
+        "Variance along the largest direction: the anisotropy, by another name.", is_drawn=False),
     "top5_share": Term("top-5 share", "share of the variance", "Variance along the five largest directions."),
-    "anisotropy_without_top5": Term(
-        "anisotropy without the top 5",
-        "λ₆ / Σλ beyond the fifth",
-        "Anisotropy that is left without the five largest directions.",
-    ),
-    "alpha_req": Term(
-        "α-ReQ",
-        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99, or as told",
-        "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most.",
-    ),
+    "anisotropy_without_top5": Term("anisotropy without the top 5", "λ₆ / Σλ beyond the fifth",
+        "Anisotropy that is left without the five largest directions."),
+    "alpha_req": Term("α-ReQ", "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99, or as told",
+        "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most."),
     "alpha_req_r2": Term("R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."),
 }
+# fmt: on
 """Of the whole spectrum."""
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _TERMS = {
-    **in_group(
-        "at a glance",
-        120,
+    **in_group("at a glance", 120,
         anisotropy=Term("anisotropy", "σ₁² / Σσ² of the centred rows", "Share of the variance along one direction."),
     ),
-    **in_group(
-        "shape",
-        310,
-        anisotropy_standardized=Term(
-            "anisotropy, standardized",
-            "σ₁² / Σσ² of the z-scored rows",
-            "Anisotropy with every coordinate scaled to variance 1: is there more to it than a few large coordinates?",
-        ),
-        participation_ratio=Term(
-            "participation ratio",
-            "directions, (Σλ)² / Σλ²",
-            "How many directions the variance is spread over.",
-            ranges=True,
-        ),
+    **in_group("shape", 310,
+        anisotropy_standardized=Term("anisotropy, standardized", "σ₁² / Σσ² of the z-scored rows",
+            "Anisotropy with every coordinate scaled to variance 1: is there more to it than a few large coordinates?"),
+        participation_ratio=Term("participation ratio", "directions, (Σλ)² / Σλ²",
+            "How many directions the variance is spread over.", ranges=True),
         **_SPECTRUM,
         anisotropy_error=Term("error of the anisotropy", "half-width", _OF_A_SKETCH, is_drawn=False),
         participation_ratio_error=Term("error of the participation ratio", "half-width", _OF_A_SKETCH, is_drawn=False),
-        anisotropy_null=Term(
-            "anisotropy of a Gaussian",
-            "expected σ₁² / Σσ²",
-            "What isotropic Gaussian rows of the same number and width show.",
-            is_drawn=False,
-        ),
+        anisotropy_null=Term("anisotropy of a Gaussian", "expected σ₁² / Σσ²",
+            "What isotropic Gaussian rows of the same number and width show.", is_drawn=False),
     ),
-    **in_group(
-        "shape",
-        330,
-        anisotropy_batch_mean=Term(
-            "anisotropy of batches", "mean over batches of rows", "Anisotropy as papers report it: batch by batch."
-        ),
-        anisotropy_batch_std=Term(
-            "spread of the anisotropy", "std over batches of rows", "How much the anisotropy of batches varies."
-        ),
+    **in_group("shape", 330,
+        anisotropy_batch_mean=Term("anisotropy of batches", "mean over batches of rows",
+            "Anisotropy as papers report it: batch by batch."),
+        anisotropy_batch_std=Term("spread of the anisotropy", "std over batches of rows",
+            "How much the anisotropy of batches varies."),
     ),
 }
+# fmt: on
 
 
 class Anisotropy(GeometryMetric):

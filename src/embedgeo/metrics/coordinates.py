@@ -21,33 +21,22 @@ _OF_ROWS = {
 _DRAWN = ("kurtosis", "max_abs")
 """Those with figures of their own; first positions against the rest have one of all of them together."""
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _OF_ALL_ROWS = {
-    "kurtosis": Term(
-        "kurtosis of coordinates",
-        "excess kurtosis over rows, mean over coordinates",
-        "How heavy the tails of the coordinates are: 0 for a Gaussian, large where few rows hold most of the variance.",
-        ranges=True,
-    ),
+    "kurtosis": Term("kurtosis of coordinates", "excess kurtosis over rows, mean over coordinates",
+        "How heavy the tails of the coordinates are: 0 for a Gaussian, large where few rows hold most "
+        "of the variance.", ranges=True),
     "max_abs": Term("largest entry", "max |x|, embedding units", "The largest magnitude of an entry.", ranges=True),
-    "massive_fraction": Term(
-        "massive rows",
-        "share of rows with |x| > 100 and > 1000 × median |x|",
-        "Rows with a massive activation: an entry over 100 that is over 1000 times the median one of its row.",
-        gaussian=0.0,
-    ),
-    "massive_fraction_100x": Term(
-        "massive rows, 100 ×",
-        "share of rows with an |x| > 100 × median |x|",
-        "Rows with an entry over 100 times the median one of the row, however large.",
-        gaussian=0.0,
-    ),
-    "massive_fraction_1000x": Term(
-        "massive rows, 1000 ×",
-        "share of rows with an |x| > 1000 × median |x|",
-        "Rows with an entry over 1000 times the median one of the row, however large.",
-        gaussian=0.0,
-    ),
+    "massive_fraction": Term("massive rows", "share of rows with |x| > 100 and > 1000 × median |x|",
+        "Rows with a massive activation: an entry over 100 that is over 1000 times the median one of "
+        "its row.", gaussian=0.0),
+    "massive_fraction_100x": Term("massive rows, 100 ×", "share of rows with an |x| > 100 × median |x|",
+        "Rows with an entry over 100 times the median one of the row, however large.", gaussian=0.0),
+    "massive_fraction_1000x": Term("massive rows, 1000 ×", "share of rows with an |x| > 1000 × median |x|",
+        "Rows with an entry over 1000 times the median one of the row, however large.", gaussian=0.0),
 }
+# fmt: on
 
 
 def _of_rows(key: str, suffix: str) -> Term:

@@ -55,38 +55,27 @@ def _error_at_scale(scale: int) -> Term:
     )
 
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _TERMS = {
-    **in_group(
-        "at a glance",
-        130,
-        intrinsic_dimension=Term(
-            "intrinsic dimension",
-            "dimensions, TwoNN",
-            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with "
-            "the number of rows, so compare estimates from equally many.",
-            ranges=True,
-        ),
+    **in_group("at a glance", 130,
+        intrinsic_dimension=Term("intrinsic dimension", "dimensions, TwoNN",
+            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
+            "number of rows, so compare estimates from equally many.", ranges=True),
     ),
-    **in_group(
-        "rows counted",
-        610,
-        intrinsic_dimension_std=Term(
-            "spread of the dimension", "std over batches, TwoNN", "How much the estimate varies.", ranges=True
-        ),
-        duplicate_fraction=Term(
-            "duplicate rows",
-            "share of the sampled rows",
-            "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many "
-            "are to be expected at `embed` of a model with rotary positions.",
-            gaussian=0.0,
-        ),
-        n_points=Term(
-            "distinct rows", "rows used by TwoNN", "What the intrinsic dimension rests on.", ranges=True, is_drawn=False
-        ),
+    **in_group("rows counted", 610,
+        intrinsic_dimension_std=Term("spread of the dimension", "std over batches, TwoNN",
+            "How much the estimate varies.", ranges=True),
+        duplicate_fraction=Term("duplicate rows", "share of the sampled rows",
+            "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many are "
+            "to be expected at `embed` of a model with rotary positions.", gaussian=0.0),
+        n_points=Term("distinct rows", "rows used by TwoNN",
+            "What the intrinsic dimension rests on.", ranges=True, is_drawn=False),
     ),
     **in_group("more", 710, **{key: _at_scale(scale) for key, scale in _AT_SCALES.items()}),
     **in_group("more", 711, **{f"{key}_error": _error_at_scale(scale) for key, scale in _AT_SCALES.items()}),
 }
+# fmt: on
 
 
 class IntrinsicDimension(GeometryMetric):

@@ -17,87 +17,50 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _TERMS = {
-    **in_group(
-        "at a glance",
-        110,
-        V_W_over_V_unbiased=Term(
-            "V_W / V",
-            "share of V, from pairs in different sequences",
-            "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: "
-            "0 where context does nothing, growing as embeddings become contextual; 1 where the token does not "
-            "matter.",
-            gaussian=1.0,
-        ),
-        M_over_Q=Term(
-            "M / Q",
-            "share of the mean squared norm",
-            "How much of the embeddings' size is an offset common to all. Near 1, all point the same way.",
-        ),
+    **in_group("at a glance", 110,
+        V_W_over_V_unbiased=Term("V_W / V", "share of V, from pairs in different sequences",
+            "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: 0 "
+            "where context does nothing, growing as embeddings become contextual; 1 where the token "
+            "does not matter.", gaussian=1.0),
+        M_over_Q=Term("M / Q", "share of the mean squared norm",
+            "How much of the embeddings' size is an offset common to all. Near 1, all point the same way."),
     ),
-    **in_group(
-        "at a glance",
-        140,
-        mean_cosine=Term(
-            "mean cosine",
-            "cosine of two distinct rows, mean over all pairs",
-            "How much any two embeddings point the same way; it includes the common offset.",
-            gaussian=0.0,
-        ),
+    **in_group("at a glance", 140,
+        mean_cosine=Term("mean cosine", "cosine of two distinct rows, mean over all pairs",
+            "How much any two embeddings point the same way; it includes the common offset.", gaussian=0.0),
     ),
-    **in_group(
-        "size and variance",
-        210,
+    **in_group("size and variance", 210,
         Q=Term("Q", f"mean of ‖x‖², {SQUARED}", "Size of the embeddings; Q = M + V.", ranges=True),
         M=Term("M", f"‖mean of x‖², {SQUARED}", "Size of the offset common to all embeddings.", ranges=True),
         V=Term("V", f"mean of ‖x − mean‖², {SQUARED}", "How much the embeddings vary.", ranges=True),
         M_over_V=Term("M / V", "ratio", "The common offset relative to the variance.", ranges=True),
-        V_W_unbiased=Term(
-            "V_W, unbiased",
-            f"estimate from pairs in different sequences, {SQUARED}",
-            "Variance within the occurrences of a token: what context does.",
-            ranges=True,
-        ),
-        V_B_unbiased=Term(
-            "V_B, unbiased",
-            f"estimate from pairs in different sequences, {SQUARED}",
-            "Variance between tokens: what the token itself does.",
-            ranges=True,
-            gaussian=0.0,
-        ),
+        V_W_unbiased=Term("V_W, unbiased", f"estimate from pairs in different sequences, {SQUARED}",
+            "Variance within the occurrences of a token: what context does.", ranges=True),
+        V_B_unbiased=Term("V_B, unbiased", f"estimate from pairs in different sequences, {SQUARED}",
+            "Variance between tokens: what the token itself does.", ranges=True, gaussian=0.0),
     ),
-    **in_group(
-        "norms",
-        410,
+    **in_group("norms", 410,
         norm_mean=Term("mean norm", "mean of ‖x‖, embedding units", "Length of the embeddings.", ranges=True),
         norm_cv=Term("C.V. of the norm", "std / mean of ‖x‖", "How unequal the lengths are.", ranges=True),
-        norm_max=Term(
-            "largest norm",
-            "max of ‖x‖, embedding units",
-            "Length of the longest embedding: massive activations show here first.",
-            ranges=True,
-        ),
+        norm_max=Term("largest norm", "max of ‖x‖, embedding units",
+            "Length of the longest embedding: massive activations show here first.", ranges=True),
     ),
-    **in_group(
-        "shape",
-        320,
-        top_dim_share=Term(
-            "top coordinate's share",
-            "largest share of V in one coordinate",
-            "How much of the variance a single rogue coordinate holds.",
-        ),
+    **in_group("shape", 320,
+        top_dim_share=Term("top coordinate's share", "largest share of V in one coordinate",
+            "How much of the variance a single rogue coordinate holds."),
     ),
-    **in_group(
-        "rows counted", 620, n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False)
+    **in_group("rows counted", 620,
+        n=Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False),
     ),
-    **in_group(
-        "rows counted",
-        640,
-        n_nonfinite=Term(
-            "non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False
-        ),
+    **in_group("rows counted", 640,
+        n_nonfinite=Term("non-finite rows", "rows left out",
+            "Rows with a NaN or an infinity: a fault in the run.", is_drawn=False),
     ),
 }
+# fmt: on
 
 
 class EmbeddingMoments(GeometryMetric):

@@ -15,64 +15,32 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_TERMS = in_group(
-    "more",
-    740,
-    nc1=Term(
-        "NC1, plug-in",
-        "variance within over that between next tokens, plug-in estimate",
+# A table: name and unit in a line, the meaning below.
+# fmt: off
+_TERMS = in_group("more", 740,
+    nc1=Term("NC1, plug-in", "variance within over that between next tokens, plug-in estimate",
         "Published as neural collapse: small where rows before the same token gather. Of exactly the rows seen: too "
-        "low where tokens occur a few times.",
-        ranges=True,
-        is_drawn=False,
-    ),
-    nc1_unbiased=Term(
-        "NC1",
-        "variance within / between next tokens, from pairs in different sequences",
-        "Small where rows before the same token gather, as in neural collapse.",
-        ranges=True,
-    ),
-    cdnv=Term(
-        "CDNV",
-        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
-        "Class-distance normalized variance: how much rows before the same token spread, relative to how "
-        "far apart two tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.",
-        ranges=True,
-    ),
-    cdnv_plugin=Term(
-        "CDNV, plug-in",
-        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
-        "As published, of exactly the rows seen: too low where tokens occur a few times.",
-        ranges=True,
-        is_drawn=False,
-    ),
-    cdnv_pairs=Term(
-        "next tokens told apart",
-        "share of the pairs of frequent next tokens",
+        "low where tokens occur a few times.", ranges=True, is_drawn=False),
+    nc1_unbiased=Term("NC1", "variance within / between next tokens, from pairs in different sequences",
+        "Small where rows before the same token gather, as in neural collapse.", ranges=True),
+    cdnv=Term("CDNV", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
+        "Class-distance normalized variance: how much rows before the same token spread, relative to how far apart two "
+        "tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.", ranges=True),
+    cdnv_plugin=Term("CDNV, plug-in", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
+        "As published, of exactly the rows seen: too low where tokens occur a few times.", ranges=True, is_drawn=False),
+    cdnv_pairs=Term("next tokens told apart", "share of the pairs of frequent next tokens",
         "Pairs whose squared distance is more than twice what noise alone would make it: those that the class-distance "
-        "normalized variance is the mean of.",
-        is_drawn=False,
-    ),
-    unembedding_alignment=Term(
-        "alignment with the unembedding",
-        "cosine, mean over frequent next tokens",
-        "How much the mean of the rows before a token, less that of all, points to its row of the output embedding.",
-        gaussian=0.0,
-    ),
-    unembedding_alignment_std=Term(
-        "spread of the alignment",
-        "std of the cosine over frequent next tokens",
-        "How unequally tokens are aligned with their rows of the output embedding: small in uniform duality.",
-        is_drawn=False,
-    ),
-    next_token_types=Term(
-        "frequent next tokens",
-        "tokens that follow 10 rows or more, the 1,000 most frequent at most",
-        "What the distances and the alignment rest on.",
-        ranges=True,
-        is_drawn=False,
-    ),
+        "normalized variance is the mean of.", is_drawn=False),
+    unembedding_alignment=Term("alignment with the unembedding", "cosine, mean over frequent next tokens",
+        "How much the mean of the rows before a token, less that of all, points to its row of the "
+        "output embedding.", gaussian=0.0),
+    unembedding_alignment_std=Term("spread of the alignment", "std of the cosine over frequent next tokens",
+        "How unequally tokens are aligned with their rows of the output embedding: small in uniform "
+        "duality.", is_drawn=False),
+    next_token_types=Term("frequent next tokens", "tokens that follow 10 rows or more, the 1,000 most frequent at most",
+        "What the distances and the alignment rest on.", ranges=True, is_drawn=False),
 )
+# fmt: on
 
 
 class NextTokenGeometry(GeometryMetric):

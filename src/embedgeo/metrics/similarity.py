@@ -18,32 +18,25 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import wants_token_values
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _SIMILARITIES = {
-    "self_similarity": Term(
-        "self-similarity",
+    "self_similarity": Term("self-similarity",
         "cosine of two occurrences of a token, mean over pairs, then over tokens",
-        "How alike the occurrences of a token are: 1 where context does nothing; it includes the common offset.",
-        gaussian=0.0,
-    ),
-    "different_token_similarity": Term(
-        "different-token cosine",
+        "How alike the occurrences of a token are: 1 where context does nothing; it includes the "
+        "common offset.", gaussian=0.0),
+    "different_token_similarity": Term("different-token cosine",
         "cosine of two rows of different tokens, mean over pairs",
-        "How much embeddings of different tokens point the same way; it includes the common offset.",
-        is_drawn=False,
-        gaussian=0.0,
-    ),
-    "within_sequence_similarity": Term(
-        "within-sequence cosine",
+        "How much embeddings of different tokens point the same way; it includes the "
+        "common offset.", is_drawn=False, gaussian=0.0),
+    "within_sequence_similarity": Term("within-sequence cosine",
         "cosine of two distinct rows of one sequence, mean over pairs",
-        "How alike the embeddings of one text are; it includes the common offset.",
-        gaussian=0.0,
-    ),
-    "intra_sentence_similarity": Term(
-        "intra-sentence cosine",
+        "How alike the embeddings of one text are; it includes the common offset.", gaussian=0.0),
+    "intra_sentence_similarity": Term("intra-sentence cosine",
         "cosine with the sequence's mean row, mean over rows, then sequences",
-        "The published measure of how alike the embeddings of one text are; high in short ones.",
-    ),
+        "The published measure of how alike the embeddings of one text are; high in short ones."),
 }
+# fmt: on
 
 
 def _adjusted(term: Term) -> Term:

@@ -31,36 +31,21 @@ from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, coordinates_of, 
 Labels = Literal["own", "next"]
 """By what rows are of a token type: by their own token, or by the one that follows."""
 
-_OVER_TYPES = in_group(
-    "token types",
-    510,
-    Q_t_cv=Term(
-        "C.V. of Q over tokens",
-        "std / mean of Q_t over token types",
-        "How unequal the token types' Q are.",
-        ranges=True,
-    ),
-    V_on_M_slope=Term(
-        "slope of V on M",
-        "least squares over token types",
-        "Near −1: what a token's mean gains, its variance loses, at constant Q.",
-    ),
-    V_on_M_r2=Term(
-        "R² of V on M", "R², least squares over token types", "How well a token's mean norm predicts its variance."
-    ),
-    Q_freq_slope=Term(
-        "slope of Q on frequency", "log10(1 + Q) on log10 n, over token types", "Does size depend on frequency?"
-    ),
-    M_freq_slope=Term(
-        "slope of M on frequency",
-        "log10(1 + M) on log10 n, over token types",
-        "Negative: frequent tokens have means near the origin.",
-    ),
-    V_freq_slope=Term(
-        "slope of V on frequency",
-        "log10(1 + V) on log10 n, over token types",
-        "Positive: frequent tokens vary more with context.",
-    ),
+# A table: name and unit in a line, the meaning below.
+# fmt: off
+_OVER_TYPES = in_group("token types", 510,
+    Q_t_cv=Term("C.V. of Q over tokens", "std / mean of Q_t over token types",
+        "How unequal the token types' Q are.", ranges=True),
+    V_on_M_slope=Term("slope of V on M", "least squares over token types",
+        "Near −1: what a token's mean gains, its variance loses, at constant Q."),
+    V_on_M_r2=Term("R² of V on M", "R², least squares over token types",
+        "How well a token's mean norm predicts its variance."),
+    Q_freq_slope=Term("slope of Q on frequency", "log10(1 + Q) on log10 n, over token types",
+        "Does size depend on frequency?"),
+    M_freq_slope=Term("slope of M on frequency", "log10(1 + M) on log10 n, over token types",
+        "Negative: frequent tokens have means near the origin."),
+    V_freq_slope=Term("slope of V on frequency", "log10(1 + V) on log10 n, over token types",
+        "Positive: frequent tokens vary more with context."),
     **{
         f"{key}_freq_r2": Term(
             f"R² of {key} on frequency",
@@ -70,58 +55,37 @@ _OVER_TYPES = in_group(
         for key in "QMV"
     },
 )
+# fmt: on
 """Of the regressions over token types."""
 
+# A table: name and unit in a line, the meaning below.
+# fmt: off
 _TERMS = {
     **EmbeddingMoments.terms,
-    **in_group(
-        "size and variance",
-        220,
-        V_W=Term(
-            "V_W, plug-in",
-            f"plug-in estimate, {SQUARED}",
-            "The published variance within tokens, of exactly the rows seen: too low where tokens occur a few times.",
-            ranges=True,
-        ),
-        V_B=Term(
-            "V_B, plug-in",
-            f"plug-in estimate, {SQUARED}",
-            "The published variance between tokens, of exactly the rows seen: too high where tokens occur a few times.",
-            ranges=True,
-        ),
-        V_W_over_V=Term(
-            "V_W / V, plug-in",
-            "share of the variance, plug-in estimate",
-            "The published share, of exactly the rows seen: comparable only to values from equally large samples.",
-        ),
+    **in_group("size and variance", 220,
+        V_W=Term("V_W, plug-in", f"plug-in estimate, {SQUARED}",
+            "The published variance within tokens, of exactly the rows seen: too low where tokens occur "
+            "a few times.", ranges=True),
+        V_B=Term("V_B, plug-in", f"plug-in estimate, {SQUARED}",
+            "The published variance between tokens, of exactly the rows seen: too high where tokens "
+            "occur a few times.", ranges=True),
+        V_W_over_V=Term("V_W / V, plug-in", "share of the variance, plug-in estimate",
+            "The published share, of exactly the rows seen: comparable only to values from equally large samples."),
         V_over_Q=Term("V / Q", "share of the mean squared norm", "1 − M / Q.", is_drawn=False),
-        V_W_over_Q=Term(
-            "V_W / Q, plug-in",
-            "share of the mean squared norm, plug-in estimate",
-            "How much of the embeddings' size is what context does, of exactly the rows seen.",
-        ),
-        V_B_over_Q=Term(
-            "V_B / Q, plug-in",
-            "share of the mean squared norm, plug-in estimate",
-            "How much of the embeddings' size is what the token itself does, of exactly the rows seen.",
-        ),
+        V_W_over_Q=Term("V_W / Q, plug-in", "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what context does, of exactly the rows seen."),
+        V_B_over_Q=Term("V_B / Q, plug-in", "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what the token itself does, of exactly the rows seen."),
     ),
     **_OVER_TYPES,
-    **in_group(
-        "rows counted",
-        630,
-        token_types=Term(
-            "token types", "distinct tokens seen", "Vocabulary ids among the rows.", ranges=True, is_drawn=False
-        ),
-        token_types_regressed=Term(
-            "token types in the regressions",
-            "tokens seen 10 to 100,000 times, or as told",
-            "What the spread of Q over tokens and the slopes and R² rest on.",
-            ranges=True,
-            is_drawn=False,
-        ),
+    **in_group("rows counted", 630,
+        token_types=Term("token types", "distinct tokens seen",
+            "Vocabulary ids among the rows.", ranges=True, is_drawn=False),
+        token_types_regressed=Term("token types in the regressions", "tokens seen 10 to 100,000 times, or as told",
+            "What the spread of Q over tokens and the slopes and R² rest on.", ranges=True, is_drawn=False),
     ),
 }
+# fmt: on
 
 
 class TokenMoments(GeometryMetric):

@@ -4,7 +4,7 @@ import os
 import socket
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     """A checkpoint's measurement, or the reason why there is none; and the warnings given meanwhile."""
 
     result: "Measured | str"
-    warnings: list[str]
+    warnings: Sequence[str] = ()
 
 
 class RayWorker:
@@ -63,7 +63,7 @@ class RayWorker:
         path = planned.checkpoint.path
         if path is not None and not path.exists():
             where = f"every node of the cluster, under the same path; {socket.gethostname()} has no {path}"
-            return Answer(f"FileNotFoundError: a local checkpoint must be on {where}.", [])
+            return Answer(f"FileNotFoundError: a local checkpoint must be on {where}.")
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             result: Measured | str
             try:

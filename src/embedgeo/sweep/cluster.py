@@ -24,7 +24,6 @@ from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.processes import versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def connected(settings: SweepSettings) -> Iterator[None]:
     try:
         if is_ours:
             _connect(settings.ray_address)
-        needed = worker_resources(settings)
+        needed = _worker_resources(settings)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
             most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
@@ -69,8 +68,7 @@ def _connect(address: str | None) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that exits with another status
 
 
-def worker_resources(settings: SweepSettings) -> dict[str, float]:
-    """Resources that each worker takes of its node."""
+def _worker_resources(settings: SweepSettings) -> dict[str, float]:
     return {"CPU": 1, **(settings.resources or {})}
 
 
@@ -88,7 +86,7 @@ _CLOSING_SECONDS = 5.0
 
 
 @dataclass(eq=False)
-class _Worker:
+class _RemoteWorker:
     """A worker of the cluster, as the driver sees it."""
 
     actor: Any
@@ -98,21 +96,21 @@ class _Worker:
     started: float = 0.0
 
 
-class Workers:
+class RemoteWorkers:
     """The workers of a sweep, which measure its checkpoints.
 
     A checkpoint whose worker dies is measured again by another one, until workers have died over it three times. A new
     worker takes the place of each that died, as soon as the cluster has room; those that there is no room for wait.
     """
 
-    def __init__(self, sweep: Sweep, settings: SweepSettings, texts: Mapping[str, ProbeText]) -> None:
-        to_measure = [planned for planned in sweep.pending if not planned.duplicate_of]
+    def __init__(self, sweep: Sweep) -> None:
+        num_originals = sum(not planned.duplicate_of for planned in sweep.pending)
         self._sweep = sweep
-        self._resources = worker_resources(settings)
-        self._num_workers = min(settings.workers, max(1, len(to_measure)))
-        self._arguments = ray.put(settings), ray.put(texts)
-        self._workers: list[_Worker] = []
-        self._answers: dict[Any, _Worker] = {}  # that are waited for
+        self._resources = _worker_resources(sweep.settings)
+        self._num_workers = min(sweep.settings.workers, max(1, num_originals))
+        self._arguments = ray.put(sweep.settings), ray.put(sweep.texts)
+        self._workers: list[_RemoteWorker] = []
+        self._answers: dict[Any, _RemoteWorker] = {}  # that are waited for
         self._deaths: Counter[str] = Counter()
         self._deaths_at_start = 0
         self._last_start = 0.0
@@ -133,18 +131,18 @@ class Workers:
 
     def _start_workers(self) -> None:
         resources = dict(self._resources)
-        options: dict[str, Any] = {
-            option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources
-        }
-        options.update(resources=resources, max_concurrency=2, scheduling_strategy="SPREAD")
+        options = {option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources}
+        actors: Any = ray.remote(RayWorker).options(
+            **options, resources=resources, max_concurrency=2, scheduling_strategy="SPREAD"
+        )
         for _ in range(self._num_workers - len(self._workers)):
-            actor: Any = ray.remote(RayWorker).options(**options).remote(_environment())
-            worker = _Worker(actor)
+            actor = actors.remote(_environment())
+            worker = _RemoteWorker(actor)
             self._workers.append(worker)
             self._answers[actor.start.remote(*self._arguments)] = worker
             self._last_start = time.monotonic()
 
-    def _assign(self, worker: _Worker) -> None:
+    def _assign(self, worker: _RemoteWorker) -> None:
         """Give a worker what it has fetched, or the next checkpoint that cannot be copied."""
         while (planned := worker.upcoming or self._choose()) is not None:
             worker.upcoming = None
@@ -176,8 +174,7 @@ class Workers:
         self._sweep.show_progress(listed(names), self._num_ended + len(names), self._num_ended)
         num_ready = sum(bool(worker.node) for worker in self._workers)
         if self._sweep.left and num_ready and not names:
-            left = listed([planned.name for planned in self._sweep.left])
-            self._sweep.print_once(f"waiting for another sweep to be through with {left}")
+            self._sweep.print_waiting()
         if num_ready < self._num_workers and time.monotonic() - self._last_start > _PATIENCE_SECONDS:
             self._sweep.print_once(
                 f"{num_ready} of {self._num_workers} workers have started; the others do once the cluster has "
@@ -197,13 +194,13 @@ class Workers:
                 why = reason(error.cause or error)
                 if not worker.node:
                     raise ValueError(f"embedgeo must be installed on every node of the cluster; {why}") from error
-                self._take(worker, Answer(why, []))
+                self._take(worker, Answer(why))
             except Exception as error:
                 self._remove_dead(worker, error)
             else:
                 self._take(worker, answer)
 
-    def _take(self, worker: _Worker, answer: Started | Answer) -> None:
+    def _take(self, worker: _RemoteWorker, answer: Started | Answer) -> None:
         if isinstance(answer, Started):
             _require_same_packages(answer)
             worker.node = answer.node
@@ -212,10 +209,10 @@ class Workers:
         for message in answer.warnings:
             warnings.warn(message, stacklevel=2)
         assert worker.planned is not None
-        planned, worker.planned = worker.planned, None
-        self._end(planned, answer.result, worker.started)
+        self._end(worker.planned, answer.result, worker.started)
+        worker.planned = None
 
-    def _remove_dead(self, worker: _Worker, error: Exception) -> None:
+    def _remove_dead(self, worker: _RemoteWorker, error: Exception) -> None:
         """Leave what a worker that died had begun to others, or give it up."""
         self._workers.remove(worker)
         ray.kill(worker.actor)  # it may only be out of reach

@@ -26,26 +26,16 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned:
-    """A checkpoint of a sweep.
-
-    Attributes:
-        contents: its files; None if they could not be listed, or need not be.
-        weights_sha256: hash of its weights; empty if unknown.
-        weights_state: see `Checkpoint.weights_state`.
-        is_stale: it was measured with other weights than are there now.
-        duplicate_of: name of an earlier checkpoint of the sweep with the same weights.
-        error: why its files could not be listed; empty if they could.
-        group: of its model, if it is in one.
-    """
+    """A checkpoint of a sweep."""
 
     checkpoint: Checkpoint
-    contents: Contents | None = None
-    weights_sha256: str = ""
-    weights_state: str = ""
-    is_stale: bool = False
-    duplicate_of: str | None = None
-    error: str = ""
-    group: str = ""
+    contents: Contents | None = None  # None if its files could not be listed, or need not be
+    weights_sha256: str = ""  # empty if unknown
+    weights_state: str = ""  # see `Checkpoint.weights_state`
+    is_stale: bool = False  # measured with other weights than are there now
+    duplicate_of: str | None = None  # an earlier checkpoint of the sweep with the same weights
+    error: str = ""  # why its files could not be listed
+    group: str = ""  # of its model, if it is in one
 
     @property
     def name(self) -> str:

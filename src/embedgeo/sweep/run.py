@@ -45,7 +45,7 @@ def run_sweep(settings: SweepSettings) -> int:
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
-            from embedgeo.sweep.cluster import Workers, connected
+            from embedgeo.sweep.cluster import RemoteWorkers, connected
 
             stack.enter_context(connected(settings))
         fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
@@ -64,7 +64,7 @@ def run_sweep(settings: SweepSettings) -> int:
             sweep = Sweep(fabric, settings, plan, pending, texts, folder)
             with sweep.at_work():
                 if on_ray:
-                    Workers(sweep, settings, texts).measure_all()
+                    RemoteWorkers(sweep).measure_all()
                 else:
                     with Downloads(folder.path, evict=settings.evict) as downloads:
                         measure_here(sweep, Worker(fabric, settings, texts, downloads).measure)
@@ -162,24 +162,18 @@ POLL_SECONDS = 1.0
 
 @dataclass
 class Sweep:
-    """The checkpoints of a sweep: the next one, and the results of each. All ranks have one; rank 0 chooses and writes.
-
-    Attributes:
-        pending: the checkpoints of the plan that are to be measured.
-        left: those of them that are not under way yet.
-        failures: reasons, by name.
-    """
+    """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0 chooses and writes."""
 
     fabric: Fabric
     settings: SweepSettings
     plan: Sequence[Planned]
-    pending: Sequence[Planned]
-    texts: Mapping[str, ProbeText]
+    pending: Sequence[Planned]  # those of the plan that are to be measured
+    texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     folder: SweepFolder
 
     def __post_init__(self) -> None:
-        self.left = list(self.pending)
-        self.failures: dict[str, str] = {}
+        self.left = list(self.pending)  # those that are not under way yet
+        self.failures: dict[str, str] = {}  # reasons, by name
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
@@ -211,7 +205,7 @@ class Sweep:
             chosen, self.left = self.fabric.broadcast((chosen, self.left))
             if chosen is not None or not self.left:
                 return chosen
-            self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
+            self.print_waiting()
             time.sleep(POLL_SECONDS)
 
     def choose_upcoming(self) -> Planned | None:
@@ -320,6 +314,10 @@ class Sweep:
     def show_progress(self, names: str, number: int, num_ended: int) -> None:
         """Say on the bar which checkpoints are under way."""
         self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
+
+    def print_waiting(self) -> None:
+        """Print that what is left has been begun by others."""
+        self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""

@@ -157,6 +157,9 @@ class SweepSettings:
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        index, _, count = self.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
+            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
         self._require_texts()
         self._require_metrics()
         self._require_ray()
@@ -253,8 +256,6 @@ class SweepSettings:
         ((1, 4), (0, 4))
         """
         index, _, count = self.shard.partition("/")
-        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
-            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
         return int(index) % int(count), int(count)
 
     @property

@@ -52,33 +52,19 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeText:
-    """The tokens that every checkpoint of a model is measured on: sequences of one length, or texts of several.
+    """The tokens that every checkpoint of a model is measured on: sequences of one length, or texts of several."""
 
-    Attributes:
-        token_ids: of all texts in a row, shape (n,), int64.
-        lengths: number of tokens of each text, int64.
-        masked: for an encoder, the tokens that its loss is computed at; bool, shape of ``token_ids``.
-        mask_token_id: for an encoder, the token that replaces these.
-        pad_token_id: the token that shorter texts of a batch are filled up with.
-        words: the word of each token, if asked for.
-        token_texts: each token type as text, if tables of token types are asked for; or each type of words.
-        type_sizes: mean number of tokens of the words of each type.
-        occurrence_types: those of which occurrences are kept, if tables of token types are asked for.
-        num_cut: how many texts were longer and have been cut.
-        text_sha256: hash of the documents that it was made from; of a dataset, of the texts taken from it.
-    """
-
-    token_ids: Tensor
-    lengths: Tensor
-    masked: Tensor | None = None
-    mask_token_id: int | None = None
-    pad_token_id: int = 0
-    words: SpelledWords | None = None
-    token_texts: Mapping[int, str] = field(default_factory=dict)
-    type_sizes: Mapping[int, float] = field(default_factory=dict)
-    occurrence_types: tuple[int, ...] = ()
-    num_cut: int = 0
-    text_sha256: str = ""
+    token_ids: Tensor  # of all texts in a row, shape (n,), int64
+    lengths: Tensor  # number of tokens of each text, int64
+    masked: Tensor | None = None  # for an encoder, the tokens that its loss is computed at; bool, shape (n,)
+    mask_token_id: int | None = None  # which replaces these
+    pad_token_id: int = 0  # which fills up the shorter texts of a batch
+    words: SpelledWords | None = None  # of each token, if asked for
+    token_texts: Mapping[int, str] = field(default_factory=dict)  # by token type, or type of words, for tables of them
+    type_sizes: Mapping[int, float] = field(default_factory=dict)  # mean number of tokens of the words of each type
+    occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
+    num_cut: int = 0  # texts that were longer
+    text_sha256: str = ""  # of the documents, or of the texts taken from a dataset
 
     @property
     def is_even(self) -> bool:
@@ -142,11 +128,10 @@ def prepare_texts(
         The text of each model; and sentences about models that have no tokenizer of their own.
     """
     models = by_model(plan)
-    lightning_files = [path for path in map(_lightning_file, plan) if path is not None]
     if settings.model_class is not None:
         loading.import_class(settings.model_class)
-    elif lightning_files:
-        raise ValueError(f"model_class must name the LightningModule of {lightning_files[0]}; got none.")
+    elif file := next(filter(None, map(_lightning_file, plan)), None):
+        raise ValueError(f"model_class must name the LightningModule of {file}; got none.")
     cut = cut_texts(
         documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
     )
@@ -169,10 +154,10 @@ def prepare_texts(
                 if not documents.is_streamed:
                     text = replace(text, text_sha256=documents.sha256)
                 prepared[for_encoder, identity] = text
-            text = texts[model_name] = prepared[for_encoder, identity]
+            texts[model_name] = prepared[for_encoder, identity]
             if model is not None:
-                require_fit(model, text, settings)
-                fitting[config, identity] = text
+                require_fit(model, texts[model_name], settings)
+                fitting[config, identity] = texts[model_name]
     return texts, lines
 
 
@@ -384,10 +369,11 @@ def find_tokenizers(
     missing: list[MissingTokenizerError] = []
     by_files: dict[tuple[StoredFile, ...], IdentifiedTokenizer] = {}  # as listed, so that they need not be fetched
     for model, plan in models.items():
-        files = () if settings.tokenizer else _listed_files(plan[0])
+        files = () if settings.tokenizer or plan[0].contents is None else plan[0].contents.others
+        is_listed = any(file.name in VOCABULARIES for file in files)
         try:
             found[model] = by_files.get(files) or find_tokenizer(plan, settings, folder)
-            if files:
+            if is_listed:
                 by_files[files] = found[model]
         except MissingTokenizerError as error:
             missing.append(error)
@@ -399,19 +385,8 @@ def find_tokenizers(
     return {model: found.get(model, found[lender]) for model in models}, lines
 
 
-def _listed_files(planned: Planned) -> tuple[StoredFile, ...]:
-    """The files of a checkpoint's own tokenizer and ``config.json``, which may tell its kind; empty where unknown."""
-    files = () if planned.contents is None else planned.contents.others
-    return files if any(file.name in VOCABULARIES for file in files) else ()
-
-
 def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> IdentifiedTokenizer:
-    """The tokenizer asked for, else that of the first checkpoint that has one, else that of ``main`` or of the folder.
-
-    Raises:
-        MissingTokenizerError: there is none.
-        ValueError: it does not load.
-    """
+    """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or of the folder."""
     tried: list[str] = []
     kind: type[ValueError] = MissingTokenizerError
     for source, locate in _tokenizer_sources(plan, settings, folder):

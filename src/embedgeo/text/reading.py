@@ -225,13 +225,7 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
 
 
 def cut_texts(
-    documents: Iterable[str],
-    unit: Unit,
-    *,
-    min_words: int = 0,
-    max_words: int = 0,
-    share: float = 1.0,
-    seed: int = 0,
+    documents: Iterable[str], unit: Unit, *, min_words: int = 0, max_words: int = 0, share: float = 1.0, seed: int = 0
 ) -> Iterator[str]:
     """Cut documents into texts, as they are asked for, and leave some out.
 

@@ -14,6 +14,9 @@ END_OF_TEXT = "<|endoftext|>"
 Tokenizer = Any
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
 
+Decoder = Callable[..., str]
+"""The method ``decode`` of a tokenizer."""
+
 SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 """The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
 
@@ -143,10 +146,7 @@ def tokenize_texts(
 
 
 def _surrounded(
-    texts: Iterable[tuple[list[int], list[int]]],
-    before: list[int],
-    after: list[int],
-    decode: Callable[..., Any] | None,
+    texts: Iterable[tuple[list[int], list[int]]], before: list[int], after: list[int], decode: Decoder | None
 ) -> TokenizedText:
     """Texts, given by token ids and places of words, between special tokens; with words if they can be decoded."""
     token_ids: list[int] = []
@@ -227,7 +227,7 @@ def _encoded(
                 return
 
 
-def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., Any]) -> SpelledWords:
+def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Decoder) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
 
     ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for tokens of no word.
@@ -244,7 +244,7 @@ def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Cal
         tokens = tuple(ids[start : start + count]) if is_word else ()
         start += count
         if tokens not in seen:
-            word = str(decode(list(tokens), clean_up_tokenization_spaces=False)).strip() if tokens else ""
+            word = decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
             if len(word.split()) > 1:
                 raise ValueError(
                     f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "

@@ -67,13 +67,10 @@ def run_vocabulary(settings: VocabularySettings) -> int:
 
 @dataclass(frozen=True)
 class Names:
-    """The texts of a tokenizer's tokens, or their pieces where these are no text, by token id.
-
-    ``unreachable`` are the ids of tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024).
-    """
+    """Names of a tokenizer's tokens, by token id: their texts, or their pieces where these are no text."""
 
     texts: Mapping[int, str]
-    unreachable: frozenset[int]
+    unreachable: frozenset[int]  # tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024)
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Names":
@@ -102,17 +99,11 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, N
 
 @dataclass(frozen=True)
 class NotedRows:
-    """Rows of a matrix, shape (n, d), that are to be known by name.
+    """Rows of a matrix, shape (n, d), that are to be known by name; each tensor of shape (n,)."""
 
-    Attributes:
-        first: for each row the first one that is the same, shape (n,).
-        without_token: rows whose id the tokenizer does not have, shape (n,), bool; None if there is no tokenizer.
-        untrained: shape (n,), bool; None where that cannot be told.
-    """
-
-    first: Tensor
-    without_token: Tensor | None
-    untrained: Tensor | None
+    first: Tensor  # for each row the first one that is the same
+    without_token: Tensor | None  # rows whose id the tokenizer does not have; None if there is no tokenizer
+    untrained: Tensor | None  # None where that cannot be told
 
     @classmethod
     def of(cls, matrix: Tensor, names: Names | None) -> "NotedRows":
