@@ -77,7 +77,6 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
-        inputs: records what the model is given.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
@@ -122,13 +121,13 @@ class Geometry:
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else for_token_types(make, self.inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
         require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
@@ -356,7 +355,7 @@ class Geometry:
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = rows.prepared_once(
-                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self.inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self._inputs.sequence_ids(shape))
             )
             metrics.update(hidden, ids=ids)
         elif unit == "words":
@@ -370,7 +369,7 @@ class Geometry:
         """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
         assert rows.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
-        return find_words(device, rows.word_ids, self.inputs.sequence_ids(shape), **ids, mask=rows.mask)
+        return find_words(device, rows.word_ids, self._inputs.sequence_ids(shape), **ids, mask=rows.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

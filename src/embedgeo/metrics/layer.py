@@ -63,7 +63,8 @@ class LayerMetrics:
             for i, metric in enumerate(self._metrics)
         ]
         for metric in self._all():
-            metric.to(device)
+            if metric.device != device:
+                metric.to(device)
             metric._to_sync = False  # `compute` leaves that to `_in_sync`
             metric._should_unsync = False
             metric.process_group = process_group

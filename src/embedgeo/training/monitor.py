@@ -244,7 +244,7 @@ class Monitor(ABC):
                 self._warn_of_eager_steps("it was not called")
         if self._last_step is None:
             self._last_step = step - 1
-        if self._is_window_over(step):
+        if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
         folder = self.folder or run.folder
@@ -289,9 +289,6 @@ class Monitor(ABC):
         self._last_step = step
         return self.schedule.is_due(last_step, step)
 
-    def _is_window_over(self, step: int) -> bool:
-        return self._window_start is not None and step >= self._window_start + self.schedule.window
-
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
         probe = self._geometry.probe
@@ -310,15 +307,16 @@ class Monitor(ABC):
 
     def _after_batch(self, step: int) -> None:
         self._detach()
-        if self._is_window_over(step):
-            self._measure_window()
+        start = self._window_start
+        if start is not None and step >= start + self.schedule.window:
+            self._measure(start)
         elif self.probe is not None and self._geometry is not None and self._take_due(step):
             self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
         self._detach()
         if self._window_start is not None:
-            self._measure_window()
+            self._measure(self._window_start)
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
         self._complete()
@@ -335,7 +333,8 @@ class Monitor(ABC):
             self._complete(alone=True)
         except Exception as error:
             self._warn_of_failure(error)
-        self._forget()
+        self._pending = None
+        atexit.unregister(self._complete)
         if self._file is not None:
             self._write(self._file.close)
             if self._file.path.exists() and not self._cannot_write:
@@ -346,13 +345,6 @@ class Monitor(ABC):
         self._geometry = None
         self._file = None
         self._recent = []
-
-    def _measure_window(self) -> None:
-        """Close the open window, and measure what it has seen."""
-        step = self._window_start
-        assert step is not None
-        self._window_start = None
-        self._measure(step)
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
@@ -440,7 +432,11 @@ class Monitor(ABC):
                     self._detach()
 
     def _measure(self, step: int) -> None:
-        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
+        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps.
+
+        It closes the window, if one is open.
+        """
+        self._window_start = None
         self._complete()
         geometry = self._geometry
         assert geometry is not None
@@ -474,14 +470,11 @@ class Monitor(ABC):
         wait([pending.records])
         if alone and pending.geometry.needs_all_ranks:
             return
-        self._forget()
+        self._pending = None
+        atexit.unregister(self._complete)
         with self._guarded():
             records = pending.geometry.agreed(pending.records)
             self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
-
-    def _forget(self) -> None:
-        self._pending = None
-        atexit.unregister(self._complete)
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         """Keep, write and log the records of a step; of the first one say what it lacks, and why."""
