@@ -174,7 +174,13 @@ def auto_metrics(
     max_state_bytes: float = MAX_STATE_BYTES,
     num_token_types: int = _NUM_TYPES,
     jackknife: int = 0,
-    **options: Any,
+    count_range: tuple[int, int] | None = None,
+    spectrum: bool = False,
+    discard_fraction: float = 0.1,
+    id_batches: int = 1,
+    anisotropy_batch: int | None = None,
+    after_processing: bool = False,
+    extra: Sequence[str] = (),
 ) -> list[Metric]:
     """Those of the `default_metrics` whose states are small enough together at this width: ``metrics="auto"``.
 
@@ -192,7 +198,13 @@ def auto_metrics(
         num_token_types: how many token types a token table may come to have. `Geometry` gives that of the model's
             vocabulary if it is smaller.
         jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
-        options: of `default_metrics`.
+        count_range: of `TokenMoments`.
+        spectrum: of `Anisotropy`.
+        discard_fraction: of `IntrinsicDimension`.
+        id_batches: ``num_batches`` of `IntrinsicDimension`.
+        anisotropy_batch: ``batch_size`` of `Anisotropy`.
+        after_processing: `AfterProcessing`, too.
+        extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
 
     >>> [metric_name(metric) for metric in auto_metrics(4096)]
     ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
@@ -200,7 +212,18 @@ def auto_metrics(
     ['EmbeddingMoments', 'Anisotropy (sketch)', 'IntrinsicDimension']
     """
     moments = EmbeddingMoments(dim)
-    wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
+    wanted: list[Any] = default_metrics(
+        dim,
+        seed,
+        count_range=count_range,
+        spectrum=spectrum,
+        discard_fraction=discard_fraction,
+        id_batches=id_batches,
+        anisotropy_batch=anisotropy_batch,
+        after_processing=after_processing,
+        extra=extra,
+        max_state_bytes=inf,
+    )
     table, whole, *others = wanted
     num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
     left = max_state_bytes - num_bytes(moments)

@@ -65,7 +65,7 @@ class Adapter:
 
 
 def is_instance(logger: object, module: str, name: str) -> bool:
-    """Whether the logger is an instance of a class, of a module that is not imported for this.
+    """Test a logger for a class of a module that is not imported for this.
 
     >>> is_instance(1.5, "builtins", "float"), is_instance(1.5, "not.imported", "Run")
     (True, False)

@@ -112,8 +112,7 @@ def _axis(prefix: str) -> str:
 
 
 def _is_shared(run: Any) -> bool:
-    """Whether several processes write to the run: it has no counter then, and each row is its own."""
-    return run.settings.mode == "shared"
+    return run.settings.mode == "shared"  # several processes write to it: it has no counter, and each row is its own
 
 
 def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
