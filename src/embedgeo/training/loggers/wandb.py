@@ -22,13 +22,7 @@ _STYLE = "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-ali
 
 
 class Wandb(Adapter):
-    """Writes by a function that logs values in a run.
-
-    Args:
-        run: what the values are logged in.
-        log: is given a monitor's prefix, a step and values by key.
-        axis: the key of the step with which the trainer logs; None: that of `scalar_writer`.
-    """
+    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the trainer's steps."""
 
     def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
         self._run = run
