@@ -18,6 +18,7 @@ from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
@@ -76,7 +77,6 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
-        inputs: records what the model is given.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
@@ -116,17 +116,18 @@ class Geometry:
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         described_layers = recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
-            model, layers = inner, "blocks"
+            model = inner
+            layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else for_token_types(make, self.inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
         require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
@@ -173,7 +174,7 @@ class Geometry:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether `agreed` needs all ranks at the same time."""
+        """Tell whether `agreed` needs all ranks at the same time."""
         return self._group is not None
 
     def agreed(self, computed: Future[list[Record]]) -> list[Record]:
@@ -203,7 +204,10 @@ class Geometry:
 
     def to_frame(self) -> "pd.DataFrame":
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
-        return export.frame(self.records())
+        require_extra("report", "Geometry.to_frame", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
 
     def _repr_html_(self) -> str:
         return export.html_table(self)
@@ -345,12 +349,13 @@ class Geometry:
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
             metrics.expected_Q = self.norms.expected_size(layer, hidden, rows.mask)
-        shape, device = hidden.shape[:-1], hidden.device
+        shape = hidden.shape[:-1]
+        device = hidden.device
         unit: RowUnit = self.settings["rows"]
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = rows.prepared_once(
-                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self.inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self._inputs.sequence_ids(shape))
             )
             metrics.update(hidden, ids=ids)
         elif unit == "words":
@@ -364,7 +369,7 @@ class Geometry:
         """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
         assert rows.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
-        return find_words(device, rows.word_ids, self.inputs.sequence_ids(shape), **ids, mask=rows.mask)
+        return find_words(device, rows.word_ids, self._inputs.sequence_ids(shape), **ids, mask=rows.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

@@ -25,7 +25,6 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
-from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -49,14 +48,6 @@ _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
 _LONGEST_NAME = 200
 """Of a checkpoint, in bytes: its files are named after it, and file systems allow 255, with what is around it."""
-
-
-def frame(records: Sequence[Record]) -> "pd.DataFrame":
-    """The table of `embedgeo.Geometry.to_frame`."""
-    require_extra("report", "Geometry.to_frame", "pandas")
-    import pandas as pd
-
-    return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
 
 
 def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
@@ -192,7 +183,7 @@ def save(
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
-    """What is kept of the rows at a layer, those of all ranks; every rank must call this.
+    """Sampled rows, mean and eigenvalues of a layer, of the rows of all ranks; every rank must call this.
 
     None where none of its metrics has any of that.
     """
@@ -213,7 +204,7 @@ def recorded_metric(metric: Any) -> str:
 
 
 def recorded_metrics(make: MetricFactory) -> Any:
-    """What makes the metrics, as it is recorded: by the metrics, and if they depend on the width, by what on."""
+    """A choice of metrics as it is recorded: by those made, and if they depend on the width, by what on."""
     metrics = [recorded_metric(metric) for metric in make(2)]
     given = getattr(make, "keywords", {})
     if is_auto(make):

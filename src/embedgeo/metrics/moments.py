@@ -110,7 +110,8 @@ class EmbeddingMoments(GeometryMetric):
         `embedgeo.functional.coordinate_shares`. They are of the rows that this process has seen or, within
         ``sync_context()``, those of all ranks.
         """
-        return coordinates_of(self.load(Moments))
+        moments = self.load(Moments)
+        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -141,11 +142,6 @@ class EmbeddingMoments(GeometryMetric):
             variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
             values |= unbiased_split(n, values["V"], variance)
         return values
-
-
-def coordinates_of(moments: Moments) -> dict[str, Tensor]:
-    """See `EmbeddingMoments.coordinates`."""
-    return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
 
 def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:

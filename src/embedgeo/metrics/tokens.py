@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.processing import type_plane
@@ -25,7 +26,7 @@ from embedgeo.functional.tokens import (
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table
 from embedgeo.metrics.gaussian import Array, GaussianRows
-from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, coordinates_of, has_token_values
+from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, has_token_values
 
 Labels = Literal["own", "next"]
 """By what rows are of a token type: by their own token, or by the one that follows."""
@@ -218,7 +219,8 @@ class TokenMoments(GeometryMetric):
         """
         if self.count_range is not None:
             raise ValueError(f"coordinates need all rows; got count_range={self.count_range}. Leave count_range= out.")
-        return coordinates_of(self.load(Moments))
+        moments = self.load(Moments)
+        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     def token_tables(self) -> Mapping[str, Callable[[], Table]]:
         return {"tokens": self.table, "projections": self.plane, "distances": self.distances}
