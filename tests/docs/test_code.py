@@ -23,7 +23,7 @@ LINES = [
     for block in blocks.blocks(page, "sh", "shell", "bash", "console")
     for line in re.sub(r"\\\n", " ", block.code).splitlines()
 ]
-COMMANDS = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
+WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
 FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGETS = {
@@ -62,7 +62,7 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
+@pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_every_command_is_one(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     chosen = make_parser(ABOUT, COMMANDS).parse_args(shlex.split(command, comments=True)[1:])
