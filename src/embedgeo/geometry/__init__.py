@@ -154,7 +154,7 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        return self.agreed(self._computed(in_thread=False))
+        return self.agreed(self._own_records(in_thread=False))
 
     def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
         """Compute the records of the rows seen so far, and drop these; every rank must call this.
@@ -165,7 +165,7 @@ class Geometry:
         Returns:
             This rank's records, for `agreed`; and `why_silent` of these rows.
         """
-        records = self._computed(in_thread=in_thread)
+        records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
         if in_thread:
             self._metrics = {}
@@ -177,7 +177,7 @@ class Geometry:
         """Tell whether `agreed` needs all ranks at the same time."""
         return self._group is not None
 
-    def agreed(self, computed: Future[list[Record]]) -> list[Record]:
+    def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline.
 
         Raises:
@@ -185,15 +185,15 @@ class Geometry:
             ValueError: ranks that repeat rows have other values.
         """
 
-        def own() -> list[Record]:
-            failed = torch.tensor(int(computed.exception() is not None), device=self.device)
+        def of_stage() -> list[Record]:
+            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
             if self._group is not None and not all_reduce_max(failed, self._stage_group):
-                names = [f"{record['metric']} at layer {record['layer']!r}" for record in computed.result()]
-                values = torch.tensor([record["value"] for record in computed.result()], dtype=torch.float64)
+                names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
+                values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
                 require_same_values(names, values.to(self.device), self._stage_group)
-            return computed.result()
+            return own_records.result()
 
-        return own() if self._stage is None else self._stage.join(len(self.layers), own)
+        return of_stage() if self._stage is None else self._stage.join(len(self.layers), of_stage)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -327,7 +327,7 @@ class Geometry:
             if layer.name in self._metrics
         ]
 
-    def _computed(self, *, in_thread: bool) -> Future[list[Record]]:
+    def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
         """This rank's records, or the exception in their place, raised once the ranks have agreed on it."""
         records = Future[list[Record]]()
         try:

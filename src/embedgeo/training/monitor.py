@@ -398,12 +398,12 @@ class Monitor(ABC):
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
         num_taken = num_ranks
-        with ExitStack() as kept, torch.no_grad():
-            kept.enter_context(self._geometry.probe.exclusive())
-            kept.callback(self._detach)
-            kept.callback(present_modes(run.model))
+        with ExitStack() as stack, torch.no_grad():
+            stack.enter_context(self._geometry.probe.exclusive())
+            stack.callback(self._detach)
+            stack.callback(present_modes(run.model))
             if as_training:
-                kept.enter_context(kept_buffers(run.model))
+                stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
             else:
                 run.model.eval()
