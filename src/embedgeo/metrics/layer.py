@@ -63,7 +63,8 @@ class LayerMetrics:
             for i, metric in enumerate(self._metrics)
         ]
         for metric in self._all():
-            metric.to(device)
+            if metric.device != device:
+                metric.to(device)
             metric._to_sync = False  # `compute` leaves that to `_in_sync`
             metric._should_unsync = False
             metric.process_group = process_group
@@ -86,15 +87,17 @@ class LayerMetrics:
             sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
             ids: those of these arguments, on the device of ``hidden``, where they are known already.
         """
-        shape, device = hidden.shape[:-1], hidden.device
+        shape = hidden.shape[:-1]
         for metric in self._all():
-            if metric.device != state_device(device):
-                metric.to(device)  # copies that see no rows, too: they are merged with the others
+            if metric.device != state_device(hidden.device):
+                metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         if ids is None:
             if sequence_ids is None and self._num_groups:
                 sequence_ids = torch.arange(shape.numel()).view(shape)
             ids = row_ids(hidden, token_ids, mask, sequence_ids)
-        rows, groups, parts = Rows.of(hidden, ids), None, list[tuple[int, RowIds]]()
+        rows = Rows.of(hidden, ids)
+        groups: Tensor | None = None
+        parts: list[tuple[int, RowIds]] = []
         if shape.numel():
             self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
@@ -115,7 +118,8 @@ class LayerMetrics:
 
         A rank on which a metric fails goes on with the others, in step with the ranks on which it does not.
         """
-        values, failures = Values(), list[Exception]()
+        values: Values = {}
+        failures: list[Exception] = []
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):
                 try:
@@ -177,10 +181,8 @@ class LayerMetrics:
     def _values(self, metric: Metric, copies: Sequence[Any]) -> Values:
         if self._num_groups and isinstance(metric, GeometryMetric):
             values, errors = metric.compute_with_errors(copies)
-        else:
-            values, errors = metric.compute(), dict[str, Tensor]()
-        undefined = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        return {key: torch.stack((value, errors.get(key, undefined[key]))) for key, value in values.items()}
+            return {key: torch.stack((value, errors[key])) for key, value in values.items()}
+        return {key: torch.stack((value, torch.full_like(value, torch.nan))) for key, value in metric.compute().items()}
 
     def _next_batch(self) -> int:
         """The number of the batch among those of all ranks, as one process would see them."""
@@ -220,6 +222,6 @@ def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
         return
     if ids.kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, ids.kept)
-    given = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
-    given = {name: each.view(hidden.shape[:-1]) for name, each in given.items() if each is not None}
-    metric.update(hidden, **metric._filter_kwargs(**given))
+    known = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
+    arguments = {name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None}
+    metric.update(hidden, **metric._filter_kwargs(**arguments))

@@ -84,7 +84,7 @@ class DescribedMetric:
 
 @dataclass(frozen=True)
 class Description:
-    """What a monitor would do on a model; ``str()`` of it is a text of 100 columns.
+    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100 columns.
 
     Attributes:
         model: class of the model that is measured.
