@@ -486,18 +486,18 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
 
 
 def _widened(
-    inner: tuple[float, float], shown: tuple[float, float], values: Array, *, is_log: bool
+    inner: tuple[float, float], ends: tuple[float, float], values: Array, *, is_log: bool
 ) -> tuple[float, float]:
     """A range with values beyond both of its ends, or else beyond one, of which the inner one is still a good part."""
     values = values[values > 0] if is_log else values
-    low, high = shown
+    low, high = ends
     least, most = float(values.min(initial=low)), float(values.max(initial=high))
 
     def length(low: float, high: float) -> float:
         return math.log10(high) - math.log10(low) if is_log else high - low
 
     wider = ((least, most), (low, most), (least, high))
-    return next((ends for ends in wider if length(*inner) >= _FILLED * length(*ends)), shown)
+    return next((each for each in wider if length(*inner) >= _FILLED * length(*each)), ends)
 
 
 def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, high: float) -> list[bool]:

@@ -82,7 +82,7 @@ def composition(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """What the mean squared norm Q is made of: the shares of M, V_W and V_B; other arguments as of `dynamics`.
+    """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
 
     Args:
         results: what was measured: see `embedgeo.plot`.
@@ -285,7 +285,7 @@ def _chosen_run(
     runs = [each for each in _runs(results, tables) if each.layers]
     if not runs:
         raise ValueError("results must hold values at layers; nothing was measured yet.")
-    for option, name, names_of in (("run", run, _labels), ("model", model, _models)):
+    for option, name, names_of in (("run", run, lambda each: [each.label]), ("model", model, _models)):
         if name is not None:
             known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in runs)))
             runs = [each for each in runs if name in names_of(each)]
@@ -298,10 +298,6 @@ def _chosen_run(
             f"a figure is of one run, and results has {len(runs)}: choose one by {option}=, of {listed(names)}."
         )
     return runs[0]
-
-
-def _labels(run: Run) -> list[str]:
-    return [run.label]
 
 
 def _models(run: Run) -> list[str]:

@@ -125,7 +125,6 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
 
 
 def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
-    """Whether a line of these values is anywhere within the axes."""
     low, high = ax.get_ylim()
     return bool(((values >= low) & (values <= high)).to_numpy().any())
 
@@ -223,7 +222,7 @@ def curves(run: Run, metric: str) -> FigureData:
 
 
 def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
-    """Whether a layer enters the first block, or is a norm beside which blocks fill less than 60 % of the height."""
+    """Test for what enters the first block, or a norm beside which blocks fill less than 60 % of the height."""
     if layer not in _FINAL_NORMS:
         return is_input(layer)
     blocks = [block for blocks in blocks_by_side(map(str, table)).values() for block in blocks]
@@ -297,7 +296,7 @@ def loss(run: Run, outliers: Sequence[int]) -> FigureData:
 
 
 def has_composition(run: Run) -> bool:
-    """Whether the composition of the mean squared norm was measured."""
+    """Test for the parts of the mean squared norm."""
     return bool(run.depth and _parts(run))
 
 

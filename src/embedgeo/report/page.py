@@ -35,7 +35,7 @@ ALL_RUNS = "All runs"
 MAIN = 11
 """Metrics, of those to look at first, that have a section of their own."""
 
-_IN_FULL = 40
+IN_FULL = 40
 """Metrics that have all their figures; of more, all but the headlines have one each."""
 
 _ORDINARY = 500
@@ -82,7 +82,7 @@ class Panel(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether a metric has one figure, of ordinary width, so that panels fit beside each other."""
+        """Test for a metric's only figure, of ordinary width: such panels fit beside each other."""
         pictures = [figure for _, group in self.groups for figure in group]
         return bool(self.metric) and len(pictures) == 1 and pictures[0].width <= _ORDINARY
 
@@ -158,7 +158,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        in_full = metric in headlines() or len(metrics) <= _IN_FULL
+        in_full = metric in headlines() or len(metrics) <= IN_FULL
         return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
     def draw_drift(metric: str) -> list[Group]:

@@ -179,7 +179,7 @@ class Run:
         return f"step {tick_label(step)}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
-        """Whether a metric was measured and has more than one value."""
+        """Test for more than one value of a metric."""
         return metric in self.values and self.values[metric].nunique() > 1
 
 
@@ -303,7 +303,7 @@ def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = No
 
 
 def _is_final(records: pd.DataFrame) -> bool:
-    """Whether records are of a final model: at step 0, and of a revision that is not called so."""
+    """Test for a final model: at step 0, and of a revision that is not called so."""
     revisions = set(records["revision"]) if "revision" in records else {""}
     return bool((records["step"] == 0).all()) and revisions.isdisjoint({"", "step0"})
 
@@ -395,7 +395,7 @@ def _told_apart(
 
 
 def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:
-    """Whether the series of some checkpoints has other models, too, from which they are kept apart."""
+    """Test for other models in the series of some checkpoints, from which these are kept apart."""
     name, records = next(iter(checkpoints.items()))
     return str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0])
 

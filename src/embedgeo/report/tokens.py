@@ -345,7 +345,7 @@ def _name_types(ax: Axes, means: pd.DataFrame) -> None:
 
 
 def has_words(run: Run) -> bool:
-    """Whether the token types are words, some of them of several tokens."""
+    """Test for token types that are words, some of them of several tokens."""
     return any("num_tokens" in table and bool((table["num_tokens"] > 1).any()) for table in run.tokens.values())
 
 
@@ -491,7 +491,7 @@ def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
 
 
 def has_texts(types: pd.DataFrame) -> bool:
-    """Whether the texts of token types are known, and not their ids in place of them."""
+    """Test for texts of token types, and not their ids in place of them."""
     return not bool((types["token"].astype(str) == types["token_id"].astype(str)).all())
 
 
