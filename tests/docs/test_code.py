@@ -10,7 +10,7 @@ import torch.distributed as dist
 import yaml
 from PIL import Image
 
-from embedgeo.cli import ABOUT, COMMANDS
+from embedgeo import cli
 from embedgeo.options import make_parser
 from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
@@ -65,7 +65,7 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
 @pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_every_command_is_one(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    chosen = make_parser(ABOUT, COMMANDS).parse_args(shlex.split(command, comments=True)[1:])
+    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(shlex.split(command, comments=True)[1:])
     if chosen.subcommand == "sweep":
         options = chosen.sweep.as_dict()
         options.pop("config")
