@@ -157,13 +157,9 @@ class Geometry:
         return self.agreed(self._own_records(in_thread=False))
 
     def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
-        """Compute the records of the rows seen so far, and drop these; every rank must call this.
+        """Compute this rank's records, for `agreed`, and `why_silent`, and drop the rows; every rank must call this.
 
-        Args:
-            in_thread: give the rows away, to a thread that computes while the caller goes on.
-
-        Returns:
-            This rank's records, for `agreed`; and `why_silent` of these rows.
+        In a thread they are computed while the caller goes on.
         """
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
@@ -180,9 +176,7 @@ class Geometry:
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline.
 
-        Raises:
-            Exception: of a metric.
-            ValueError: ranks that repeat rows have other values.
+        It is a ValueError if ranks that repeat rows have other values.
         """
 
         def of_stage() -> list[Record]:
@@ -298,11 +292,7 @@ class Geometry:
         self.reset()
 
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
-        """The layers that have rows on any rank, with their metrics; every rank must call this.
-
-        Args:
-            unembedding_may_change: whether the model may be trained before the metrics are computed.
-        """
+        """The layers that have rows on any rank, with their metrics; every rank must call this."""
         known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)

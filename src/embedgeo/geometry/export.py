@@ -51,13 +51,7 @@ _LONGEST_NAME = 200
 
 
 def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
-    """A row for each token type at each layer, of the metrics that have such a kind of table.
-
-    Args:
-        method: of `embedgeo.Geometry`, as it was called.
-        layers: those that have rows.
-        kind: a key of `embedgeo.metrics.base.GeometryMetric.token_tables`.
-    """
+    """A row for each token type at each layer, of the metrics with that kind of table; for a method of `Geometry`."""
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 

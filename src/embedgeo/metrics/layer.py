@@ -30,15 +30,10 @@ class LayerMetrics:
 
     Args:
         make: makes the metrics.
-        dim: d, the width of the layer.
+        dim: the width of the layer.
         device: of the metrics, until they see rows on another one.
         process_group: the ranks that have different rows; None: all ranks.
         jackknife: G; 0: there are no groups.
-
-    Attributes:
-        dim: d.
-        dtype: of the hidden states; None while there were none.
-        expected_Q: what Q is expected to be, by what the layer is; 0 where nothing is known.
     """
 
     def __init__(
@@ -51,8 +46,8 @@ class LayerMetrics:
         jackknife: int = 0,
     ) -> None:
         self.dim = dim
-        self.dtype: torch.dtype | None = None
-        self.expected_Q = 0.0
+        self.dtype: torch.dtype | None = None  # of the hidden states
+        self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self._batch_sizes = list[int]()  # in rows
         self._num_groups = jackknife
         self._process_group = process_group
@@ -80,12 +75,8 @@ class LayerMetrics:
     ) -> None:
         """Update the metrics with a batch, and the copies with the sequences of their groups.
 
-        Args:
-            hidden: shape (..., d).
-            token_ids: shape (...), or None.
-            mask: shape (...), bool, True = count this row; None if all rows count.
-            sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
-            ids: those of these arguments, on the device of ``hidden``, where they are known already.
+        ``sequence_ids`` are from 0 in each batch, None where each row is a sequence. ``ids`` are those of the other
+        arguments, on the device of ``hidden``, where they are known already.
         """
         shape = hidden.shape[:-1]
         for metric in self._all():

@@ -81,17 +81,12 @@ class PipelineStage:
 
     A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
     sequences of the batch as its tensors have, the next one those after them.
-
-    Args:
-        model: the stage.
-        stages: the ranks of the stages of one model, in forward order.
-        ranks: those that have this stage.
     """
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
-        self.ranks = ranks
+        self.ranks = ranks  # that have this stage
         self.is_part = dist.get_world_size(stages) > 1
-        self._stages = stages
+        self._stages = stages  # the ranks of the stages of one model, in forward order
         self._model = unwrapped(model)
         self._attached = ExitStack()
         self._num_stages: int | None = None  # in the pipeline that has run it

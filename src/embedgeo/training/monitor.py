@@ -376,18 +376,12 @@ class Monitor(ABC):
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
         """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
 
-        Each round takes one batch for each rank. Either all ranks run the model in a round or none does, because they
-        gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
+        Ranks share the batches, the same on each of them. Each round takes one batch for each rank. Either all ranks
+        run the model in a round or none does, because they gather sharded parameters together: a rank without a batch
+        of its own repeats another one, not measured. ``as_training`` it runs as in a training step, dropout included,
+        instead of in eval mode, on batches of this rank alone, as they were given to it in training.
 
-        Args:
-            batches: the same on every rank, which share them.
-            as_training: run the model as in a training step, dropout included, instead of in eval mode; the batches are
-                those of this rank, which shares them with no other one, as they were given to it in training.
-
-        Raises:
-            Exception: an error of this rank in the batches, what is read of them, or the model.
-            RuntimeError: there was an error on another rank.
-            ValueError: there is another number of batches on another rank.
+        An error of one rank is raised on all of them, as is another number of batches.
         """
         assert self._geometry is not None
         assert self._run is not None
@@ -461,8 +455,7 @@ class Monitor(ABC):
     def _complete(self, *, alone: bool = False) -> None:
         """Wait for the measurement that is pending, if there is one, and log it.
 
-        Args:
-            alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
+        Where this rank may be ``alone`` in calling this, a measurement that needs all of them is left pending.
         """
         pending = self._pending
         if pending is None or pending.process != os.getpid():
