@@ -282,7 +282,7 @@ def test_a_command_that_is_stopped_says_what_is_left(
     settings = {"sweep": SweepSettings, "demo": DemoSettings}.get(arguments[0])
     if settings is None:
         monkeypatch.setattr(
-            f"embedgeo.{'report.write_report' if arguments[0] == 'report' else 'sweep.command.run_check'}", stopped
+            f"embedgeo.{'report.write_report' if arguments[0] == 'report' else 'sweep.run.run_check'}", stopped
         )
     else:
         monkeypatch.setitem(COMMANDS, arguments[0], (stopped, settings))

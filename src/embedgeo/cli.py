@@ -70,17 +70,11 @@ _STOPPED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command and return its exit status; after ``--help`` and for a wrong option SystemExit is raised.
 
     Args:
         argv: what follows the program's name; default: that of this process, which Ctrl-C and SIGTERM then end at
             once, whatever is being downloaded.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SystemExit: after ``--help`` (0) and for a wrong option (2).
     """
     try:
         require_extra("report,sweep", "the command embedgeo", *COMMAND_MODULES)

@@ -94,15 +94,7 @@ _STYLE: dict[str, Any] = {
 
 
 class FigureData(NamedTuple):
-    """A figure with the numbers and texts that go with it.
-
-    Attributes:
-        name: of its files.
-        figure: the picture.
-        numbers: the values drawn.
-        alt: the kind of figure, for readers who do not see it.
-        text: what it shows, in one or two sentences.
-    """
+    """A figure, the name of its files, the values drawn, and texts: one for readers who do not see it, one for all."""
 
     name: str
     figure: Figure
@@ -162,13 +154,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; its margins are fixed, which is much faster than fitting them.
 
-    Args:
-        title: of the whole figure, in bold.
-        subtitle: below the title: units, estimators.
-        panels: how many axes.
-        sidebar: leave room for a colour bar.
-        names: leave room for these in `legend_below`.
-        ax: put the title and the look on these axes of somebody else's figure instead.
+    There is room for a colour bar in the sidebar, and for names in `legend_below`. Given axes of somebody else's
+    figure get the title and the look instead.
     """
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
@@ -221,19 +208,11 @@ def legend(figure: Figure, ax: Axes) -> None:
         _legend_above(ax, handles, labels)
     elif handles:
         width = figure.get_size_inches()[0]
-        is_narrow = width <= WIDTH
-        is_long = is_narrow and len("".join(labels)) > _LEGEND_LETTERS
-        figure.legend(
-            handles,
-            labels,
-            loc="upper left",
-            bbox_to_anchor=(0.04 / width, 1 - 0.43 / HEIGHT),
-            borderpad=0,
-            ncols=4 if is_narrow else 6,
-            columnspacing=0.8 if is_long else 1.1,
-            handlelength=1.5 if is_long else 1.7,
-            fontsize=7.5 if is_long else None,
-        )
+        look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
+        if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS:
+            look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
+        place = (0.04 / width, 1 - 0.43 / HEIGHT)
+        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
@@ -339,11 +318,7 @@ def thinned(count: int, most: int) -> list[int]:
 
 
 class StepAxis:
-    """An axis of steps, logarithmic in 1 + step if the first steps are much closer together than most.
-
-    Args:
-        steps: ascending.
-        is_log: says so instead, for the steps of several runs together.
+    """An axis of ascending steps, logarithmic in 1 + step if the first ones are much closer together than most.
 
     >>> StepAxis([0, 1, 2, 4, 8, 16, 32]).is_log, StepAxis([0, 100, 200, 300]).is_log
     (True, False)
@@ -443,8 +418,8 @@ def value_axis(
         term: of the metric.
         values: all that is drawn.
         baseline: the expected values, by abscissa.
-        layers: of the columns of ``values``, where these are of layers; the axis then spans those of the blocks.
-        errors: standard errors of ``values``, whose bands the axis spans too, unless that would squeeze the lines.
+        layers: of the columns of ``values``; the axis then spans those of the blocks.
+        errors: of ``values``, whose bands the axis spans too, unless that would squeeze the lines.
     """
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
@@ -488,15 +463,9 @@ def value_axis(
 
 
 def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
-    """The range of values that the colours of a heatmap span: that of the blocks, if their values differ.
+    """The range of the blocks, if their values differ, else of all values, shape (steps, layers); where others lie.
 
-    Args:
-        layers: names; without any block, all of them count.
-        values: shape (steps, layers).
-
-    Returns:
-        The least and the largest value, and at which end other values lie beyond: ``"neither"``, ``"min"``, ``"max"``
-        or ``"both"``.
+    Values lie beyond ``"neither"`` of its ends, ``"min"``, ``"max"`` or ``"both"``.
     """
     blocks = {block for blocks in blocks_by_side(layers).values() for block in blocks}
     finite = values[np.isfinite(values)]
@@ -509,18 +478,18 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
 
 
 def _widened(
-    inner: tuple[float, float], shown: tuple[float, float], values: Array, *, is_log: bool
+    inner: tuple[float, float], ends: tuple[float, float], values: Array, *, is_log: bool
 ) -> tuple[float, float]:
     """A range with values beyond both of its ends, or else beyond one, of which the inner one is still a good part."""
     values = values[values > 0] if is_log else values
-    low, high = shown
+    low, high = ends
     least, most = float(values.min(initial=low)), float(values.max(initial=high))
 
     def length(low: float, high: float) -> float:
         return math.log10(high) - math.log10(low) if is_log else high - low
 
     wider = ((least, most), (low, most), (least, high))
-    return next((ends for ends in wider if length(*inner) >= _FILLED * length(*ends)), shown)
+    return next((each for each in wider if length(*inner) >= _FILLED * length(*each)), ends)
 
 
 def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, high: float) -> list[bool]:
@@ -576,11 +545,11 @@ def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: f
         ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
 
 
-def depth_bar(ax: Axes, layers: Sequence[str], most: int = 12) -> Array:
+def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Add a colour bar for layers, if there are several; the colours of the layers."""
     if len(layers) > 1:
         bar = value_bar(ax, ScalarMappable(Normalize(0, len(layers) - 1), DEPTH), "")
-        layer_axis(bar.ax, layers, vertical=True, most=most)
+        layer_axis(bar.ax, layers, vertical=True, most=12)
     return depth_colours(len(layers))
 
 

@@ -14,7 +14,7 @@ GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "
 
 
 class Term(NamedTuple):
-    """How people read a metric.
+    """Name, unit and meaning of a metric, for people.
 
     Attributes:
         name: short, for titles and axes.
@@ -37,7 +37,7 @@ class Term(NamedTuple):
     gaussian: float | None = None
 
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
-        """Whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
+        """Tell whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
         finite = values[np.isfinite(values)]
         return bool(self.ranges and finite.size and 1e-200 < 10 * finite.min() < finite.max() < 1e200)
 

@@ -22,11 +22,7 @@ class _GivenValues(list[Any]):
 
 
 def _several(read: Callable[[str], list[Any]]) -> type[Action]:
-    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``.
-
-    Args:
-        read: the values in one argument.
-    """
+    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``."""
 
     class Several(Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -35,8 +31,8 @@ def _several(read: Callable[[str], list[Any]]) -> type[Action]:
             for value in values:
                 try:
                     given += read(value)
-                except ValueError:
-                    raise ArgumentError(self, f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
+                except ValueError as error:
+                    raise ArgumentError(self, str(error)) from None
             setattr(namespace, self.dest, given)
 
     return Several
@@ -47,7 +43,10 @@ def _strings(value: str) -> list[Any]:
 
 
 def _numbers(value: str) -> list[Any]:
-    return [int(part) for part in value.strip("[]").split(",")]
+    try:
+        return [int(part) for part in value.strip("[]").split(",")]
+    except ValueError:
+        raise ValueError(f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
 
 
 class _Parser(ArgumentParser):
@@ -64,12 +63,7 @@ class _Parser(ArgumentParser):
 
 
 def make_parser(about: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]) -> ArgumentParser:
-    """The parser of ``embedgeo`` and its commands.
-
-    Args:
-        about: what the program does.
-        commands: what each runs, with the docstring that says what it does, and whose arguments are its options.
-    """
+    """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its options."""
     parser = _Parser(prog="embedgeo", description=about, allow_abbrev=True, version=__version__)
     subcommands = parser.add_subcommands(required=True)
     for name, (run, settings) in commands.items():

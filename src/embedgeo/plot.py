@@ -29,6 +29,7 @@ Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | 
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 
 
+@style()
 def dynamics(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
@@ -56,6 +57,7 @@ def dynamics(
     return _of_metric(figures.dynamics, results, metric, ax, run, model)
 
 
+@style()
 def profile(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
@@ -63,6 +65,7 @@ def profile(
     return _of_metric(figures.profile, results, metric, ax, run, model)
 
 
+@style()
 def heatmap(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
@@ -70,6 +73,7 @@ def heatmap(
     return _of_metric(figures.heatmap, results, metric, ax, run, model)
 
 
+@style()
 def composition(
     results: Results,
     by: Literal["layer", "step"] = "layer",
@@ -78,7 +82,7 @@ def composition(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """What the mean squared norm Q is made of: the shares of M, V_W and V_B; other arguments as of `dynamics`.
+    """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
 
     Args:
         results: what was measured: see `embedgeo.plot`.
@@ -95,10 +99,10 @@ def composition(
     chosen = _chosen_run(results, run, model, ax)
     if not figures.has_composition(chosen):
         raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {_metrics(chosen)}.")
-    with style():
-        return figures.composition(chosen, by, ax).figure
+    return figures.composition(chosen, by, ax).figure
 
 
+@style()
 def tokens(
     results: Results,
     layer: str | None = None,
@@ -134,10 +138,10 @@ def tokens(
         _require_known("layer", layer, layers)
     elif ax is not None:
         layer = ([block for block in chosen.all_blocks if block in present] or layers)[-1]
-    with style():
-        return mean_against_variance(chosen, [layer] if layer else (), ax).figure
+    return mean_against_variance(chosen, [layer] if layer else (), ax).figure
 
 
+@style()
 def spectrum(
     results: Results,
     layer: str | None = None,
@@ -167,11 +171,11 @@ def spectrum(
     if layer is not None:
         present = set(chosen.spectra[max(chosen.spectra)]["layer"])
         _require_known("layer", layer, [name for name in chosen.depth if name in present])
-    with style():
-        drawn = spectra_by_layer(chosen, ax) if layer is None else spectra_by_step(chosen, [layer], ax)
-        return drawn.figure
+        return spectra_by_step(chosen, [layer], ax).figure
+    return spectra_by_layer(chosen, ax).figure
 
 
+@style()
 def scales(
     results: Results,
     by: Literal["layer", "step"] = "layer",
@@ -200,10 +204,10 @@ def scales(
             f"(--extra scales); there are {_metrics(chosen)}."
         )
     draw = figures.scales_by_layer if by == "layer" else figures.scales_by_step
-    with style():
-        return draw(with_baseline(chosen), ax).figure
+    return draw(with_baseline(chosen), ax).figure
 
 
+@style()
 def similarity(
     results: Results,
     layer: str | None = None,
@@ -234,15 +238,13 @@ def similarity(
             "similarity needs rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
             "drift on it; there are none."
         )
-    steps = figures.steps_over_layers(chosen)
     if layer is not None:
         _require_known("layer", layer, figures.layers_over_steps(chosen))
-    elif step is not None or not steps:
+        return figures.cka_of_steps(chosen, layer, ax).figure
+    steps = figures.steps_over_layers(chosen)
+    if step is not None or not steps:
         _require_known("step", step, steps)
-    with style():
-        if layer is not None:
-            return figures.cka_of_steps(chosen, layer, ax).figure
-        return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
+    return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
 
 
 def _of_metric(
@@ -257,8 +259,7 @@ def _of_metric(
     chosen = _chosen_run(results, run, model, ax, tables)
     if metric not in chosen.values:
         raise ValueError(f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}.")
-    with style():
-        return draw(with_baseline(chosen, metric), metric, ax).figure
+    return draw(with_baseline(chosen, metric), metric, ax).figure
 
 
 def _metrics(run: Run) -> str:
@@ -284,7 +285,7 @@ def _chosen_run(
     runs = [each for each in _runs(results, tables) if each.layers]
     if not runs:
         raise ValueError("results must hold values at layers; nothing was measured yet.")
-    for option, name, names_of in (("run", run, _labels), ("model", model, _models)):
+    for option, name, names_of in (("run", run, lambda each: [each.label]), ("model", model, _models)):
         if name is not None:
             known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in runs)))
             runs = [each for each in runs if name in names_of(each)]
@@ -297,10 +298,6 @@ def _chosen_run(
             f"a figure is of one run, and results has {len(runs)}: choose one by {option}=, of {listed(names)}."
         )
     return runs[0]
-
-
-def _labels(run: Run) -> list[str]:
-    return [run.label]
 
 
 def _models(run: Run) -> list[str]:
@@ -317,7 +314,7 @@ def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Ru
         return read_folder(folder)
     if isinstance(results, Geometry):
         runs = _of_records(results.records(), results.token_tables() if tables == "tokens" else None)
-        return [replace(each, spectra=_spectra(results, each)) for each in runs] if tables == "spectra" else runs
+        return [_with_spectra(each, results) for each in runs] if tables == "spectra" else runs
     if isinstance(results, pd.DataFrame):
         return _of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
@@ -330,10 +327,10 @@ def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame 
     return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
 
 
-def _spectra(geometry: Geometry, run: Run) -> dict[int, pd.DataFrame]:
-    table = geometry.layer_tables().get("spectra")
-    shares = None if table is None else spectrum_shares(table, run.depth)
-    return {} if shares is None or shares.empty else {run.steps[-1]: shares}
+def _with_spectra(run: Run, geometry: Geometry) -> Run:
+    table = geometry.layer_tables().get("spectra", pd.DataFrame())
+    shares = table if table.empty else spectrum_shares(table, run.depth)
+    return run if shares.empty else replace(run, spectra={run.steps[-1]: shares})
 
 
 def _of_token_types(table: pd.DataFrame) -> list[Run]:

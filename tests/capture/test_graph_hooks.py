@@ -7,30 +7,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import eval_frame, lookup_backend
+from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from embedgeo import EmbeddingMoments, Geometry, observe
+from tests.compiled import CountingBackend
 from tests.models import albert, gpt_neox, token_batch
-
-
-class Backend:
-    """Graphs of forward and backward passes as they are, and how often they run."""
-
-    def __init__(self):
-        self.runs = 0
-
-    def __call__(self, graph, inputs):
-        compiled = lookup_backend("aot_eager")(graph, inputs)
-
-        def run(*args):
-            self.runs += 1
-            return compiled(*args)
-
-        return run
-
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
@@ -104,7 +88,7 @@ def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_
     """The `Geometry` of the measured steps of a model, the graphs of its run and how many of them run in each step."""
     torch._dynamo.reset()
     counters.clear()
-    backend, geometry = Backend(), Geometry(model, metrics=moments, no_grad_passes=False)
+    backend, geometry = CountingBackend("aot_eager"), Geometry(model, metrics=moments, no_grad_passes=False)
     if is_prepared:
         geometry.probe.prepare(model)
         geometry.probe.is_stable = True

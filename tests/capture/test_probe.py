@@ -13,24 +13,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 from embedgeo import EmbeddingMoments, Geometry, observe
+from tests.compiled import CountingBackend
 from tests.models import Block, NanoGPT, albert, gpt_neox, token_batch
 from tests.observed import Rows, rows_seen
 
 # ── torch.compile ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Backend:
-    """Compiles to the graph as it is, and counts how often graphs run."""
-
-    def __init__(self):
-        self.runs = 0
-
-    def __call__(self, graph, inputs):
-        def run(*args):
-            self.runs += 1
-            return graph(*args)
-
-        return run
 
 
 def compile_whole(model, backend):
@@ -67,7 +54,7 @@ def backend():
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(error_on_recompile=True):
-        yield Backend()
+        yield CountingBackend("eager")
     torch._dynamo.reset()
 
 

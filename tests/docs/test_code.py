@@ -10,7 +10,8 @@ import torch.distributed as dist
 import yaml
 from PIL import Image
 
-from embedgeo.cli import _parser
+from embedgeo import cli
+from embedgeo.options import make_parser
 from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT
@@ -22,7 +23,7 @@ LINES = [
     for block in blocks.blocks(page, "sh", "shell", "bash", "console")
     for line in re.sub(r"\\\n", " ", block.code).splitlines()
 ]
-COMMANDS = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
+WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
 FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGETS = {
@@ -61,10 +62,10 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
+@pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_every_command_is_one(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    chosen = _parser().parse_args(shlex.split(command, comments=True)[1:])
+    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(shlex.split(command, comments=True)[1:])
     if chosen.subcommand == "sweep":
         options = chosen.sweep.as_dict()
         options.pop("config")

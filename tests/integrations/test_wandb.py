@@ -105,7 +105,7 @@ def train(monitor, model, num_steps, after=lambda step: None):
 
 @pytest.mark.parametrize("logs", ["steps", "no steps", "nothing"])
 def test_a_loop_loses_neither_its_own_values_nor_those_measured(monkeypatch, logs):
-    monkeypatch.setattr(live, "_pictures", lambda *args: [("geometry.heatmap/mean_cosine", SMALL)])
+    monkeypatch.setattr(live, "draw_pictures", lambda *args: [("geometry.heatmap/mean_cosine", SMALL)])
     run, model = wandb.init(), gpt_neox()
     options = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
     other = StepMonitor(model, log=wandb, prefix="other.one", **{**options, "every_n_steps": 3})

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embedgeo.cli import _parser, main
+from embedgeo.cli import ABOUT, COMMANDS, main
+from embedgeo.options import make_parser
 from embedgeo.results.records import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
@@ -166,6 +167,8 @@ def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
     (head,) = [line for line in called if "--head" in line]
     assert "--nodelist=n1 ray start --block --head --port=6379 --num-cpus=2 --num-gpus=2" in head
     (command,) = [line.split(" ", 1)[1] for line in called if line.startswith("embedgeo")]
-    options = _parser().parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))]).sweep
+    options = (
+        make_parser(ABOUT, COMMANDS).parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))]).sweep
+    )
     assert (options.on, options.ray_address, options.workers, options.resources) == ("ray", "n1:6379", 6, {"GPU": 1.0})
     assert options.steps == "log"

@@ -2,6 +2,8 @@
 
 import pickle
 import random
+import threading
+import time
 
 import lightning as L
 import numpy as np
@@ -170,3 +172,16 @@ def assert_same_values(table, expected, rel=1e-9):
     assert table.keys() == expected.keys()
     for layer, values in expected.items():
         assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer
+
+
+class Slow(EmbeddingMoments):
+    """Computed in the background long after the next steps of training, unless these wait."""
+
+    def compute(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.1)
+        return super().compute()
+
+
+def slow(dim):
+    return [Slow(dim)]

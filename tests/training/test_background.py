@@ -28,6 +28,7 @@ from tests.training.runs import (
     loader,
     moments,
     random_state,
+    slow,
     steps,
     value,
 )
@@ -41,15 +42,6 @@ class Waits(EmbeddingMoments):
     def compute(self):
         if threading.current_thread() is not threading.main_thread():
             assert self.gate.wait(60)
-        return super().compute()
-
-
-class Slow(EmbeddingMoments):
-    """Computed in the background long after the next steps of training, unless these wait."""
-
-    def compute(self):
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.1)
         return super().compute()
 
 
@@ -68,10 +60,6 @@ def opens_soon(gate):
 
 def waiting(dim):
     return [Waits(dim)]
-
-
-def slow(dim):
-    return [Slow(dim)]
 
 
 def breaking(dim):
@@ -238,7 +226,7 @@ import atexit, sys
 import torch
 from embedgeo import StepMonitor
 from tests.models import gpt_neox, token_batch
-from tests.training.test_background import slow
+from tests.training.runs import slow
 
 torch.set_num_threads(2)
 for name, background in (("pending", True), ("closed", False), ("closed in the background", True)):

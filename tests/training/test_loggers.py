@@ -34,7 +34,7 @@ def drawings(monkeypatch):
         drawn.append(list(kinds))
         return [(f"{prefix}.{kind}/V", (b"PNG", 1, 1)) for kind in kinds]
 
-    monkeypatch.setattr(live, "_pictures", draw)
+    monkeypatch.setattr(live, "draw_pictures", draw)
     monkeypatch.setattr(live, "monotonic", lambda: 0.0)
     return drawn
 
@@ -121,7 +121,7 @@ def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkey
     def fail(*args):
         raise RuntimeError("no such font")
 
-    monkeypatch.setattr(live, "_pictures", fail)
+    monkeypatch.setattr(live, "draw_pictures", fail)
     taker = TakingLogger()
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
     with pytest.warns(

@@ -50,7 +50,7 @@ class Inspection:
     error: Exception | None = None
 
     def has_token_rows(self, layer: Layer) -> bool:
-        """Whether some of the token ids are those of the layer's rows."""
+        """Tell whether some of the token ids are those of the layer's rows."""
         rows = LayerRows(layer, self.hidden[layer.name][:-1])
         return any(rows.fit(torch.empty(shape, device="meta")) is not None for _, shape in self.token_ids)
 

@@ -96,13 +96,11 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
         return None
-
-    def exact(found: Tensor, among: Sequence[Tensor]) -> Tensor:
-        return next((each for each in among if bool((each - found).abs().max() <= tolerance)), found)
-
+    scales = [*own, *(1 + each for each in own)]
+    shifts = [torch.zeros_like(shift), *own]
     return Norm(
-        scale=exact(scale, [*own, *(1 + each for each in own)]),
-        shift=exact(shift, [torch.zeros_like(shift), *own]),
+        scale=next((each for each in scales if (each - scale).abs().max() <= tolerance), scale),
+        shift=next((each for each in shifts if (each - shift).abs().max() <= tolerance), shift),
         is_centered=bool((up - moved).abs().max() <= tolerance),
     )
 

@@ -22,7 +22,8 @@ from embedgeo.extras import require_extra
 try:
     from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 except ImportError:  # then there is no command line, which checks them
-    NonNegativeInt = PositiveInt = int
+    NonNegativeInt = int
+    PositiveInt = int
     PositiveFloat = float
 
 

@@ -18,6 +18,7 @@ from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_max, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
@@ -76,7 +77,6 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
-        inputs: records what the model is given.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
@@ -116,17 +116,18 @@ class Geometry:
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         described_layers = recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
-            model, layers = inner, "blocks"
+            model = inner
+            layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else for_token_types(make, self.inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
         require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
@@ -153,18 +154,14 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        return self.agreed(self._computed(in_thread=False))
+        return self.agreed(self._own_records(in_thread=False))
 
     def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
-        """Compute the records of the rows seen so far, and drop these; every rank must call this.
+        """Compute this rank's records, for `agreed`, and `why_silent`, and drop the rows; every rank must call this.
 
-        Args:
-            in_thread: give the rows away, to a thread that computes while the caller goes on.
-
-        Returns:
-            This rank's records, for `agreed`; and `why_silent` of these rows.
+        In a thread they are computed while the caller goes on.
         """
-        records = self._computed(in_thread=in_thread)
+        records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
         if in_thread:
             self._metrics = {}
@@ -173,26 +170,24 @@ class Geometry:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether `agreed` needs all ranks at the same time."""
+        """Tell whether `agreed` needs all ranks at the same time."""
         return self._group is not None
 
-    def agreed(self, computed: Future[list[Record]]) -> list[Record]:
+    def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline.
 
-        Raises:
-            Exception: of a metric.
-            ValueError: ranks that repeat rows have other values.
+        It is a ValueError if ranks that repeat rows have other values.
         """
 
-        def own() -> list[Record]:
-            failed = torch.tensor(int(computed.exception() is not None), device=self.device)
+        def of_stage() -> list[Record]:
+            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
             if self._group is not None and not all_reduce_max(failed, self._stage_group):
-                names = [f"{record['metric']} at layer {record['layer']!r}" for record in computed.result()]
-                values = torch.tensor([record["value"] for record in computed.result()], dtype=torch.float64)
+                names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
+                values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
                 require_same_values(names, values.to(self.device), self._stage_group)
-            return computed.result()
+            return own_records.result()
 
-        return own() if self._stage is None else self._stage.join(len(self.layers), own)
+        return of_stage() if self._stage is None else self._stage.join(len(self.layers), of_stage)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -203,7 +198,10 @@ class Geometry:
 
     def to_frame(self) -> "pd.DataFrame":
         """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
-        return export.frame(self.records())
+        require_extra("report", "Geometry.to_frame", "pandas")
+        import pandas as pd
+
+        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
 
     def _repr_html_(self) -> str:
         return export.html_table(self)
@@ -294,11 +292,7 @@ class Geometry:
         self.reset()
 
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
-        """The layers that have rows on any rank, with their metrics; every rank must call this.
-
-        Args:
-            unembedding_may_change: whether the model may be trained before the metrics are computed.
-        """
+        """The layers that have rows on any rank, with their metrics; every rank must call this."""
         known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
@@ -323,7 +317,7 @@ class Geometry:
             if layer.name in self._metrics
         ]
 
-    def _computed(self, *, in_thread: bool) -> Future[list[Record]]:
+    def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
         """This rank's records, or the exception in their place, raised once the ranks have agreed on it."""
         records = Future[list[Record]]()
         try:
@@ -345,12 +339,13 @@ class Geometry:
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
             metrics.expected_Q = self.norms.expected_size(layer, hidden, rows.mask)
-        shape, device = hidden.shape[:-1], hidden.device
+        shape = hidden.shape[:-1]
+        device = hidden.device
         unit: RowUnit = self.settings["rows"]
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = rows.prepared_once(
-                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self.inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self._inputs.sequence_ids(shape))
             )
             metrics.update(hidden, ids=ids)
         elif unit == "words":
@@ -364,7 +359,7 @@ class Geometry:
         """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
         assert rows.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
-        return find_words(device, rows.word_ids, self.inputs.sequence_ids(shape), **ids, mask=rows.mask)
+        return find_words(device, rows.word_ids, self._inputs.sequence_ids(shape), **ids, mask=rows.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

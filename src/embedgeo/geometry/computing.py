@@ -9,6 +9,7 @@ from threading import Semaphore
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from embedgeo.metrics.layer import LayerMetrics, Values
 from embedgeo.results.records import Record
@@ -32,13 +33,15 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     Raises:
         Exception: of the first layer with a metric that fails, once all have been computed.
     """
-    num_threads, all_threads = _threads_a_layer(layers), torch.get_num_threads()
+    num_threads = _threads_a_layer(layers)
+    all_threads = torch.get_num_threads()
     if num_threads in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return _records(layers, [_values(each) for each in layers])
-    num_workers, is_inference = min(all_threads, len(layers)), torch.is_inference_mode_enabled()
+    num_workers = min(all_threads, len(layers))
+    is_inference = torch.is_inference_mode_enabled()
     free = Semaphore(num_workers)
 
     def work(layer: MeasuredLayer, in_sync: ExitStack) -> Values | Exception:
@@ -68,7 +71,8 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     """
     for each in layers:
         each.metrics.reduce()
-    num_threads, all_threads = _threads_a_layer(layers), torch.get_num_threads()
+    num_threads = _threads_a_layer(layers)
+    all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
     devices = {each.metrics.device for each in layers}
     streams = [_stream_beside(device) for device in sorted(devices, key=str) if device.type == "cuda"]
@@ -110,13 +114,14 @@ def _values(layer: MeasuredLayer) -> Values | Exception:
 
 def _records(layers: Sequence[MeasuredLayer], values: Sequence[Values | Exception]) -> list[Record]:
     """A record for each value of each layer."""
-    keys, pairs = list[tuple[MeasuredLayer, str]](), list[torch.Tensor]()
+    keys: list[tuple[MeasuredLayer, str]] = []
+    pairs: list[Tensor] = []
     for layer, of_layer in zip(layers, values, strict=True):
         if isinstance(of_layer, Exception):
             raise of_layer
         keys += [(layer, key) for key in of_layer]
         pairs += [pair.double() for pair in of_layer.values()]
-    numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []
+    numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []  # one transfer
     return [
         Record(
             layer=layer.name,

@@ -64,10 +64,6 @@ class ComparedRows(GeometryMetric):
 
     The same rows are drawn whenever as many are seen. Ranks share theirs once, in `drawn`, and not when metrics are
     synchronised. ``comparisons`` are other rows and these, by what the others are of, such as ``previous``.
-
-    Args:
-        dim: d, the width of the rows.
-        size: how many are drawn at most.
     """
 
     has_copies = False

@@ -25,7 +25,6 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
-from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -51,22 +50,8 @@ _LONGEST_NAME = 200
 """Of a checkpoint, in bytes: its files are named after it, and file systems allow 255, with what is around it."""
 
 
-def frame(records: Sequence[Record]) -> "pd.DataFrame":
-    """The table of `embedgeo.Geometry.to_frame`."""
-    require_extra("report", "Geometry.to_frame", "pandas")
-    import pandas as pd
-
-    return pd.DataFrame(records, columns=["layer", "layer_index", "metric", "value", "stderr"])
-
-
 def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
-    """A row for each token type at each layer, of the metrics that have such a kind of table.
-
-    Args:
-        method: of `embedgeo.Geometry`, as it was called.
-        layers: those that have rows.
-        kind: a key of `embedgeo.metrics.base.GeometryMetric.token_tables`.
-    """
+    """A row for each token type at each layer, of the metrics with that kind of table; for a method of `Geometry`."""
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
@@ -157,7 +142,7 @@ def save(
                 "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
             )
     inner = measured_model(geometry.model)
-    about = {
+    facts = {
         "model_class": type(inner).__name__,
         "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
         **({"architecture": kind} if (kind := geometry.norms.architecture(geometry.layers)) else {}),
@@ -172,15 +157,15 @@ def save(
         "weights_sha256": "",
         "duplicate_of": None,
     }
-    asked = {"by": _WRITER, **geometry.settings, "save_samples": save_samples, "token_tables": token_tables}
+    settings = {"by": _WRITER, **geometry.settings, "save_samples": save_samples, "token_tables": token_tables}
     failure: Exception | None = None
     if current_rank() == 0:
         try:
             from embedgeo.results.parquet import to_frame
 
-            out = _open(Path(folder), asked)
+            out = _open(Path(folder), settings)
             _require_own(out, name, columns)
-            out.write(name, to_frame(records, **columns), tables, about, samples)
+            out.write(name, to_frame(records, **columns), tables, facts, samples)
             out.rebuild()
             out.write_architecture()
         except Exception as error:
@@ -192,7 +177,7 @@ def save(
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
-    """What is kept of the rows at a layer, those of all ranks; every rank must call this.
+    """Sampled rows, mean and eigenvalues of a layer, of the rows of all ranks; every rank must call this.
 
     None where none of its metrics has any of that.
     """
@@ -213,12 +198,12 @@ def recorded_metric(metric: Any) -> str:
 
 
 def recorded_metrics(make: MetricFactory) -> Any:
-    """What makes the metrics, as it is recorded: by the metrics, and if they depend on the width, by what on."""
+    """A choice of metrics as it is recorded: by those made, and if they depend on the width, by what on."""
     metrics = [recorded_metric(metric) for metric in make(2)]
-    given = getattr(make, "keywords", {})
+    arguments = getattr(make, "keywords", {})
     if is_auto(make):
-        return {**given, "metrics": metrics}
-    limit = given.get("max_state_bytes", MAX_STATE_BYTES)
+        return {**arguments, "metrics": metrics}
+    limit = arguments.get("max_state_bytes", MAX_STATE_BYTES)
     return metrics if limit == MAX_STATE_BYTES else {"max_state_bytes": limit, "metrics": metrics}
 
 
@@ -257,7 +242,7 @@ def _require_own(out: "SweepFolder", name: str, columns: Mapping[str, Any]) -> N
         )
 
 
-def _open(folder: Path, asked: Mapping[str, Any]) -> "SweepFolder":
+def _open(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
     from embedgeo.results.folder import SweepFolder
 
     out = SweepFolder(folder)
@@ -268,5 +253,5 @@ def _open(folder: Path, asked: Mapping[str, Any]) -> "SweepFolder":
         )
     installed = [name for name in _PACKAGES if find_spec(name)]
     versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
-    out.open(asked, {"versions": versions})
+    out.open(settings, {"versions": versions})
     return out

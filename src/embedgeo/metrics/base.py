@@ -1,4 +1,4 @@
-"""What the metrics share: how rows come in, and how states are declared, cast, merged and synchronised."""
+"""Base of the metrics: it takes rows in, and declares, casts, merges and synchronises states."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Table = dict[str, Tensor]
 
 
 class State(Protocol):
-    """What a metric holds of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
+    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
 
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
@@ -110,7 +110,8 @@ class GeometryMetric(Metric):
                 "Choose the ranks by process_group=."
             )
         super().__init__(**{"compute_with_cache": False, **kwargs})
-        self.dim, self._arguments = dim, settings
+        self.dim = dim
+        self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
@@ -231,6 +232,9 @@ class GeometryMetric(Metric):
         """Merge the state of the rows of a batch into that of the rows before."""
         self.store(self.load(type(state)).merge(to_state(state)))
 
+    def hold(self, whole: Self) -> None:
+        """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
+
     def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
         """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
 
@@ -244,7 +248,9 @@ class GeometryMetric(Metric):
         values = self.compute()
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        without, sizes = copy(groups[0]), torch.stack([group.num_rows for group in groups])
+        without = copy(groups[0])
+        without.hold(self)
+        sizes = torch.stack([group.num_rows for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):

@@ -89,7 +89,7 @@ class OutlierCoordinates(GeometryMetric):
         self.extend(row_coordinates(rows.embeddings, rows.ids.is_first))
 
     def coordinates(self) -> dict[str, Tensor]:
-        """What each coordinate holds, shape (d,), float64, in their order; NaN where undefined.
+        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where undefined.
 
         ``mean``, ``variance``, ``share_of_M``, ``share_of_V`` and ``share_of_cosine`` are those of
         `EmbeddingMoments.coordinates`; beside them the excess ``kurtosis`` and the largest magnitude ``max_abs``. They

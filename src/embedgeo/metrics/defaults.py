@@ -1,6 +1,6 @@
 """Sets of metrics for a layer, given its width: the default, the streaming, the full and the automatic one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -174,7 +174,13 @@ def auto_metrics(
     max_state_bytes: float = MAX_STATE_BYTES,
     num_token_types: int = _NUM_TYPES,
     jackknife: int = 0,
-    **options: Any,
+    count_range: tuple[int, int] | None = None,
+    spectrum: bool = False,
+    discard_fraction: float = 0.1,
+    id_batches: int = 1,
+    anisotropy_batch: int | None = None,
+    after_processing: bool = False,
+    extra: Sequence[str] = (),
 ) -> list[Metric]:
     """Those of the `default_metrics` whose states are small enough together at this width: ``metrics="auto"``.
 
@@ -192,7 +198,13 @@ def auto_metrics(
         num_token_types: how many token types a token table may come to have. `Geometry` gives that of the model's
             vocabulary if it is smaller.
         jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
-        options: of `default_metrics`.
+        count_range: of `TokenMoments`.
+        spectrum: of `Anisotropy`.
+        discard_fraction: of `IntrinsicDimension`.
+        id_batches: ``num_batches`` of `IntrinsicDimension`.
+        anisotropy_batch: ``batch_size`` of `Anisotropy`.
+        after_processing: `AfterProcessing`, too.
+        extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
 
     >>> [metric_name(metric) for metric in auto_metrics(4096)]
     ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
@@ -200,7 +212,18 @@ def auto_metrics(
     ['EmbeddingMoments', 'Anisotropy (sketch)', 'IntrinsicDimension']
     """
     moments = EmbeddingMoments(dim)
-    wanted: list[Any] = default_metrics(dim, seed, max_state_bytes=inf, **options)
+    wanted: list[Any] = default_metrics(
+        dim,
+        seed,
+        count_range=count_range,
+        spectrum=spectrum,
+        discard_fraction=discard_fraction,
+        id_batches=id_batches,
+        anisotropy_batch=anisotropy_batch,
+        after_processing=after_processing,
+        extra=extra,
+        max_state_bytes=inf,
+    )
     table, whole, *others = wanted
     num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
     left = max_state_bytes - num_bytes(moments)
@@ -263,40 +286,29 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
     return {type(metric).__name__: _largest(metric, **sizes) for metric in whole if type(metric) not in kept}
 
 
-def sketched(make: MetricFactory, dim: int) -> tuple[int, int] | None:
-    """Bytes of a sketch, and of the scatter in whose place it is at a width; None where it is not for the width."""
-    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
-        return None
-    columns = [metric.sketch for metric in make(dim) if isinstance(metric, Anisotropy) and metric.sketch is not None]
-    return (8 * dim * columns[0], 8 * dim * dim) if columns else None
-
-
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
-    if missing := left_out(make, width):
-        yield left_out_note(missing, width)
-    if held := sketched(make, width):
-        num_bytes, of_scatter = held
-        yield (
-            f"Anisotropy holds a sketch ({size(num_bytes)}) at layers of width {width}, not the scatter "
-            f"({size(of_scatter)}): anisotropy_error says how far off it may be, anisotropy_standardized is absent. To "
-            "have the scatter raise max_state_bytes."
-        )
+    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is.
 
-
-def left_out_note(missing: Mapping[str, int], width: int) -> str:
-    """A sentence on what ``metrics="auto"`` leaves out at a width, and what to do to have it.
-
-    >>> left_out_note({"IntrinsicDimension": 268_436_000}, 16384)
-    'metrics="auto" leaves out IntrinsicDimension (268 MB) at layers of width 16384. To have it raise max_state_bytes.'
+    >>> (note,) = width_notes(metric_factory("auto"), 4096)
+    >>> note.partition(", with")[0], note.rpartition(". ")[2]
+    ('metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096', 'To have it raise max_state_bytes.')
     """
-    names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
-    pronoun = "it" if len(names) == 1 else "them"
-    moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
-    return (
-        f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. To have {pronoun} raise '
-        "max_state_bytes."
-    )
+    if missing := left_out(make, width):
+        names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
+        moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
+        yield (
+            f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. '
+            f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
+        )
+    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
+        return
+    columns = [metric.sketch for metric in make(width) if isinstance(metric, Anisotropy) and metric.sketch is not None]
+    if columns:
+        yield (
+            f"Anisotropy holds a sketch ({size(8 * width * columns[0])}) at layers of width {width}, not the scatter "
+            f"({size(8 * width * width)}): anisotropy_error says how far off it may be, anisotropy_standardized is "
+            "absent. To have the scatter raise max_state_bytes."
+        )
 
 
 def metric_name(metric: Metric) -> str:

@@ -267,7 +267,7 @@ class IntrinsicDimension(GeometryMetric):
         }
 
 
-_SEEING = 1024
+_NUM_CENTRES = 1024
 """Rows whose neighbours are drawn: as many as give a dimension to about 3 %."""
 
 
@@ -294,7 +294,7 @@ def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
     ranks = [scale for scale in SCALES if 2 * scale <= others]
     places = [rank - 1 for rank in sorted({each for scale in ranks for each in (scale, 2 * scale)})]
     nearest = []
-    for norm in np.sqrt(random.chisquare(dim, _SEEING)).astype(np.float32):
+    for norm in np.sqrt(random.chisquare(dim, _NUM_CENTRES)).astype(np.float32):
         beside = 2 * random.standard_gamma((dim - 1) / 2, others, dtype=np.float32)
         squared = (random.standard_normal(others, dtype=np.float32) - norm) ** 2 + beside
         nearest.append(np.partition(squared, places)[: places[-1] + 1])

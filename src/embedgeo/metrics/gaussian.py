@@ -35,7 +35,7 @@ class GaussianRows:
     counts: Array | None = None
 
     def value(self, key: str) -> Array:
-        """What was measured of a metric."""
+        """Values measured of a metric."""
         return self.measured.get(key, np.full(len(self.widths), np.nan))
 
     @property

@@ -30,15 +30,10 @@ class LayerMetrics:
 
     Args:
         make: makes the metrics.
-        dim: d, the width of the layer.
+        dim: the width of the layer.
         device: of the metrics, until they see rows on another one.
         process_group: the ranks that have different rows; None: all ranks.
         jackknife: G; 0: there are no groups.
-
-    Attributes:
-        dim: d.
-        dtype: of the hidden states; None while there were none.
-        expected_Q: what Q is expected to be, by what the layer is; 0 where nothing is known.
     """
 
     def __init__(
@@ -51,8 +46,8 @@ class LayerMetrics:
         jackknife: int = 0,
     ) -> None:
         self.dim = dim
-        self.dtype: torch.dtype | None = None
-        self.expected_Q = 0.0
+        self.dtype: torch.dtype | None = None  # of the hidden states
+        self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self._batch_sizes = list[int]()  # in rows
         self._num_groups = jackknife
         self._process_group = process_group
@@ -63,7 +58,8 @@ class LayerMetrics:
             for i, metric in enumerate(self._metrics)
         ]
         for metric in self._all():
-            metric.to(device)
+            if metric.device != device:
+                metric.to(device)
             metric._to_sync = False  # `compute` leaves that to `_in_sync`
             metric._should_unsync = False
             metric.process_group = process_group
@@ -79,22 +75,20 @@ class LayerMetrics:
     ) -> None:
         """Update the metrics with a batch, and the copies with the sequences of their groups.
 
-        Args:
-            hidden: shape (..., d).
-            token_ids: shape (...), or None.
-            mask: shape (...), bool, True = count this row; None if all rows count.
-            sequence_ids: shape (...), from 0 in each batch; None where each row is a sequence.
-            ids: those of these arguments, on the device of ``hidden``, where they are known already.
+        ``sequence_ids`` are from 0 in each batch, None where each row is a sequence. ``ids`` are those of the other
+        arguments, on the device of ``hidden``, where they are known already.
         """
-        shape, device = hidden.shape[:-1], hidden.device
+        shape = hidden.shape[:-1]
         for metric in self._all():
-            if metric.device != state_device(device):
-                metric.to(device)  # copies that see no rows, too: they are merged with the others
+            if metric.device != state_device(hidden.device):
+                metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         if ids is None:
             if sequence_ids is None and self._num_groups:
                 sequence_ids = torch.arange(shape.numel()).view(shape)
             ids = row_ids(hidden, token_ids, mask, sequence_ids)
-        rows, groups, parts = Rows.of(hidden, ids), None, list[tuple[int, RowIds]]()
+        rows = Rows.of(hidden, ids)
+        groups: Tensor | None = None
+        parts: list[tuple[int, RowIds]] = []
         if shape.numel():
             self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
@@ -115,7 +109,8 @@ class LayerMetrics:
 
         A rank on which a metric fails goes on with the others, in step with the ranks on which it does not.
         """
-        values, failures = Values(), list[Exception]()
+        values: Values = {}
+        failures: list[Exception] = []
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):
                 try:
@@ -177,10 +172,8 @@ class LayerMetrics:
     def _values(self, metric: Metric, copies: Sequence[Any]) -> Values:
         if self._num_groups and isinstance(metric, GeometryMetric):
             values, errors = metric.compute_with_errors(copies)
-        else:
-            values, errors = metric.compute(), dict[str, Tensor]()
-        undefined = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        return {key: torch.stack((value, errors.get(key, undefined[key]))) for key, value in values.items()}
+            return {key: torch.stack((value, errors[key])) for key, value in values.items()}
+        return {key: torch.stack((value, torch.full_like(value, torch.nan))) for key, value in metric.compute().items()}
 
     def _next_batch(self) -> int:
         """The number of the batch among those of all ranks, as one process would see them."""
@@ -220,6 +213,6 @@ def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
         return
     if ids.kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, ids.kept)
-    given = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
-    given = {name: each.view(hidden.shape[:-1]) for name, each in given.items() if each is not None}
-    metric.update(hidden, **metric._filter_kwargs(**given))
+    known = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
+    arguments = {name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None}
+    metric.update(hidden, **metric._filter_kwargs(**arguments))

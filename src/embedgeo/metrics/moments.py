@@ -103,14 +103,15 @@ class EmbeddingMoments(GeometryMetric):
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def coordinates(self) -> dict[str, Tensor]:
-        """What each coordinate holds, shape (d,), float64, in their order; NaN where undefined.
+        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where undefined.
 
         ``mean`` and ``variance`` (population); ``share_of_M``, ``share_of_V`` and ``share_of_cosine``, the coordinate's
         part of the mean cosine of all pairs of rows (Timkey & van Schijndel 2021): see
         `embedgeo.functional.coordinate_shares`. They are of the rows that this process has seen or, within
         ``sync_context()``, those of all ranks.
         """
-        return coordinates_of(self.load(Moments))
+        moments = self.load(Moments)
+        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -137,17 +138,12 @@ class EmbeddingMoments(GeometryMetric):
         values = moment_values(self.load(Moments))
         values["n_nonfinite"] = self.num_nonfinite.to(values["n"].dtype)
         n, within = values["n"], self.load(WithinMoments)
-        if wants_token_values(n, within.n_with_ids):
+        if has_token_values(n, within.n_with_ids):
             variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
             values |= unbiased_split(n, values["V"], variance)
         return values
 
 
-def coordinates_of(moments: Moments) -> dict[str, Tensor]:
-    """See `EmbeddingMoments.coordinates`."""
-    return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
-
-
-def wants_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
-    """Whether to return the values that need token ids: unless there were rows and none had one."""
+def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
+    """Tell whether there are values that need token ids: unless there were rows and none had one."""
     return bool((n_with_ids > 0) | (n == 0))

@@ -1,7 +1,5 @@
-"""How rows gather by the token that follows: neural collapse in language models."""
+"""Gathering of rows by the token that follows: neural collapse in language models."""
 
-from collections.abc import Sequence
-from copy import copy
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +10,7 @@ from embedgeo.functional.next_tokens import alignment_values, class_distance_val
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import SequenceCount, TokenTable, token_table
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 # A table: name and unit in a line, the meaning below.
@@ -44,7 +42,7 @@ _TERMS = in_group("more", 740,
 
 
 class NextTokenGeometry(GeometryMetric):
-    """How rows gather by the token that follows, and whether their means point to what predicts it.
+    """Gathering of rows by the token that follows, and alignment of their means with what predicts it.
 
     The token table is keyed by the token at the next position of the same sequence, masked or not; the last row of a
     sequence that counts has none, and is left out. Rows that come as (n, d) have none without ``sequence_ids``.
@@ -91,7 +89,8 @@ class NextTokenGeometry(GeometryMetric):
         for name, value in (("min_count", min_count), ("max_types", max_types)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 2:
                 raise ValueError(f"{name} must be an integer of 2 or more; got {value!r}.")
-        self.min_count, self.max_types = min_count, max_types
+        self.min_count = min_count
+        self.max_types = max_types
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
@@ -126,13 +125,9 @@ class NextTokenGeometry(GeometryMetric):
             "next_token_types": types.n.new_tensor(len(frequent.n)),
         }
 
-    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
-        """As `GeometryMetric.compute_with_errors`; the frequent types are the same without each group."""
-        if groups:
-            first = copy(groups[0])
-            first._compared = self._frequent(self.load(TokenTable)).token_ids
-            groups = [first, *groups[1:]]
-        return super().compute_with_errors(groups)
+    def hold(self, whole: Self) -> None:
+        """Compare the types that are frequent among all rows."""
+        self._compared = whole._frequent(whole.load(TokenTable)).token_ids
 
     def _frequent(self, types: TokenTable) -> TokenTable:
         if self._compared is not None:

@@ -42,14 +42,17 @@ class TokenOccurrences(GeometryMetric):
         super().__init__(dim, tuple(token_types), most, seed, **kwargs)
         if most < 1:
             raise ValueError(f"most must be at least 1 occurrence of each token type; got {most}.")
-        self.token_types, self.most, self.seed = tuple(token_types), most, seed
+        self.token_types = tuple(token_types)
+        self.most = most
+        self.seed = seed
         self.declare(Sample.empty(dim, most, by_label=True))
 
     def update_states(self, rows: Rows) -> None:
-        x, ids, kept = rows.embeddings, rows.token_ids, rows.finite
+        x = rows.embeddings
+        ids = rows.token_ids
         types = torch.tensor(self.token_types, dtype=torch.int64, device=x.device)
         is_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device) if ids is None else torch.isin(ids, types)
-        kept = is_chosen if kept is None else kept.masked_scatter(kept, is_chosen)
+        kept = is_chosen if rows.finite is None else rows.finite.masked_scatter(rows.finite, is_chosen)
         labels = None if ids is None else ids[is_chosen]
         stream = current_rank(self.process_group)
         self.store(self.load(Sample).extend(x[is_chosen], labels, kept, seed=self.seed, stream=stream))

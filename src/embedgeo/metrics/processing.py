@@ -54,7 +54,9 @@ class AfterProcessing(GeometryMetric):
             raise ValueError(f"top must not be negative; got {top}.")
         if sample_size < 2:
             raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
-        self.top, self.sample_size, self.seed = top, sample_size, seed
+        self.top = top
+        self.sample_size = sample_size
+        self.seed = seed
         self.declare(Scatter.empty(dim))
         self.declare(Sample.empty(dim, sample_size))
 

@@ -16,7 +16,7 @@ from embedgeo.functional.similarity import (
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.moments import wants_token_values
+from embedgeo.metrics.moments import has_token_values
 
 # A table: name and unit in a line, the meaning below.
 # fmt: off
@@ -48,7 +48,7 @@ def _adjusted(term: Term) -> Term:
 
 
 class TokenSimilarity(GeometryMetric):
-    """How alike the directions of rows of one token type, of different types, and of one sequence are.
+    """Likeness in direction of rows of one token type, of different types, and of one sequence.
 
     ``compute()`` returns ``self_similarity``: the mean over token types of two or more rows of the mean cosine of two
     distinct ones (Ethayarajh 2019; 1 where context does nothing); ``different_token_similarity``: the mean cosine over
@@ -98,7 +98,7 @@ class TokenSimilarity(GeometryMetric):
         state, types = self.load(SequenceSimilarity), self.load(TokenTable)
         distances, of_all_pairs = sequence_distances(state)
         n_with_ids = types.n.sum()
-        if wants_token_values(state.n, n_with_ids):
+        if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
             of_types = type_distances(types)
             distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances

@@ -1,13 +1,13 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.processing import type_plane
@@ -24,9 +24,9 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
+from embedgeo.metrics.base import GeometryMetric, Table
 from embedgeo.metrics.gaussian import Array, GaussianRows
-from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, coordinates_of, wants_token_values
+from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, has_token_values
 
 Labels = Literal["own", "next"]
 """By what rows are of a token type: by their own token, or by the one that follows."""
@@ -94,7 +94,7 @@ class TokenMoments(GeometryMetric):
     ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over everything seen, and
     ``token_types`` seen; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen, and ``V_over_Q``, ``V_W_over_Q``
     and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
-    ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V: see
+    ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and V: see
     `embedgeo.functional.within_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
     absent where rows came without any.
 
@@ -111,7 +111,7 @@ class TokenMoments(GeometryMetric):
     Args:
         dim: d, the width of the embeddings.
         count_range: (lo, hi) restricts all values but those over token types to types that occur lo ≤ n ≤ hi times.
-        regression_count_range: the same for the values over token types.
+        regression_count_range: the range of the values over token types.
         labels: the type of a row: its ``"own"`` token, or the ``"next"`` one.
         kwargs: of `torchmetrics.Metric`.
 
@@ -145,7 +145,9 @@ class TokenMoments(GeometryMetric):
         for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
             if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
-        self.count_range, self.regression_count_range, self.labels = count_range, regression_count_range, labels
+        self.count_range = count_range
+        self.regression_count_range = regression_count_range
+        self.labels = labels
         if self.count_range is None:
             self.declare(Moments.empty(dim))
         self.declare(TokenTable.empty(dim), "type_")
@@ -217,7 +219,8 @@ class TokenMoments(GeometryMetric):
         """
         if self.count_range is not None:
             raise ValueError(f"coordinates need all rows; got count_range={self.count_range}. Leave count_range= out.")
-        return coordinates_of(self.load(Moments))
+        moments = self.load(Moments)
+        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     def token_tables(self) -> Mapping[str, Callable[[], Table]]:
         return {"tokens": self.table, "projections": self.plane, "distances": self.distances}
@@ -244,18 +247,20 @@ class TokenMoments(GeometryMetric):
         values = moment_values(self.load(Moments)) if is_whole else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
-        if not wants_token_values(n, n_with_ids):
+        if not has_token_values(n, n_with_ids):
             return values
-        in_range, split = self._types_in(self.regression_count_range), variance_split(types)
+        split = variance_split(types)
+        in_range = self._types_in(self.regression_count_range)
         regressed = in_range
         if self._regressed is not None:
             every = self._types_in(None)
             regressed = every.select(torch.isin(every.token_ids, self._regressed))
-        shares = {f"{key}_over_Q": ratio(part, values["Q"]) for key, part in (split | {"V": values["V"]}).items()}
         token_values = {
             "token_types": n.new_tensor(len(types.n)),
             **split,
-            **{key: shares[key] for key in ("V_over_Q", "V_W_over_Q", "V_B_over_Q")},
+            "V_over_Q": ratio(values["V"], values["Q"]),
+            "V_W_over_Q": ratio(split["V_W"], values["Q"]),
+            "V_B_over_Q": ratio(split["V_B"], values["Q"]),
             **unbiased_split(n, values["V"], within_variance(types, self.load(SequenceCount).num_sequences)),
             **type_regressions(type_values(regressed)),
             "token_types_regressed": n.new_tensor(len(in_range.n)),
@@ -263,16 +268,12 @@ class TokenMoments(GeometryMetric):
         complete = n_with_ids == n  # not if only some of the ranks were given token ids
         return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
-    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
-        """As `GeometryMetric.compute_with_errors`; values over token types are of the same types without each group.
+    def hold(self, whole: Self) -> None:
+        """Take the values over the token types that are in the range among all rows.
 
         If types left the range with a group, that would make the errors about twice too large.
         """
-        if groups:
-            first = copy(groups[0])
-            first._regressed = self._types_in(self.regression_count_range).token_ids
-            groups = [first, *groups[1:]]
-        return super().compute_with_errors(groups)
+        self._regressed = whole._types_in(self.regression_count_range).token_ids
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
         """The token types that occur lo to hi times."""

@@ -4,9 +4,7 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.report")
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,7 +22,6 @@ from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.records import MODEL
 
 _MARK = '<meta name="generator" content="embedgeo report">'
-_OBJECTS = 50_000
 
 
 def write_report(
@@ -54,10 +51,7 @@ def write_report(
     console = Console(stderr=True)
     out = out or dirs[0] / "report"
     page = out / "index.html"
-    with (
-        _few_collections(),
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
         if names is not None:
@@ -76,17 +70,6 @@ def write_report(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
             ) from error
     return page
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Let garbage gather for about a figure: a figure is so many objects that Python else looks for some all along."""
-    before = gc.get_threshold()
-    gc.set_threshold(_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:

@@ -8,22 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 
-from embedgeo.drawing import (
-    ACCENT,
-    BASELINE,
-    HEIGHT,
-    RUNS,
-    FigureData,
-    layer_axis,
-    legend,
-    new_figure,
-    new_picture,
-    step_axis,
-    thinned,
-    tick_label,
-    value_axis,
-    value_bar,
-)
+from embedgeo import drawing as draw
+from embedgeo.drawing import FigureData
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
 from embedgeo.layer_names import layer_labels
@@ -44,7 +30,7 @@ _MOST_LAYERS = 36
 _FOLLOWED = 8
 _GREY = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
-_POSITIONS = {"_first": (ACCENT, "o", "first positions"), "_rest": (RUNS[0], "s", "the rest")}
+_POSITIONS = {"_first": (draw.ACCENT, "o", "first positions"), "_rest": (draw.RUNS[0], "s", "the rest")}
 """By the end of a key: colour, marker and name of the rows that are compared."""
 
 _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
@@ -69,11 +55,11 @@ def largest(run: Run) -> FigureData:
     by_share = {share: _ranked(table, share) for share in _SHARES}
     ranked = pd.concat(by_share, names=["by"])
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
-    layers = [present[i] for i in thinned(len(present), _MOST_LAYERS)]
+    layers = [present[i] for i in draw.thinned(len(present), _MOST_LAYERS)]
     columns = int(ranked["rank"].max())
     width, height = 7.6, 1.34 + 0.17 * len(layers)
     title = run.titled(f"The {columns} largest coordinates", step)
-    figure = new_picture(width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share")
+    figure = draw.new_picture(width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share")
     axes = figure.subplots(1, 2)
     figure.subplots_adjust(0.88 / width, 0.46 / height, 1 - 0.86 / width, 1 - 0.74 / height, wspace=0.1)
     norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
@@ -93,7 +79,7 @@ def largest(run: Run) -> FigureData:
         ax.grid(visible=False)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-    value_bar(axes[-1], ScalarMappable(norm, "YlOrBr"), "share")
+    draw.value_bar(axes[-1], ScalarMappable(norm, "YlOrBr"), "share")
     by_variance = by_share["share_of_V"]
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     counts = by_variance["coordinate"].value_counts()
@@ -117,12 +103,12 @@ def followed(run: Run) -> FigureData:
     by_layer = {layer: shares[[layer]].droplevel(0, axis=1) for layer in layers}
     most = _FOLLOWED if len(layers) > 1 else 3
     coloured = list(chosen.sort_values("share", ascending=False)["coordinate"].unique()[:most])
-    colours = dict(zip(coloured, RUNS, strict=False))
+    colours = dict(zip(coloured, draw.RUNS, strict=False))
     subtitle = (
         f"share of V of the {_NAMED} coordinates with the largest one at the last step; a coordinate has one colour, "
         "and a gap where it was not among the largest"
     )
-    figure, axes = new_figure("The largest coordinates against step", subtitle, panels=len(layers))
+    figure, axes = draw.new_figure("The largest coordinates against step", subtitle, panels=len(layers))
     for ax, (layer, of_layer) in zip(axes, by_layer.items(), strict=True):
         for coordinate in reversed(of_layer.columns):
             is_coloured = coordinate in colours
@@ -135,18 +121,18 @@ def followed(run: Run) -> FigureData:
                 zorder=3 if is_coloured else 2,
             )
         if "top_dim_share" in run.baseline:
-            ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **BASELINE)
-        step_axis(ax, list(shares.index))
+            ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **draw.BASELINE)
+        draw.step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
         ax.set_ylim(0, None)
         ax.locator_params(axis="y", nbins=6)
-        ax.yaxis.set_major_formatter(tick_label)
+        ax.yaxis.set_major_formatter(draw.tick_label)
     for coordinate in coloured:
         axes[0].plot([], color=colours[coordinate], lw=2, label=f"{coordinate:.0f}")
     if len(chosen["coordinate"].unique()) > len(coloured):
         axes[0].plot([], color=_GREY, lw=1, label="others")
     axes[0].set_ylabel("share of V in the coordinate")
-    place = (0.04 / figure.get_size_inches()[0], 1 - 0.43 / HEIGHT)
+    place = (0.04 / figure.get_size_inches()[0], 1 - 0.43 / draw.HEIGHT)
     row: dict[str, Any] = {"ncols": _FOLLOWED + 2, "columnspacing": 1.0, "handlelength": 1.2, "borderpad": 0}
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=place, **row)
     text = "; ".join(_course(layer, of_layer) for layer, of_layer in by_layer.items())
@@ -175,11 +161,11 @@ def massive(run: Run) -> FigureData:
     last.index = pd.Index(run.axis, name="layer")
     random = run.baseline.xs(run.steps[-1], level="step").reindex(run.axis)
     title = run.titled("Massive activations: first positions against the rest", run.steps[-1])
-    figure, axes = new_figure(title, "the first row of each sequence that counts, and all others", panels=3)
+    figure, axes = draw.new_figure(title, "the first row of each sequence that counts, and all others", panels=3)
     for ax, key in zip(axes, _COMPARED, strict=True):
         _draw(ax, key, last.reset_index(drop=True), has_markers=True, random=random[key].reset_index(drop=True))
-        layer_axis(ax, run.axis, most=6)
-    legend(figure, axes[0])
+        draw.layer_axis(ax, run.axis, most=6)
+    draw.legend(figure, axes[0])
     numbers = last.reindex(run.depth)
     alt = (
         "Largest entry, share of massive rows and kurtosis of coordinates against layer: first positions and the rest."
@@ -191,11 +177,11 @@ def massive_by_step(run: Run) -> FigureData:
     """Largest entries, massive rows and kurtosis against the step, of the layer where each is largest."""
     numbers = run.values[_KEYS][run.values.index.isin(run.depth, "layer")].groupby("step").max()
     title = "Massive activations against step: first positions against the rest"
-    figure, axes = new_figure(title, "each at the layer where it is largest at that step", panels=3)
+    figure, axes = draw.new_figure(title, "each at the layer where it is largest at that step", panels=3)
     for ax, key in zip(axes, _COMPARED, strict=True):
         _draw(ax, key, numbers, has_markers=len(numbers) <= 40)
-        step_axis(ax, run.steps)
-    legend(figure, axes[0])
+        draw.step_axis(ax, run.steps)
+    draw.legend(figure, axes[0])
     alt = "Largest entry, share of massive rows and kurtosis of coordinates against step: first positions and the rest."
     return FigureData("massive-activations-dynamics", figure, numbers, alt, _in_words(numbers.iloc[-1]))
 
@@ -204,7 +190,7 @@ def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, random:
     """Draw a metric at first positions and of the rest."""
     for suffix, (colour, marker, name) in _POSITIONS.items():
         ax.plot(table[key + suffix], color=colour, marker=marker if has_markers else "", ms=3, lw=1.6, label=name)
-    value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, random)
+    draw.value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, random)
 
 
 def _in_words(values: pd.Series) -> str:

@@ -9,38 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, to_rgba
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from embedgeo import formatting
-from embedgeo.drawing import (
-    ACCENT,
-    BASELINE,
-    RUNS,
-    UNKNOWN_COLOUR,
-    Array,
-    FigureData,
-    band,
-    colour_range,
-    depth_bar,
-    depth_colours,
-    few_ticks,
-    layer_axis,
-    legend,
-    lines,
-    log_ticks,
-    mean_lines,
-    new_figure,
-    new_picture,
-    step_axis,
-    thinned,
-    tick_label,
-    time_bar,
-    value_axis,
-    value_bar,
-)
-from embedgeo.formatting import number, printable
+from embedgeo import drawing as draw
+from embedgeo.drawing import Array, FigureData
+from embedgeo.formatting import number, printable, short
 from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.metrics.processing import is_processed
@@ -81,33 +56,29 @@ _LEAST_OF_BLOCKS = 0.6
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
     """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline.
 
-    Args:
-        run: a run.
-        metric: one that it has.
-        ax: axes to draw in; as for the other figures of one panel. Default: those of a new figure.
-        has_bar: name the layers' colours in a bar, and draw all ticks, which is slow; else the text says what they are.
+    Without the bar of the layers' colours, and with fewer ticks, it is drawn faster; the text then says what they are.
     """
     table, (errors, mean_errors, is_spread), named = run.table(metric), run.bands(metric), term(metric)
     means, random = run.means(table), run.means(run.table(metric, run.baseline))
     sidebar = has_bar and len(run.layers) > 1
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
-    step_axis(ax, run.steps)
-    colours = depth_bar(ax, run.layers) if sidebar else depth_colours(len(run.layers))
+    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
+    draw.step_axis(ax, run.steps)
+    colours = draw.depth_bar(ax, run.layers) if sidebar else draw.depth_colours(len(run.layers))
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     steps = table.index.to_numpy()
-    lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
-    mean_lines(ax, means, mean_errors)
+    draw.lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
+    draw.mean_lines(ax, means, mean_errors)
     expected = _expected(run, metric)
     if expected.notna().to_numpy().any():
-        lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
-    value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
+        draw.lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
+    draw.value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
     if _is_seen(ax, expected):
-        ax.plot([], label=_EXPECTED, **BASELINE)
+        ax.plot([], label=_EXPECTED, **draw.BASELINE)
     if not has_bar:
-        few_ticks(ax)
+        draw.few_ticks(ax)
     if _is_seen(ax, table[[layer for layer in run.layers if layer.endswith("final_norm")]]):
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
-    legend(figure, ax)
+    draw.legend(figure, ax)
     numbers = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
     numbers = numbers.join(_named_random(random))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
@@ -125,25 +96,25 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     table, errors, random, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     is_course = len(run.steps) > 1
-    figure, (ax,) = new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course, ax=ax)
-    layer_axis(ax, run.axis)
+    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course, ax=ax)
+    draw.layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
     if is_course:
-        lines(ax, x, table.to_numpy(), time_bar(ax, run.steps), errors=errors.to_numpy())
+        draw.lines(ax, x, table.to_numpy(), draw.time_bar(ax, run.steps), errors=errors.to_numpy())
     else:
-        band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
+        draw.band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     known = expected.iloc[-1]
-    marks = {"marker": "_", "ms": 14, "mew": 1.3, **BASELINE}
+    marks = {"marker": "_", "ms": 14, "mew": 1.3, **draw.BASELINE}
     if known.notna().any():
         ax.plot(x, known.to_numpy(), **marks)
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
     with_known, known_errors = np.vstack([table, known]), np.vstack([errors, known * np.nan])
-    value_axis(ax, named, with_known, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, known_errors)
+    draw.value_axis(ax, named, with_known, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, known_errors)
     if _is_seen(ax, known):
         ax.plot([], label=_EXPECTED, **marks)
-    legend(figure, ax)
+    draw.legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     values, errors_beside = (each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
     numbers = with_errors(values, errors_beside, is_spread=is_spread)
@@ -154,7 +125,6 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
 
 
 def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
-    """Whether a line of these values is anywhere within the axes."""
     low, high = ax.get_ylim()
     return bool(((values >= low) & (values <= high)).to_numpy().any())
 
@@ -168,14 +138,14 @@ def _expected(run: Run, metric: str) -> pd.DataFrame:
 def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
-    figure, (ax,) = new_figure(f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax)
-    step_axis(ax, run.steps)
-    layer_axis(ax, run.axis, vertical=True, most=12)
+    figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax)
+    draw.step_axis(ax, run.steps)
+    draw.layer_axis(ax, run.axis, vertical=True, most=12)
     values = np.ma.masked_invalid(table.to_numpy().T)
-    low, high, extend = colour_range(run.axis, table.to_numpy())
+    low, high, extend = draw.colour_range(run.axis, table.to_numpy())
     is_log = named.is_logarithmic(np.array([low, high]))
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
-    ax.set_facecolor(UNKNOWN_COLOUR)
+    ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
     edges = _cell_edges(ax, run.steps)
     rows = np.arange(len(run.axis) + 1) - 0.5
@@ -183,9 +153,9 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     for gap in np.flatnonzero([not layer for layer in run.axis]):
         ax.axhspan(gap - 0.5, gap + 0.5, color="white")
     ax.set_xlim(edges[0], edges[-1])
-    bar = value_bar(ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend)
+    bar = draw.value_bar(ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend)
     if is_log:
-        log_ticks(bar.ax, low, high)
+        draw.log_ticks(bar.ax, low, high)
     text = "Undefined everywhere."
     if values.count():
         layer, step = np.unravel_index(values.argmax(), values.shape)
@@ -216,34 +186,36 @@ def curves(run: Run, metric: str) -> FigureData:
     means = [layer for layer in run.layers if layer not in run.depth]
     values = table[along + means].to_numpy()
     unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
-    figure = new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
+    figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
     ax, *strips = _add_axes(figure, len(apart))
-    colours = depth_bar(ax, along, most=9)
-    for bar in figure.axes[1 + len(strips) :]:
-        bar.set_ylabel("")
-        bar.tick_params(length=0, labelsize=9.5)
+    colours = draw.depth_colours(len(along))
+    key_colours = ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours))
+    key = draw.value_bar(ax, key_colours, "").ax
+    draw.layer_axis(key, along, vertical=True)
+    key.set_ylabel("")
+    key.tick_params(length=0, pad=2, labelsize=9.5)
     steps = table.index.to_numpy()
-    lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[along].to_numpy().T)
+    draw.lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[along].to_numpy().T)
     for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
-    value_axis(ax, named, values, errors=errors[along + means].to_numpy())
+    draw.value_axis(ax, named, values, errors=errors[along + means].to_numpy())
     for strip, layer in zip(strips, apart, strict=True):
         line = table[layer].to_numpy()
-        lines(strip, steps, line[None], np.array([to_rgba(ACCENT)]))
-        value_axis(strip, named, line)
+        draw.lines(strip, steps, line[None], np.array([to_rgba(draw.ACCENT)]))
+        draw.value_axis(strip, named, line)
         finite = line[np.isfinite(line)]
         strip.yaxis.set_major_locator(FixedLocator(sorted({finite.min(), finite.max()}) if finite.size else []))
         strip.yaxis.set_minor_locator(NullLocator())
-        strip.yaxis.set_major_formatter(lambda value, _: formatting.short(value, 2))
+        strip.yaxis.set_major_formatter(lambda value, _: short(value, 2))
         strip.tick_params(axis="y", labelsize=8.5)
         (label,), _ = layer_labels([layer])
         size = 9.5 if len(label) <= 6 else 7.5
-        strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=ACCENT, fontsize=size)
+        strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=draw.ACCENT, fontsize=size)
     for each in (ax, *strips):
         each.set_ylabel("")
-        step_axis(each, run.steps)
+        draw.step_axis(each, run.steps)
     for each in (ax, *strips)[:-1]:
         each.set_xlabel("")
         each.tick_params(labelbottom=False)
@@ -252,7 +224,7 @@ def curves(run: Run, metric: str) -> FigureData:
 
 
 def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
-    """Whether a layer enters the first block, or is a norm beside which blocks fill less than 60 % of the height."""
+    """Test for what enters the first block, or a norm beside which blocks fill less than 60 % of the height."""
     if layer not in _FINAL_NORMS:
         return is_input(layer)
     blocks = [block for blocks in blocks_by_side(map(str, table)).values() for block in blocks]
@@ -283,7 +255,7 @@ def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
 
 def after_processing(run: Run) -> FigureData:
     """Anisotropy and mean cosine at the last step, before and after each after-processing."""
-    figure, axes = new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
+    figure, axes = draw.new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
     values: dict[str, pd.Series] = {}
     errors: dict[str, pd.Series] = {}
     colours = {"as it is": "black"}
@@ -293,12 +265,12 @@ def after_processing(run: Run) -> FigureData:
             values[key] = run.table(key).iloc[-1].reindex(run.axis)
             errors[key] = run.table(key, run.errors).iloc[-1].reindex(run.axis)
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
-            colour = colours.setdefault(name, RUNS[(len(colours) - 1) % len(RUNS)])
+            colour = colours.setdefault(name, draw.RUNS[(len(colours) - 1) % len(draw.RUNS)])
             ax.plot(values[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-            band(ax, np.arange(float(len(run.axis))), values[key].to_numpy(), errors[key].to_numpy(), colour)
-        layer_axis(ax, run.axis)
+            draw.band(ax, np.arange(float(len(run.axis))), values[key].to_numpy(), errors[key].to_numpy(), colour)
+        draw.layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
-    legend(figure, axes[-1])
+    draw.legend(figure, axes[-1])
     numbers = with_errors(pd.DataFrame(values), pd.DataFrame(errors)).drop("", errors="ignore")
     means = run.means(numbers[[*values]].T)
     text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
@@ -314,19 +286,19 @@ def processed_metrics(run: Run) -> list[str]:
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:
     """The loss on the measured text; losses out of line with their neighbours are marked."""
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
-    figure, (ax,) = new_figure(f"{named.name} against step", named.unit)
-    value_axis(ax, named, values.to_numpy())
-    step_axis(ax, list(run.model.index))
+    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
+    draw.value_axis(ax, named, values.to_numpy())
+    draw.step_axis(ax, list(run.model.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     outlying = values[values.index.isin(outliers)]
-    ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=ACCENT, label="out of line with its neighbours")
+    ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
     if len(outlying):
         ax.legend(loc="best")
     return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
 
 
 def has_composition(run: Run) -> bool:
-    """Whether the composition of the mean squared norm was measured."""
+    """Test for the parts of the mean squared norm."""
     return bool(run.depth and _parts(run))
 
 
@@ -340,7 +312,7 @@ def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) 
     pairs, plug_in = ", from pairs in different sequences", ", plug-in estimates"
     estimates = pairs if "V_W_unbiased" in parts else plug_in if "V_W" in parts else ""
     title = run.titled("What Q is made of", run.steps[-1]) if by == "layer" else "What Q is made of, mean over blocks"
-    figure, (ax,) = new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
+    figure, (ax,) = draw.new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
     labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
     first, last = (", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1))
     alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
@@ -350,18 +322,18 @@ def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) 
         for height, bottom, label, colour in zip(heights.T, bottoms.T, labels, colours, strict=True):
             width = 0.86 if len(heights) <= 12 else 1
             ax.bar(np.arange(len(heights)), height, width, bottom, color=colour, label=label)
-        layer_axis(ax, run.axis)
+        draw.layer_axis(ax, run.axis)
         alt += "by layer."
         text = f"Mean over blocks: {last}."
     else:
-        step_axis(ax, run.steps)
+        draw.step_axis(ax, run.steps)
         ax.stackplot(means.index, means.to_numpy().T, labels=labels, colors=colours, lw=0)
         alt += "against optimizer step."
         text = f"Mean over blocks, first step: {first}; last step: {last}."
     ax.set_ylabel("share of Q")
     ax.set_ylim(0, 1)
     ax.grid(visible=False)
-    legend(figure, ax)
+    draw.legend(figure, ax)
     if by == "step":
         return FigureData("decomposition-dynamics", figure, means, alt, text)
     return FigureData("decomposition", figure, shares if run.has_steps else shares.droplevel("step"), alt, text)
@@ -391,12 +363,12 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
     means = run.means(table)
     title = run.titled("Intrinsic dimension against scale", step)
-    figure, (ax,) = new_figure(title, _GRIDE, sidebar=len(run.depth) > 1, ax=ax)
-    colours = depth_bar(ax, run.depth)
-    lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
-    mean_lines(ax, means, run.means(errors))
+    figure, (ax,) = draw.new_figure(title, _GRIDE, sidebar=len(run.depth) > 1, ax=ax)
+    colours = draw.depth_bar(ax, run.depth)
+    draw.lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
+    draw.mean_lines(ax, means, run.means(errors))
     _scale_axes(ax, table, random, run.depth, errors)
-    legend(figure, ax)
+    draw.legend(figure, ax)
     numbers = with_errors(table.join(means), errors).join(_named_random(random))
     alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
     text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
@@ -408,8 +380,8 @@ def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
     scales = measured_scales(run)
     table = pd.DataFrame({scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()})
     title, unit = "Intrinsic dimension against scale, by step", f"{_GRIDE}, mean over blocks"
-    figure, (ax,) = new_figure(title, unit, sidebar=True, ax=ax)
-    lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), time_bar(ax, run.steps))
+    figure, (ax,) = draw.new_figure(title, unit, sidebar=True, ax=ax)
+    draw.lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps))
     _scale_axes(ax, table.T)
     alt = f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} steps."
     first, last = (_ends(table.iloc[i]) for i in (0, -1))
@@ -426,11 +398,11 @@ def _scale_axes(
 ) -> None:
     """The axes of dimensions and of scales, which are the rows of the tables."""
     named = term("intrinsic_dimension")._replace(unit=_GRIDE)
-    value_axis(ax, named, table.to_numpy(), random, layers, np.nan if errors is None else errors.to_numpy())
+    draw.value_axis(ax, named, table.to_numpy(), random, layers, np.nan if errors is None else errors.to_numpy())
     scales = [int(scale) for scale in table.index]
     ax.set_xscale("log", base=2)
     ax.set_xlim(scales[0], scales[-1])
-    ax.set_xticks(scales, [tick_label(scale) for scale in scales])
+    ax.set_xticks(scales, [draw.tick_label(scale) for scale in scales])
     ax.set_xticks([], minor=True)
     ax.set_xlabel("scale: rank n₁ of the neighbour")
 
@@ -483,8 +455,8 @@ def cka_of_steps(run: Run, layer: str, ax: Axes | None = None) -> FigureData:
     steps = sorted({int(step) for step in (*pairs["step_a"], *pairs["step_b"])})
     figure, ax, matrix = _square(pairs, "step", steps, f"Similarity of steps at {printable(layer)}", ax)
     for axis, most in ((ax.xaxis, 5), (ax.yaxis, 9)):
-        named = thinned(len(steps), most)
-        axis.set_ticks(named, [tick_label(steps[i]) for i in named])
+        named = draw.thinned(len(steps), most)
+        axis.set_ticks(named, [draw.tick_label(steps[i]) for i in named])
     ax.set(xlabel="optimizer step", ylabel="optimizer step")
     text = _least_alike(matrix, [f"step {step:,}" for step in steps])
     alt = f"Similarity of steps at {layer} as a square of colours."
@@ -496,8 +468,8 @@ def cka_of_layers(run: Run, step: int, ax: Axes | None = None) -> FigureData:
     pairs = run.cka[(run.cka["step_a"] == step) & (run.cka["step_b"] == step)]
     layers = [layer for layer in run.layers if layer in {*pairs["layer_a"], *pairs["layer_b"]}]
     figure, ax, matrix = _square(pairs, "layer", layers, run.titled("Similarity of layers", step), ax)
-    layer_axis(ax, layers, most=6)
-    layer_axis(ax, layers, vertical=True, most=10)
+    draw.layer_axis(ax, layers, most=6)
+    draw.layer_axis(ax, layers, vertical=True, most=10)
     alt = f"Similarity of {run.titled('layers', step)} as a square of colours."
     return FigureData(f"cka-layers-{step}", figure, matrix, alt, _least_alike(matrix, layers))
 
@@ -509,13 +481,15 @@ def _square(
     half = pairs.pivot_table(index=f"{column}_a", columns=f"{column}_b", values="cka", dropna=False)
     half = half.reindex(index=places, columns=places)
     matrix = half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
-    figure, (ax,) = new_figure(title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True, ax=ax)
+    figure, (ax,) = draw.new_figure(
+        title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True, ax=ax
+    )
     norm = Normalize(0, 1)
-    ax.set_facecolor(UNKNOWN_COLOUR)
+    ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
     ax.imshow(np.ma.masked_invalid(matrix.to_numpy()), norm=norm, cmap="cividis", origin="lower", aspect="equal")
     ax.set_anchor("E")
-    value_bar(ax, ScalarMappable(norm, "cividis"), "CKA")
+    draw.value_bar(ax, ScalarMappable(norm, "cividis"), "CKA")
     return figure, ax, matrix
 
 

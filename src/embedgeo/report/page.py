@@ -35,7 +35,7 @@ ALL_RUNS = "All runs"
 MAIN = 11
 """Metrics, of those to look at first, that have a section of their own."""
 
-_IN_FULL = 40
+IN_FULL = 40
 """Metrics that have all their figures; of more, all but the headlines have one each."""
 
 _ORDINARY = 500
@@ -81,27 +81,10 @@ class Panel(NamedTuple):
     groups: list[Group]
 
     @property
-    def id(self) -> str:
-        """The anchor of a metric."""
-        return f"metric-{_anchor(self.metric)}"
-
-    @property
     def is_single(self) -> bool:
-        """Whether a metric has one figure, of ordinary width, so that panels fit beside each other."""
+        """Test for a metric's only figure, of ordinary width: such panels fit beside each other."""
         pictures = [figure for _, group in self.groups for figure in group]
         return bool(self.metric) and len(pictures) == 1 and pictures[0].width <= _ORDINARY
-
-
-class Section(NamedTuple):
-    """An entry of the table of contents."""
-
-    title: str
-    panels: list[Panel]
-
-    @property
-    def id(self) -> str:
-        """The anchor."""
-        return _anchor(self.title.lower())
 
 
 def _anchor(name: str) -> str:
@@ -175,7 +158,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         groups = []
         if len(compared) > 1:
             groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
-        in_full = metric in headlines() or len(metrics) <= _IN_FULL
+        in_full = metric in headlines() or len(metrics) <= IN_FULL
         return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
     def draw_drift(metric: str) -> list[Group]:
@@ -266,12 +249,12 @@ def _of_processed(run: Run) -> Iterator[FigureData]:
 
 def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]]) -> None:
     """Write ``index.html`` with panels, each under the title of its section."""
-    by_title = ((title, [panel for _, panel in group]) for title, group in groupby(panels, key=itemgetter(0)))
-    sections = [Section(title, [panel for panel in group if panel.groups]) for title, group in by_title]
-    sections = [section for section in sections if section.panels]
+    drawn = [(title, panel) for title, panel in panels if panel.groups]
+    sections = [(title, [panel for _, panel in group]) for title, group in groupby(drawn, key=itemgetter(0))]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["anchor"] = _anchor
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     metrics = in_order(metric for run in runs for metric in run.metrics)
     has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
@@ -284,9 +267,9 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         has_errors=has_errors,
         has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
         has_steps=any(run.has_steps for run in runs),
-        anchors={panel.metric: panel.id for section in sections for panel in section.panels if panel.metric},
-        first=[section for section in sections if section.title == FIRST],
-        sections=[section for section in sections if section.title != FIRST],
+        drawn={panel.metric for _, panel in drawn},
+        first=[section for section in sections if section[0] == FIRST],
+        sections=[section for section in sections if section[0] != FIRST],
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
     )

@@ -38,12 +38,9 @@ _SPECTRA, _EIGENVALUES = 9, 120
 
 
 class Bands(NamedTuple):
-    """Distances to each side of its lines that the bands of a metric reach.
+    """Widths of the bands of a metric at each step and layer, and of those of its means over blocks; NaN where unknown.
 
-    Attributes:
-        values: at each step (rows) and layer (columns); NaN where unknown.
-        means: of the means over blocks, at each step: the means of the blocks' own.
-        is_spread: whether they are standard deviations over batches of rows, not standard errors.
+    They are standard errors, or spreads: standard deviations over batches of rows.
     """
 
     values: pd.DataFrame
@@ -182,7 +179,7 @@ class Run:
         return f"step {tick_label(step)}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
-        """Whether a metric was measured and has more than one value."""
+        """Test for more than one value of a metric."""
         return metric in self.values and self.values[metric].nunique() > 1
 
 
@@ -252,9 +249,7 @@ def _type_counts(run: Run) -> Array | None:
 def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})) -> list[Run]:
     """The runs of some folders, with distinct labels. A final model has its own name, a run that of its folder.
 
-    Args:
-        folders: of sweeps or monitored runs.
-        groups: of models, by the name of the model or the label of the run; instead of what the sweep was told.
+    Groups of models are by the name of the model or the label of the run; instead of what the sweep was told.
 
     Raises:
         FileNotFoundError: a folder that is not there.
@@ -282,15 +277,11 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
 def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
     """The runs in a table of records, labelled by their names, or by their models where these are at the same steps.
 
-    Their baselines are unknown: see `with_baseline`.
+    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model.
 
     Args:
-        records: columns layer, metric and value, and of run, model, revision, step, layer_index, width and stderr those
-            that are known, as `embedgeo.load_results` has them. Without steps it is of a final model.
+        records: columns layer, metric and value, and those known of what `embedgeo.load_results` has besides.
         token_types: the table of token types of the last step: columns layer, token_id, n, Q, M and V.
-
-    Raises:
-        ValueError: a column is missing.
     """
     missing = [column for column in ("layer", "metric", "value") if column not in records]
     if missing:
@@ -312,20 +303,13 @@ def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = No
 
 
 def _is_final(records: pd.DataFrame) -> bool:
-    """Whether records are of a final model: at step 0, and of a revision that is not called so."""
+    """Test for a final model: at step 0, and of a revision that is not called so."""
     revisions = set(records["revision"]) if "revision" in records else {""}
     return bool((records["step"] == 0).all()) and revisions.isdisjoint({"", "step0"})
 
 
 def read_folder(folder: Path) -> list[Run]:
-    """The runs in a folder, each labelled by what tells it from the others, a final model by its name.
-
-    Their baselines are unknown: see `with_baseline`.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it holds no results, or a file that cannot be read.
-    """
+    """The runs in a folder, each labelled by what tells it from the others, without baselines: see `with_baseline`."""
     if not folder.is_dir():
         raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
     sweep = SweepFolder(folder)
@@ -411,7 +395,7 @@ def _told_apart(
 
 
 def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:
-    """Whether the series of some checkpoints has other models, too, from which they are kept apart."""
+    """Test for other models in the series of some checkpoints, from which these are kept apart."""
     name, records = next(iter(checkpoints.items()))
     return str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0])
 
@@ -452,15 +436,7 @@ def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int
 
 @np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
 def spectrum_shares(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    """Eigenvalues over their mean, at some of the indices, of the layers that have any variance.
-
-    Args:
-        table: columns ``layer``, ``index``, ``eigenvalue`` and ``n``.
-        layers: those to keep.
-
-    Returns:
-        A table with the columns ``layer``, ``index``, ``share``, ``n`` and ``width``.
-    """
+    """Eigenvalues over their mean, ``share``, at some indices, of layers that have any variance; with n and width."""
     table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
     of_layers = table.groupby("layer")["eigenvalue"]
     table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))

@@ -6,18 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from embedgeo.drawing import (
-    ACCENT,
-    BASELINE,
-    Array,
-    FigureData,
-    depth_bar,
-    legend,
-    log_ticks,
-    new_figure,
-    tick_label,
-    time_bar,
-)
+from embedgeo import drawing as draw
+from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import number, printable
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.runs import Run
@@ -51,10 +41,10 @@ def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     step, table = max(run.spectra.items())
     layers = [layer for layer in run.depth if layer in set(table["layer"])]
     shares = _wide(table, "layer").reindex(columns=layers)
-    figure, (ax,) = new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1, ax=ax)
-    random, edge = _draw(ax, shares, depth_bar(ax, layers), table)
+    figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1, ax=ax)
+    random, edge = _draw(ax, shares, draw.depth_bar(ax, layers), table)
     _set_axes(ax, shares)
-    legend(figure, ax)
+    draw.legend(figure, ax)
     last = next((block for block in run.all_blocks[-1:] if block in shares), layers[-1])
     text = f"The largest at {last} is {number(shares[last].iloc[0])} times their mean."
     text += f" Random embeddings: {number(edge)} times." if np.isfinite(edge) else ""
@@ -67,8 +57,8 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
     steps = sorted(run.spectra)
     layers = layers or some_layers(run, run.spectra[steps[-1]])
     title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
-    figure, axes = new_figure(title, _UNIT, panels=len(layers), sidebar=True, ax=ax)
-    colours = time_bar(axes[-1], steps)
+    figure, axes = draw.new_figure(title, _UNIT, panels=len(layers), sidebar=True, ax=ax)
+    colours = draw.time_bar(axes[-1], steps)
     by_layer = {}
     for panel, layer in zip(axes, layers, strict=True):
         tables = {step: table[table["layer"] == layer] for step, table in run.spectra.items()}
@@ -81,7 +71,7 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
     for panel in axes:
         _set_axes(panel, numbers)
         panel.minorticks_off()
-    legend(figure, axes[0])
+    draw.legend(figure, axes[0])
     first, final = (number(by_layer[layers[-1]][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."
     alt = f"Eigenvalues against their index, a line for each of {len(steps)} steps, at {', '.join(layers)}."
@@ -106,8 +96,8 @@ def _draw(ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.DataFrame) -
     random = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name="random").reindex(index)
     random = random.where(random > 0)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
-    ax.plot(random, label="random", **BASELINE)
-    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", color=ACCENT, ls=":", lw=1.2, zorder=1.5)
+    ax.plot(random, label="random", **draw.BASELINE)
+    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", color=draw.ACCENT, ls=":", lw=1.2, zorder=1.5)
     return random, edge
 
 
@@ -118,5 +108,5 @@ def _set_axes(ax: Axes, shares: pd.DataFrame) -> None:
     ax.set(xscale="log", yscale="log", xlabel="index i (log scale)", ylabel="eigenvalue (log scale)")
     ax.set_ylim(low / 1.5, high * 2)
     ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
-    log_ticks(ax, low, high)
-    ax.xaxis.set_major_formatter(tick_label)
+    draw.log_ticks(ax, low, high)
+    ax.xaxis.set_major_formatter(draw.tick_label)

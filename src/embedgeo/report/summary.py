@@ -1,6 +1,6 @@
 """Flags that readers of a report have to know, and the tables of its overview."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -141,27 +141,25 @@ def _count(count: int, what: str) -> str:
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:
     """Sizes of what was measured: a row of cells for each run; without steps or groups where no run has any."""
-    table = pd.DataFrame([_facts(run) for run in runs], [run.label for run in runs])
-    without = [] if any(run.has_steps for run in runs) else ["measurements", "steps"]
-    return table.drop(columns=without if any(run.group for run in runs) else [*without, "group"])
-
-
-def _facts(run: Run) -> dict[str, str]:
-    steps = pd.Series([step for step in run.steps if run.has_steps], dtype=float)
-    return {
-        "group": run.group or _UNKNOWN,
-        "measurements": f"{len(run.steps):,}",
-        "steps": _range_text(steps),
-        "layers": f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN,
-        "width": _range_text(run.widths),
-        "parameters": _range_text(pd.Series([run.num_parameters])),
-        "token types": _range_text(run.values.get("token_types", pd.Series(dtype=float))),
-        "rows each": _range_text(run.values.get("n", pd.Series(dtype=float))),
+    columns = {
+        "group": [run.group or _UNKNOWN for run in runs],
+        "measurements": [f"{len(run.steps):,}" for run in runs],
+        "steps": [_range_text(run.steps if run.has_steps else []) for run in runs],
+        "layers": [
+            f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN for run in runs
+        ],
+        "width": [_range_text(run.widths) for run in runs],
+        "parameters": [_range_text([run.num_parameters]) for run in runs],
+        "token types": [_range_text(run.values.get("token_types", [])) for run in runs],
+        "rows each": [_range_text(run.values.get("n", [])) for run in runs],
     }
+    without = [] if any(run.has_steps for run in runs) else ["measurements", "steps"]
+    without += [] if any(run.group for run in runs) else ["group"]
+    return pd.DataFrame(columns, [run.label for run in runs]).drop(columns=without)
 
 
-def _range_text(values: "pd.Series[float]") -> str:
-    known = values.dropna()
+def _range_text(values: Iterable[float]) -> str:
+    known = pd.Series([*values], dtype=float).dropna()
     return " to ".join(dict.fromkeys((f"{known.min():,.0f}", f"{known.max():,.0f}"))) if len(known) else _UNKNOWN
 
 

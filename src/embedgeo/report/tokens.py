@@ -11,21 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from embedgeo.drawing import (
-    ACCENT,
-    BASELINE,
-    RUNS,
-    Array,
-    FigureData,
-    count_bar,
-    depth_bar,
-    layer_axis,
-    legend,
-    new_figure,
-    round_ticks,
-    thinned,
-    tick_label,
-)
+from embedgeo import drawing as draw
+from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import number
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.report.runs import Run
@@ -39,9 +26,9 @@ WORDS_TEXT = (
 """Yamagiwa & Shimodaira (2025), Appendix J."""
 
 _RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
-_LINE: dict[str, Any] = {"color": ACCENT, "lw": 1.6}
+_LINE: dict[str, Any] = {"color": draw.ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
-_WORD_SIZES = {"= 1": RUNS[0], "= 2": RUNS[5], "= 3": RUNS[2], "≥ 4": ACCENT}
+_WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
 """Numbers of tokens of a word, and their colours."""
 
 _LONGEST_NAME = 20
@@ -54,15 +41,7 @@ _LEAST_LETTERS = 3
 
 
 class TableData(NamedTuple):
-    """A table for the page.
-
-    Attributes:
-        name: of its file.
-        caption: its title.
-        cells: as they are shown.
-        numbers: the values.
-        text: explanation.
-    """
+    """A table for the page: the name of its file, its title, its cells as they are shown, their values, a text."""
 
     name: str
     caption: str
@@ -95,22 +74,16 @@ def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData 
 
 
 def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
-    """V against M of the token types of the last checkpoint, with the regression line.
-
-    Args:
-        run: a run with tables of token types.
-        layers: that have a panel; default: at most four.
-        ax: axes to draw in, where there is one layer. Default: those of a new figure.
-    """
+    """V against M of the token types of the last checkpoint, with the regression line, at layers or at most four."""
     step, table = run.token_types
     layers = layers or some_layers(run, table)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences; squared embedding units"
-    figure, axes = new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
     regressed = table[_is_regressed(table) & table["layer"].isin(layers)]
     least = REGRESSION_COUNT_RANGE[0]
     most = max(least + 1, regressed["n"].max() if len(regressed) else 0)
-    norm = count_bar(axes[-1], least, most, "cividis")
+    norm = draw.count_bar(axes[-1], least, most, "cividis")
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
@@ -122,9 +95,9 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
             panel.set_title(f"{layer}: {fit}", fontsize=8.8)
         else:
             ax.plot([], label=fit, **_LINE)
-            legend(figure, ax)
+            draw.legend(figure, ax)
         panel.set_xlabel("M of the token type")
-        round_ticks(panel)
+        draw.round_ticks(panel)
         texts.append(f"{layer}: {fit} over {len(types)} token types")
     axes[0].set_ylabel("V of the token type")
     numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
@@ -141,19 +114,19 @@ def statistics(run: Run) -> FigureData:
     }
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
     subtitle = f"over the token types with {_RANGE} occurrences"
-    figure, axes = new_figure("Token types through the layers", subtitle, panels=3)
+    figure, axes = draw.new_figure("Token types through the layers", subtitle, panels=3)
     ranges = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
-        for step, colour, marker in zip(run.tokens, (RUNS[0], RUNS[2], RUNS[6]), "o^s", strict=False):
+        for step, colour, marker in zip(run.tokens, (draw.RUNS[0], draw.RUNS[2], draw.RUNS[6]), "o^s", strict=False):
             values = numbers[key].unstack("layer").loc[step].reindex(run.axis)
             ax.plot(values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step))
         if key in run.baseline:
             random = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
-            ax.plot(random.to_numpy(), label="random", **BASELINE)
-        layer_axis(ax, run.axis, most=6)
+            ax.plot(random.to_numpy(), label="random", **draw.BASELINE)
+        draw.layer_axis(ax, run.axis, most=6)
         ax.set_ylabel(name)
         ranges.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
-    legend(figure, axes[0])
+    draw.legend(figure, axes[0])
     step, _ = run.token_types
     start = f"At step {step:,}, regressed" if run.has_steps else "Regressed"
     most = number(numbers["token_types_regressed"].loc[step].max())
@@ -204,7 +177,7 @@ def raw_against_frequency(run: Run) -> FigureData:
         if reach > 0 and least < most:  # rounding may make equal values spread
             ax.set_ylim(max(mean - reach, least - reach / 60), min(mean + reach, most + reach / 60))
         ax.set_ylabel(f"{key} of the token type")
-        ax.yaxis.set_major_formatter(tick_label)
+        ax.yaxis.set_major_formatter(draw.tick_label)
     text = ", ".join(f"{key} {number(slope)}" for key, slope in slopes.items())
     text = f"Slopes over {int(is_regressed.sum()):,} of {len(types):,} token types: {text}. "
     text += "Points farther than three standard deviations from the mean are beyond the axes."
@@ -217,10 +190,10 @@ def _frequency_panels(
 ) -> tuple[Figure, list[Axes], Mapping[str, float]]:
     """Q, M and V against log10 n, with the lines of those regressed, and their slopes."""
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
-    figure, axes = new_figure(title, subtitle, panels=3)
+    figure, axes = draw.new_figure(title, subtitle, panels=3)
     slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
-        ax.scatter(values["n"], values[key], s=7, color=RUNS[0], alpha=alpha, lw=0, rasterized=True)
+        ax.scatter(values["n"], values[key], s=7, color=draw.RUNS[0], alpha=alpha, lw=0, rasterized=True)
         x, y = (values[name][is_regressed].to_numpy(dtype=float) for name in ("n", key))
         slopes[key], fit = draw_line(ax, x, y)
         ax.set_title(fit, fontsize=8.8)
@@ -245,9 +218,9 @@ def histograms(run: Run) -> FigureData:
     present = [layer for layer in run.depth if (table["layer"] == layer).any()]
     title = run.titled("Q, M and V over token types", step)
     subtitle = "share of the token types in each bin; at most nine of the layers are drawn"
-    figure, axes = new_figure(title, subtitle, panels=3, sidebar=True)
-    colours = depth_bar(axes[-1], present)
-    drawn = thinned(len(present), 9)
+    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
+    colours = draw.depth_bar(axes[-1], present)
+    drawn = draw.thinned(len(present), 9)
     shares = {}
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
@@ -287,7 +260,7 @@ def lengths_and_frequencies(run: Run) -> FigureData:
         mean = number(lengths.mean())
         text += f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on average."
     title = run.titled("Lengths and frequencies", step)
-    figure, axes = new_figure(title, "numbers of texts and token types in each bin", panels=len(counted))
+    figure, axes = draw.new_figure(title, "numbers of texts and token types in each bin", panels=len(counted))
     numbers = {}
     for ax, (name, (values, label, what)) in zip(axes, counted.items(), strict=True):
         if name == "frequency":
@@ -297,13 +270,13 @@ def lengths_and_frequencies(run: Run) -> FigureData:
             width = max(1, -(-longest // 40))
             edges = np.arange(0.5, longest + width + 0.5, width)
         heights = np.histogram(values, edges)[0]
-        ax.stairs(heights, edges, fill=True, color=RUNS[0], alpha=0.75)
+        ax.stairs(heights, edges, fill=True, color=draw.RUNS[0], alpha=0.75)
         if name == "length":
             ax.set_yscale("log")
             ax.set_ylim(0.7)
         ax.set_xlabel(label)
         ax.set_ylabel(what)
-        ax.yaxis.set_major_formatter(tick_label)
+        ax.yaxis.set_major_formatter(draw.tick_label)
         numbers[name] = pd.Series(heights, (edges[1:] + edges[:-1]) / 2)
     together = pd.concat(numbers, names=["of", "bin"]).rename("count").to_frame()
     alt = "Histograms of the lengths of texts and token types, and of the log frequency of token types."
@@ -319,9 +292,9 @@ def occurrences(run: Run) -> FigureData:
     subtitle = (
         "embedding units in the plane in which these rows vary most; × is the zero vector, a ring the mean of a type"
     )
-    figure, axes = new_figure(title, subtitle, panels=len(layers), sidebar=True)
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True)
     table = table[table["layer"].isin(layers)]
-    norm = count_bar(axes[-1], table["n"].min(), max(table["n"].max(), table["n"].min() + 1), "viridis")
+    norm = draw.count_bar(axes[-1], table["n"].min(), max(table["n"].max(), table["n"].min() + 1), "viridis")
     look: dict[str, Any] = {"norm": norm, "cmap": "viridis"}
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
@@ -329,14 +302,14 @@ def occurrences(run: Run) -> FigureData:
         means = rows.groupby("token_id")[["n", "pc1", "pc2"]].mean()
         means["token"] = rows.drop_duplicates("token_id").set_index("token_id")["token"]
         ax.scatter(means["pc1"], means["pc2"], c=means["n"], s=20, edgecolor="black", lw=0.6, zorder=3, **look)
-        ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=ACCENT, zorder=4)
+        ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=draw.ACCENT, zorder=4)
         ax.set_aspect("equal", adjustable="datalim")
         _name_types(ax, means.sort_values("n", ascending=False))
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first direction")
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_formatter(tick_label)
-        ax.yaxis.set_major_formatter(tick_label)
+        ax.xaxis.set_major_formatter(draw.tick_label)
+        ax.yaxis.set_major_formatter(draw.tick_label)
     axes[0].set_ylabel("second direction")
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
@@ -372,7 +345,7 @@ def _name_types(ax: Axes, means: pd.DataFrame) -> None:
 
 
 def has_words(run: Run) -> bool:
-    """Whether the token types are words, some of them of several tokens."""
+    """Test for token types that are words, some of them of several tokens."""
     return any("num_tokens" in table and bool((table["num_tokens"] > 1).any()) for table in run.tokens.values())
 
 
@@ -386,7 +359,7 @@ def words(run: Run, layer: str) -> FigureData:
     sizes = types["num_tokens"].round().clip(1, len(_WORD_SIZES))
     title = run.titled(f"Words by their number of tokens |T_w| at {layer}", step)
     subtitle = f"a point a word with n ≥ {least} occurrences; squared embedding units"
-    figure, axes = new_figure(title, subtitle, panels=4)
+    figure, axes = draw.new_figure(title, subtitle, panels=4)
     for ax, (x, y) in zip(axes, (("log10 n", "Q"), ("log10 n", "M"), ("log10 n", "V"), ("M", "V")), strict=True):
         for size, (name, colour) in enumerate(_WORD_SIZES.items(), 1):
             of_size = types[sizes == size]
@@ -394,8 +367,8 @@ def words(run: Run, layer: str) -> FigureData:
             ax.scatter([], [], s=25, color=colour, label=f"|T_w| {name}")
         ax.set_xlabel("log10 n, occurrences" if x != "M" else "M of the word")
         ax.set_ylabel(f"{y} of the word")
-        round_ticks(ax)
-    legend(figure, axes[0])
+        draw.round_ticks(ax)
+    draw.legend(figure, axes[0])
     medians = types.groupby(sizes)["Q"].agg(["median", "size"])
     text = ", ".join(
         f"{number(median)} at |T_w| {[*_WORD_SIZES][int(size) - 1]} ({count:,} words)"
@@ -412,13 +385,13 @@ def projection(run: Run) -> FigureData:
     subtitle = (
         "embedding units along the two directions of largest variance; × is the origin; frequent tokens are larger"
     )
-    figure, axes = new_figure(run.titled("Means of chosen tokens", step), subtitle, panels=len(layers))
+    figure, axes = draw.new_figure(run.titled("Means of chosen tokens", step), subtitle, panels=len(layers))
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
         tokens, origin = rows[rows["token_id"] >= 0], rows[rows["token_id"] < 0]
         size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
-        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=RUNS[0], alpha=0.45, lw=0)
-        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=ACCENT)
+        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=draw.RUNS[0], alpha=0.45, lw=0)
+        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=draw.ACCENT)
         for token in tokens.nlargest(8, "n").itertuples():
             place = (token.pc1, token.pc2)
             ax.annotate(spelled(token.token), place, (4, 4), textcoords="offset points", fontsize=7.5)
@@ -458,12 +431,7 @@ def extremes(run: Run, layer: str) -> TableData:
 
 
 def examples(run: Run, names: Sequence[str]) -> TableData | None:
-    """Q, M and V of chosen token types at the last checkpoint (table 2); None where there are none of them.
-
-    Args:
-        run: with tables of token types.
-        names: their texts; none: types of every frequency, as in the figure of occurrences.
-    """
+    """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where there are none."""
     step, table = run.token_types
     layers = two_layers(run, table)
     types = table[table["token_id"].isin(chosen_types(run, names)) & table["layer"].isin(layers)]
@@ -493,11 +461,7 @@ def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
 
 
 def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Check that each of the texts is that of a token type of some run.
-
-    Raises:
-        ValueError: one is of none, or there are no tables of token types.
-    """
+    """Check that each of the texts is that of a token type of some run: ValueError if not."""
     with_types = [run for run in runs if run.tokens]
     if not with_types:
         raise ValueError(
@@ -516,7 +480,7 @@ def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     present = set(table["layer"])
     layers = [layer for layer in run.depth if layer in present]
     layers = [layer for layer in layers if not layer.endswith("final_norm")] or layers
-    return [layers[i] for i in thinned(len(layers), 4)]
+    return [layers[i] for i in draw.thinned(len(layers), 4)]
 
 
 def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
@@ -527,7 +491,7 @@ def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
 
 
 def has_texts(types: pd.DataFrame) -> bool:
-    """Whether the texts of token types are known, and not their ids in place of them."""
+    """Test for texts of token types, and not their ids in place of them."""
     return not bool((types["token"].astype(str) == types["token_id"].astype(str)).all())
 
 

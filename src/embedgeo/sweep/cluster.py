@@ -28,7 +28,7 @@ from embedgeo.sweep.settings import SweepSettings
 
 @contextmanager
 def connected(settings: SweepSettings) -> Iterator[None]:
-    """Be a driver of the cluster that is asked for or found, or else of one that is started here meanwhile."""
+    """Context of the cluster that is named or found, or else of one that is started on this machine meanwhile."""
     is_ours = not ray.is_initialized()  # or else the program's that has called this
     try:
         if is_ours:
@@ -81,7 +81,7 @@ _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _MOST_DEATHS = 3
 """Of workers over one checkpoint; and, for each worker, of those that died before they were ready, in a row."""
 _PATIENCE_SECONDS = 60.0
-"""Until it is said that workers have found no place."""
+"""Until a line tells that workers have found no place."""
 _CLOSING_SECONDS = 5.0
 
 

@@ -1,4 +1,4 @@
-"""The same rows over the checkpoints of a sweep and through their layers, from its saved samples."""
+"""Saved rows of a sweep compared over its checkpoints and through their layers: the command ``embedgeo drift``."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from embedgeo.results.samples import LayerSample, read_sample, sample_file
 
 _MOST_STEPS = 24
 _MOST_LAYERS = 40
-"""How many steps, and how many layers, are compared each with each."""
+"""Most steps, and most layers, that are compared each with each."""
 
 _AT_LAYERS = 5
 _AT_STEPS = 3
-"""At how many layers the steps, and at how many steps the layers."""
+"""Layers at which the steps are compared, and steps at which the layers are."""
 
 
 class Comparison:
@@ -51,8 +51,8 @@ class Comparison:
         remove_leftovers(path, drift_file(path, "").parent)
         console = Console(stderr=True)
         checkpoints = [(run, i) for run in self._runs for i in range(len(run))]
-        is_shown = console.is_terminal
-        for run, i in track(checkpoints, "Comparing rows", console=console, transient=True, disable=not is_shown):
+        is_silent = not console.is_terminal
+        for run, i in track(checkpoints, "Comparing rows", console=console, transient=True, disable=is_silent):
             self._write_drift(run[i], {"previous": run[i - 1], "first": run[0]} if i else {})
         origin = self._origin([name for run in self._runs for name in run])
         if not _is_current(cka_file(path), origin):
@@ -80,7 +80,8 @@ class Comparison:
                     values |= {f"{key}_to_{suffix}": value for key, value in drift_values(there, here).items()}
                     if suffix == "below":
                         values |= linearity_values(there, here)
-            index, width = int(places["layer_index"][layer]), int(places["width"][layer])
+            index = int(places["layer_index"][layer])
+            width = int(places["width"][layer])
             records += [
                 Record(layer=layer, layer_index=index, width=width, metric=key, value=float(value), stderr=np.nan)
                 for key, value in values.items()

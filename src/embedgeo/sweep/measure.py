@@ -1,4 +1,4 @@
-"""What measures a checkpoint: its files are fetched, its model is loaded and run over the probe text."""
+"""A checkpoint measured: its files are fetched, its model is loaded and run over the probe text."""
 
 import ctypes
 import gc
@@ -222,7 +222,8 @@ class Worker:
         for on_cpu in text.batches(self.settings.batch_size, self.fabric.global_rank, self.fabric.world_size):
             batch = move_data_to_device(on_cpu, device)
             if batch.word_ids is not None:
-                geometry.probe.word_ids, geometry.probe.token_ids = batch.word_ids, batch.word_types
+                geometry.probe.word_ids = batch.word_ids
+                geometry.probe.token_ids = batch.word_types
             with geometry.probe:
                 states = loss.run(batch.token_ids, batch.mask)
             loss.add(states, batch.token_ids, batch.masked, batch.mask)

@@ -112,7 +112,7 @@ def all_agree(fabric: Fabric) -> Iterator[None]:
 
 
 def from_local_zero(fabric: Fabric, value: T) -> T:
-    """What the process with local rank 0 on this node passes in; every rank must call this."""
+    """The value of the process with local rank 0 on this node; every rank must call this."""
     if fabric.world_size == 1:
         return value
     values: list[Any] = [None] * fabric.world_size

@@ -126,13 +126,16 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
-    """Sentences on fewer tokens than were asked for, and on texts that were cut; empty if there are none."""
-    used, left = len(text.token_ids), settings.num_tokens - len(text.token_ids)
-    many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
-    rest = "what does not fill a sequence is left out"
-    if settings.unit != "sequence":
-        many, rest = f"{len(text.lengths):,} texts", "only whole texts are taken"
-    why = "the text has no more" if left >= settings.seq_len else rest
+    """Sentences on fewer tokens than ``num_tokens``, and on texts that were cut; empty if there are none."""
+    used = len(text.token_ids)
+    left = settings.num_tokens - used
+    many = f"{len(text.lengths):,} texts"
+    why = "only whole texts are taken"
+    if settings.unit == "sequence":
+        many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+        why = "what does not fill a sequence is left out"
+    if left >= settings.seq_len:
+        why = "the text has no more"
     lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
     if text.num_cut:
         lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
@@ -358,9 +361,11 @@ class Lines:
         self._num_ended += 1
         left = (time.monotonic() - self._started) / self._num_ended * (self._total - number)
         cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
-        is_headed, self._columns = columns == self._columns, columns
-        heading = "" if is_headed else self._line("", _OVER.format("blocks" if len(blocks) else "layers"), columns)
-        return "\n".join(filter(None, (heading, self._line(f"{number}/{self._total}", planned.name, cells))))
+        is_headed = columns == self._columns
+        self._columns = columns
+        line = self._line(f"{number}/{self._total}", planned.name, cells)
+        over = _OVER.format("blocks" if len(blocks) else "layers")
+        return line if is_headed else f"{self._line('', over, columns)}\n{line}"
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
         """The reason why there are no results."""
@@ -392,10 +397,12 @@ def summarize(
     losses: dict[str, list[tuple[str, float]]] = {}
     models: dict[str, dict[str, list[str]]] = {}
     for planned in done:
-        name, frame = planned.name, records[planned.name]
+        name = planned.name
+        frame = records[name]
         if planned.duplicate_of:
             lines.append(f"  duplicate: {name} has the weights of {planned.duplicate_of}")
-        before, now = frame["commit"].iloc[0], planned.checkpoint.commit
+        before = frame["commit"].iloc[0]
+        now = planned.checkpoint.commit
         if before != now:
             lines.append(f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} now")
         if planned.is_stale:

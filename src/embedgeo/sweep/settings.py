@@ -145,8 +145,9 @@ class SweepSettings:
             if not all(isinstance(each, str) for each in listed) or not (listed or name in ("text", "extra")):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         for option in fields(self):
-            choices, value = get_args(option.type), getattr(self, option.name)
-            if get_origin(option.type) is Literal and value not in choices:
+            choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+            value = getattr(self, option.name)
+            if choices and value not in choices:
                 raise ValueError(f"{option.name} must be one of {', '.join(choices)}; got {value!r}.")
         parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
@@ -157,6 +158,9 @@ class SweepSettings:
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.seq_len):
             raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        index, _, count = self.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
+            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
         self._require_texts()
         self._require_metrics()
         self._require_ray()
@@ -165,7 +169,8 @@ class SweepSettings:
     def _require_texts(self) -> None:
         if not 0 < self.sample <= 1:
             raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
-        fewest, most = self.min_words, self.max_words
+        fewest = self.min_words
+        most = self.max_words
         if fewest < 0 or most < 0 or fewest > most > 0:
             raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
         if self.unit == "sequence" and (fewest or most):
@@ -234,14 +239,14 @@ class SweepSettings:
 
     @property
     def layer_patterns(self) -> str | list[str]:
-        """What ``layers`` names, in a list if there are several; a comma in the brackets of a pattern is part of it."""
+        """The entries of ``layers``, in a list if there are several; a comma in a pattern's brackets is part of it."""
         entries = [self.layers] if isinstance(self.layers, str) else self.layers
         patterns = [pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)]
         return patterns if len(patterns) > 1 else patterns[0]
 
     @property
     def extra_names(self) -> list[str]:
-        """What ``extra`` names, in a list."""
+        """The names in ``extra``."""
         entries = [self.extra] if isinstance(self.extra, str) else self.extra
         return [name.strip() for entry in entries for name in entry.split(",")]
 
@@ -253,8 +258,6 @@ class SweepSettings:
         ((1, 4), (0, 4))
         """
         index, _, count = self.shard.partition("/")
-        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
-            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
         return int(index) % int(count), int(count)
 
     @property

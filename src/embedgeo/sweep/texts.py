@@ -105,9 +105,11 @@ class ProbeText:
         def padded(values: Tensor, fill: int) -> Tensor:
             return values[places].masked_fill(~real, fill)
 
-        word_ids, word_types = None, None
+        word_ids: Tensor | None = None
+        word_types: Tensor | None = None
         if self.words is not None:
-            word_ids, word_types = padded(self.words.word_ids, -1), padded(self.words.word_types, -1)
+            word_types = padded(self.words.word_types, -1)
+            word_ids = padded(self.words.word_ids, -1)
             first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
             word_ids = torch.where(word_ids < 0, -1, word_ids - first)  # they were numbered over all texts
         return Batch(
@@ -269,7 +271,8 @@ def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, fl
     """Mean number of tokens, of those that count, of the words of each type; NaN where nothing counts."""
     if text.words is None:
         return {}
-    word_ids, types = text.words.word_ids, text.words.word_types
+    word_ids = text.words.word_ids
+    types = text.words.word_types
     kept = (word_ids >= 0) & _kept_tokens(text, settings)
     occurrences = torch.stack((types, word_ids))[:, kept].unique(dim=1)[0].bincount()
     sizes = types[kept].bincount() / occurrences

@@ -84,7 +84,7 @@ class DescribedMetric:
 
 @dataclass(frozen=True)
 class Description:
-    """What a monitor would do on a model; ``str()`` of it is a text of 100 columns.
+    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100 columns.
 
     Attributes:
         model: class of the model that is measured.
@@ -203,7 +203,7 @@ def missing_for_history() -> str:
 
 def drift_notes(outlined: Description, num_rows: int, *, starts_at: int | None) -> Iterator[str]:
     """Sentences on the rows of each layer that are kept, in a run that goes on without earlier ones at a step."""
-    width = outlined.layers[0].width or 2
+    width = next((layer.width for layer in outlined.layers), None) or 2
     held = size(2 * len(outlined.layers) * num_rows * width * 4)
     few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
     yield (

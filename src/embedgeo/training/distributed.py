@@ -81,17 +81,12 @@ class PipelineStage:
 
     A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
     sequences of the batch as its tensors have, the next one those after them.
-
-    Args:
-        model: the stage.
-        stages: the ranks of the stages of one model, in forward order.
-        ranks: those that have this stage.
     """
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
-        self.ranks = ranks
+        self.ranks = ranks  # that have this stage
         self.is_part = dist.get_world_size(stages) > 1
-        self._stages = stages
+        self._stages = stages  # the ranks of the stages of one model, in forward order
         self._model = unwrapped(model)
         self._attached = ExitStack()
         self._num_stages: int | None = None  # in the pipeline that has run it
@@ -112,15 +107,15 @@ class PipelineStage:
         return cls(model, stages, ranks)
 
     def attach(self, probe: Probe, batch: Any) -> None:
-        """Give the probe, in each forward pass, what it is given now of the batch, for the rows of the microbatch.
+        """Cut what the probe is given of the batch now, in each forward pass, to the rows of the microbatch.
 
         Stages after the first are given hidden states alone: of a batch as Hugging Face models take it they get the
         token ids, if the probe is given none.
         """
         if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self._stages):
             probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        given = {name: getattr(probe, name) for name in ("token_ids", "mask", "word_ids")}
-        whole = {name: tensor for name, tensor in given.items() if tensor is not None}
+        names = ("token_ids", "mask", "word_ids")
+        whole = {name: tensor for name in names if (tensor := getattr(probe, name)) is not None}
         num_seen = 0
 
         @contextmanager
@@ -130,7 +125,8 @@ class PipelineStage:
             self._num_stages = None if stage_run is None else stage_run.num_stages
             sizes = (len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim)
             if not probe.should_skip():
-                first, num_seen = num_seen, num_seen + next(sizes, 0)
+                first = num_seen
+                num_seen += next(sizes, 0)
                 for name, tensor in whole.items():
                     setattr(probe, name, tensor[first:num_seen])
             yield

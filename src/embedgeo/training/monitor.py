@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -184,10 +185,6 @@ class Monitor(ABC):
                 geometry.probe.prepare(geometry.model)
 
     @abstractmethod
-    def _to_device(self, batch: Any) -> Any:
-        """Move a batch of the probe to the device."""
-
-    @abstractmethod
     def _forward(self, batch: Any) -> None:
         """Run the model on a batch, of the probe or of training, outside of a training step."""
 
@@ -198,6 +195,10 @@ class Monitor(ABC):
     @abstractmethod
     def _loggers(self) -> Iterable[object]:
         """The loggers to which this process writes more than scalars."""
+
+    def _to_device(self, batch: Any) -> Any:
+        assert self._run is not None
+        return move_data_to_device(batch, self._run.device)
 
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
@@ -220,7 +221,7 @@ class Monitor(ABC):
         self._cannot_write = False
 
     def _state(self) -> dict[str, Any]:
-        """How far the run has come, for a checkpoint: numbers and, for the drift, tensors. Empty before the start."""
+        """Place of the run in its schedule, for a checkpoint, and the rows of the drift. Empty before the start."""
         if self._last_step is None:
             return {}
         place = {"last_step": self._last_step, "window_start": self._window_start}
@@ -243,7 +244,7 @@ class Monitor(ABC):
                 self._warn_of_eager_steps("it was not called")
         if self._last_step is None:
             self._last_step = step - 1
-        if self._is_window_over(step):
+        if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
         folder = self.folder or run.folder
@@ -288,9 +289,6 @@ class Monitor(ABC):
         self._last_step = step
         return self.schedule.is_due(last_step, step)
 
-    def _is_window_over(self, step: int) -> bool:
-        return self._window_start is not None and step >= self._window_start + self.schedule.window
-
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
         probe = self._geometry.probe
@@ -309,15 +307,16 @@ class Monitor(ABC):
 
     def _after_batch(self, step: int) -> None:
         self._detach()
-        if self._is_window_over(step):
-            self._measure_window()
+        start = self._window_start
+        if start is not None and step >= start + self.schedule.window:
+            self._measure(start)
         elif self.probe is not None and self._geometry is not None and self._take_due(step):
             self._measure_probe(step)
 
     def _finish(self, step: int) -> None:
         self._detach()
         if self._window_start is not None:
-            self._measure_window()
+            self._measure(self._window_start)
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
         self._complete()
@@ -334,7 +333,8 @@ class Monitor(ABC):
             self._complete(alone=True)
         except Exception as error:
             self._warn_of_failure(error)
-        self._forget()
+        self._pending = None
+        atexit.unregister(self._complete)
         if self._file is not None:
             self._write(self._file.close)
             if self._file.path.exists() and not self._cannot_write:
@@ -345,13 +345,6 @@ class Monitor(ABC):
         self._geometry = None
         self._file = None
         self._recent = []
-
-    def _measure_window(self) -> None:
-        """Close the open window, and measure what it has seen."""
-        step = self._window_start
-        assert step is not None
-        self._window_start = None
-        self._measure(step)
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
@@ -383,18 +376,12 @@ class Monitor(ABC):
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
         """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
 
-        Each round takes one batch for each rank. Either all ranks run the model in a round or none does, because they
-        gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
+        Ranks share the batches, the same on each of them. Each round takes one batch for each rank. Either all ranks
+        run the model in a round or none does, because they gather sharded parameters together: a rank without a batch
+        of its own repeats another one, not measured. ``as_training`` it runs as in a training step, dropout included,
+        instead of in eval mode, on batches of this rank alone, as they were given to it in training.
 
-        Args:
-            batches: the same on every rank, which share them.
-            as_training: run the model as in a training step, dropout included, instead of in eval mode; the batches are
-                those of this rank, which shares them with no other one, as they were given to it in training.
-
-        Raises:
-            Exception: an error of this rank in the batches, what is read of them, or the model.
-            RuntimeError: there was an error on another rank.
-            ValueError: there is another number of batches on another rank.
+        An error of one rank is raised on all of them, as is another number of batches.
         """
         assert self._geometry is not None
         assert self._run is not None
@@ -405,12 +392,12 @@ class Monitor(ABC):
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
         num_taken = num_ranks
-        with ExitStack() as kept, torch.no_grad():
-            kept.enter_context(self._geometry.probe.exclusive())
-            kept.callback(self._detach)
-            kept.callback(present_modes(run.model))
+        with ExitStack() as stack, torch.no_grad():
+            stack.enter_context(self._geometry.probe.exclusive())
+            stack.callback(self._detach)
+            stack.callback(present_modes(run.model))
             if as_training:
-                kept.enter_context(kept_buffers(run.model))
+                stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()
             else:
                 run.model.eval()
@@ -439,7 +426,11 @@ class Monitor(ABC):
                     self._detach()
 
     def _measure(self, step: int) -> None:
-        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps."""
+        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps.
+
+        It closes the window, if one is open.
+        """
+        self._window_start = None
         self._complete()
         geometry = self._geometry
         assert geometry is not None
@@ -464,8 +455,7 @@ class Monitor(ABC):
     def _complete(self, *, alone: bool = False) -> None:
         """Wait for the measurement that is pending, if there is one, and log it.
 
-        Args:
-            alone: whether this rank may be the only one that calls this now; what needs them all is left pending then.
+        Where this rank may be ``alone`` in calling this, a measurement that needs all of them is left pending.
         """
         pending = self._pending
         if pending is None or pending.process != os.getpid():
@@ -473,14 +463,11 @@ class Monitor(ABC):
         wait([pending.records])
         if alone and pending.geometry.needs_all_ranks:
             return
-        self._forget()
+        self._pending = None
+        atexit.unregister(self._complete)
         with self._guarded():
             records = pending.geometry.agreed(pending.records)
             self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
-
-    def _forget(self) -> None:
-        self._pending = None
-        atexit.unregister(self._complete)
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         """Keep, write and log the records of a step; of the first one say what it lacks, and why."""

@@ -19,15 +19,6 @@ def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
 class Schedule:
     """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together.
 
-    Args:
-        every_n_steps: n.
-        extra_steps: further steps.
-        window: how many consecutive steps make one measurement.
-
-    Raises:
-        TypeError: an argument is not an integer, or ``extra_steps`` are not several.
-        ValueError: an argument is outside its range, or the window reaches into the next scheduled step.
-
     >>> schedule = Schedule(100, extra_steps=(1, 2))
     >>> [step for step in range(300) if schedule.is_due(step - 1, step)]
     [0, 1, 2, 100, 200]

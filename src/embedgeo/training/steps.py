@@ -9,7 +9,6 @@ from weakref import WeakMethod, finalize
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -137,7 +136,7 @@ class StepMonitor(Monitor):
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the run has come in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows."""
+        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows."""
         self._complete(alone=True)
         return self._state()
 
@@ -243,10 +242,6 @@ class StepMonitor(Monitor):
 
     def _set_train_mode(self) -> None:
         self._set_modes()
-
-    def _to_device(self, batch: Any) -> Any:
-        assert self._run is not None
-        return move_data_to_device(batch, self._run.device)
 
     def _forward(self, batch: Any) -> None:
         batch = self._to_device(batch)

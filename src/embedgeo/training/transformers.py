@@ -11,7 +11,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -115,7 +114,8 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     def _stop(self) -> None:
         super()._stop()
-        trainer, self._trainer = self._trainer, None
+        trainer = self._trainer
+        self._trainer = None
         if trainer is None:
             return
         step: Any = trainer.training_step
@@ -127,10 +127,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         assert self._trainer is not None
         assert self._trainer.model is not None
         self._trainer.model.train()
-
-    def _to_device(self, batch: Any) -> Any:
-        assert self._trainer is not None
-        return move_data_to_device(batch, self._trainer.args.device)
 
     def _forward(self, batch: Any) -> None:
         assert self._trainer is not None
@@ -166,7 +162,7 @@ class GeometryCallback(Monitor, TrainerCallback):
 
 
 def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
-    """Whether a model is to be called with the items of a batch by keyword."""
+    """Tell whether a model is to be called with the items of a batch by keyword."""
     main_input = getattr(model, "main_input_name", None)
     if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
         return main_input in batch or "inputs_embeds" in batch

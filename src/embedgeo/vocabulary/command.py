@@ -151,20 +151,20 @@ def _noted_rows(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
     last = next((planned.name for planned in reversed(plan) if planned.name in done), None)
     if last is None:
         return
-    records, table = folder.read(last), read_table(folder.path / "vocabulary" / f"{last}.parquet")
+    records = folder.read(last)
+    table = read_table(folder.path / "vocabulary" / f"{last}.parquet")
     is_tied = bool(records[records["metric"] == "tied_embeddings"]["value"].any())
     yield f"{last}, named in vocabulary/{last}.parquet{': both matrices are one' if is_tied else ''}"
     for layer, of_layer in records[records["layer_index"] >= int(is_tied)].groupby("layer", sort=False):
         values = of_layer.set_index("metric")["value"]
         rows = table[table["layer"] == layer]
-        without, copied, untrained = rows[rows.without_token], rows[rows.same_as >= 0], rows[rows.untrained]
         parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
-        if len(without):
+        if len(without := rows[rows.without_token]):
             parts.append(f"{len(without)} without a token ({_ranges(without.token_id)})")
-        if len(copied):
+        if len(copied := rows[rows.same_as >= 0]):
             groups = [" = ".join(_named(of_one)) for _, of_one in copied.groupby("same_as")]
             parts.append(f"{len(copied)} equal to another one ({'; '.join(groups[:3])})")
-        if len(untrained):
+        if len(untrained := rows[rows.untrained]):
             parts.append(f"{len(untrained)} look untrained ({', '.join(_named(untrained))})")
         if values["untrained_rows"] != values["untrained_rows"]:
             parts.append("untrained rows cannot be told from the others")

@@ -25,11 +25,7 @@ _EVERYTHING = "charts, text and pictures"
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:
-    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone.
-
-    Args:
-        loggers: Lightning's, callbacks of a Hugging Face Trainer, or what `embedgeo.StepMonitor` is given as ``log``.
-    """
+    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone."""
     here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
     found = (kind.of(logger) for logger in here for kind in _ADAPTERS)
     return [adapter for adapter in found if adapter is not None]
@@ -65,12 +61,9 @@ class Media:
         self._can_draw = True
 
     def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
-        """Write what is new; called after each measurement and once more after the last one.
+        """Write what is new: after each measurement, and once more after the ``last`` one.
 
-        Args:
-            loggers: those of the run, at each call: see `adapters`.
-            history: the monitor's, with the records of one more measurement than at the last call.
-            last: whether there will be no more measurements.
+        Loggers are the run's: Lightning's, callbacks of a Hugging Face Trainer, or a StepMonitor's ``log``.
         """
         history = history[self._num_earlier :]
         if not history:

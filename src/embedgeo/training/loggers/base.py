@@ -50,12 +50,7 @@ class Adapter:
         return logger if isinstance(logger, Adapter) else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Draw or update charts, after each measurement, before text and images, and once more at the end.
-
-        Args:
-            charts: what to draw.
-            history: all records of this run, of this monitor; at the end there may be none that are new.
-        """
+        """Draw or update charts, after each measurement and once more at the end, of all records of this run."""
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         """Write the explanation of the metrics, once, at the first measurement."""
@@ -65,7 +60,7 @@ class Adapter:
 
 
 def is_instance(logger: object, module: str, name: str) -> bool:
-    """Whether the logger is an instance of a class, of a module that is not imported for this.
+    """Test a logger for a class of a module that is not imported for this.
 
     >>> is_instance(1.5, "builtins", "float"), is_instance(1.5, "not.imported", "Run")
     (True, False)

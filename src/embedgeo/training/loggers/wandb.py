@@ -22,13 +22,7 @@ _STYLE = "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-ali
 
 
 class Wandb(Adapter):
-    """Writes by a function that logs values in a run.
-
-    Args:
-        run: what the values are logged in.
-        log: is given a monitor's prefix, a step and values by key.
-        axis: the key of the step with which the trainer logs; None: that of `scalar_writer`.
-    """
+    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the trainer's steps."""
 
     def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
         self._run = run
@@ -112,8 +106,7 @@ def _axis(prefix: str) -> str:
 
 
 def _is_shared(run: Any) -> bool:
-    """Whether several processes write to the run: it has no counter then, and each row is its own."""
-    return run.settings.mode == "shared"
+    return run.settings.mode == "shared"  # several processes write to it: it has no counter, and each row is its own
 
 
 def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
