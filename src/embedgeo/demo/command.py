@@ -1,4 +1,4 @@
-"""The command ``embedgeo demo``: see `embedgeo.demo` for what it writes."""
+"""The command ``embedgeo demo``."""
 
 import hashlib
 import math
@@ -103,7 +103,8 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _require_space(out: Path, checkpoint_bytes: int) -> None:
-    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
+    needed = 1.1 * checkpoint_bytes + 10e6
+    free = shutil.disk_usage(out).free
     if free < needed:
         raise OSError(
             f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
@@ -202,8 +203,7 @@ def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFr
 
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
-    keys = ["step", "layer", "metric"]
-    both = online.merge(offline, on=keys, how="left", suffixes=("", "_again"))
+    both = online.merge(offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again"))
     value, again = both["value"], both["value_again"]
     apart = (value - again).abs() / value.abs().clip(lower=1e-12)
     num_same = int(((apart <= 1e-6) | (value.isna() & again.isna())).sum())

@@ -17,19 +17,12 @@ Picture = tuple[bytes, int, int]
 
 
 class Charts(NamedTuple):
-    """The charts of a monitor: one for each metric, with a line for each layer.
+    """The charts of a monitor: one for each metric, with a line for each layer."""
 
-    Attributes:
-        prefix: the monitor's.
-        metrics: their keys.
-        tag_start: what the trainer puts in front of the tags of scalars: ``"train/"`` in the Hugging Face Trainer.
-        is_due: whether all pictures are drawn now: the time to write again what holds the whole history.
-    """
-
-    prefix: str
-    metrics: Sequence[str]
-    tag_start: str = ""
-    is_due: bool = True
+    prefix: str  # the monitor's
+    metrics: Sequence[str]  # their keys
+    tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
+    is_due: bool = True  # all pictures are drawn now: the time to write again what holds the whole history
 
 
 class Adapter:
@@ -37,12 +30,9 @@ class Adapter:
 
     It belongs to one monitor in one run, and is called on the rank that writes. An error of a method ends the adapter's
     work, not the monitor's.
-
-    Attributes:
-        takes_pictures: none are drawn where no adapter takes any.
     """
 
-    takes_pictures: ClassVar[bool] = True
+    takes_pictures: ClassVar[bool] = True  # none are drawn where no adapter takes any
 
     @classmethod
     def of(cls, logger: Any) -> "Adapter | None":
@@ -60,11 +50,7 @@ class Adapter:
 
 
 def is_instance(logger: object, module: str, name: str) -> bool:
-    """Test a logger for a class of a module that is not imported for this.
-
-    >>> is_instance(1.5, "builtins", "float"), is_instance(1.5, "not.imported", "Run")
-    (True, False)
-    """
+    """Test a logger for a class of a module that is not imported for this."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(logger, kind)
 

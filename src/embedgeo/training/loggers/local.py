@@ -29,7 +29,6 @@ class TensorBoard(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "TensorBoard | None":
-        """Of Lightning's logger, a ``SummaryWriter``, or the Hugging Face Trainer's callback where it has one."""
         writer: Any = None
         if isinstance(logger, TensorBoardLogger):
             writer = logger.experiment
@@ -69,9 +68,6 @@ class Csv(Adapter):
     The file is complete after each measurement, of which all lines are appended at once. What it holds already of
     earlier steps than the first one that is added stays in it: a resumed run goes on with the file of the run before,
     and a run that starts anew replaces it. An undefined value, or standard error, is an empty cell.
-
-    Args:
-        folder: it is made when something is written.
     """
 
     takes_pictures = False
@@ -82,17 +78,10 @@ class Csv(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Csv | None":
-        """Of Lightning's logger, if it writes on this machine."""
         is_local = isinstance(logger, CSVLogger) and "://" not in logger.log_dir
         return cls(Path(logger.log_dir)) if is_local else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Append the records that are new.
-
-        Raises:
-            OSError: the file cannot be written.
-            ValueError: there is a file of that name which is none of these.
-        """
         new = history[self._num_written :]
         if not new:
             return

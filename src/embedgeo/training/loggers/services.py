@@ -18,7 +18,6 @@ class Aim(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Aim | None":
-        """Of Aim's logger for Lightning and its callback for the Hugging Face Trainer."""
         kinds = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
         is_aim = any(is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in kinds)
         return cls(logger.experiment) if is_aim else None
@@ -41,7 +40,6 @@ class Comet(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Comet | None":
-        """Of Lightning's logger, an experiment, or the Hugging Face Trainer's callback where one is running."""
         experiment: Any = None
         if isinstance(logger, CometLogger):
             experiment = logger.experiment
@@ -67,7 +65,6 @@ class MLflow(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "MLflow | None":
-        """Of Lightning's logger; of ``mlflow`` or the Hugging Face Trainer's callback, where a run is active."""
         if isinstance(logger, MLFlowLogger):
             return cls(logger.experiment, logger.run_id)
         mlflow: Any = sys.modules.get("mlflow")
@@ -87,21 +84,14 @@ class MLflow(Adapter):
 
 
 def _artifact_name(tag: str) -> str:
-    """The tag without the characters that MLflow refuses in the name of an image.
-
-    >>> _artifact_name("geometry.shares/M, V_W, V_B")
-    'geometry.shares/M V_W V_B'
-    """
-    return re.sub(r"[^a-zA-Z0-9_\-./ ]", "", tag)
+    return re.sub(r"[^a-zA-Z0-9_\-./ ]", "", tag)  # MLflow refuses the others in the name of an image
 
 
 class Trackio(Adapter):
     """Pictures, and the explanation as Markdown, in a run.
 
-    Args:
-        run: the run.
-        counts_logs: whether its steps are the number of times that something was logged, as with the Hugging Face
-            Trainer: what is written then has the step of the scalars before it, and the caption the step of training.
+    With ``counts_logs`` its steps are the number of times that something was logged, as with the Hugging Face Trainer:
+    what is written then has the step of the scalars before it, and the caption the step of training.
     """
 
     def __init__(self, run: Any, *, counts_logs: bool = False) -> None:
@@ -110,7 +100,6 @@ class Trackio(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Trackio | None":
-        """Of a run; of ``trackio`` or the Hugging Face Trainer's callback, where there is a current run."""
         if is_instance(logger, "trackio", "Run"):
             return cls(logger)
         trackio: Any = sys.modules.get("trackio")

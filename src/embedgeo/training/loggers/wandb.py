@@ -33,7 +33,6 @@ class Wandb(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Wandb | None":
-        """Of Lightning's logger, the Hugging Face Trainer's callback, a run, or ``wandb`` itself where it has one."""
         if isinstance(logger, WandbLogger):
             return cls(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING)
         if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
