@@ -60,14 +60,9 @@ def run_demo(settings: DemoSettings) -> None:
         f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
     )
     sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
-    monitor = GeometryMonitor(
-        settings.every_n_steps,
-        extra_steps=sorted(steps),
-        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
-        on_error="raise",
-    )
+    held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
+    monitor = GeometryMonitor(settings.every_n_steps, sorted(steps), probe=held_out, on_error="raise")
     checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
-    batches = training_batches(tokenizer.encode(text), settings)
     with muted_libraries():
         trainer = Trainer(
             accelerator="cpu",
@@ -79,7 +74,8 @@ def run_demo(settings: DemoSettings) -> None:
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(LanguageModel(model, settings.learning_rate, last), batches)
+        module = LanguageModel(model, settings.learning_rate, last)
+        trainer.fit(module, training_batches(tokenizer.encode(text), settings))
     records = to_records(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")

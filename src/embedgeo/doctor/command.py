@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -27,25 +27,26 @@ _FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
 """Arguments of a monitor that a file gives by the names of functions."""
 
 
-class Setup(NamedTuple):
-    """A model, the arguments of its monitors, and the sizes of its batches."""
-
-    model: nn.Module
-    monitors: list[dict[str, Any]]
-    sizes: dict[str, int]
-
-
 def run_doctor(settings: DoctorSettings) -> None:
     """Describe what the monitors of a configuration, or one of the given options, would do on a model."""
     with muted_libraries():
-        setup = _setup(settings)
+        source = settings.model_or_config
+        path = Path(source).expanduser()
+        monitors: list[dict[str, Any]] = [{}]
+        sizes: dict[str, int] = {}
+        if path.suffix in (".yaml", ".yml"):
+            model, monitors, sizes = _configured(path, settings.model_class)
+        elif "/" not in source and (":" in source or "." in source) and not path.exists():
+            model = _made(source)
+        else:
+            model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
         options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics not in (None, "auto"):
             options["metrics"] = _function(str(settings.metrics))
-        sizes = {**_DEFAULT_SIZES, **setup.sizes, **_given(settings, *_DEFAULT_SIZES)}
-        texts = [_described(setup.model, {**arguments, **options}, sizes) for arguments in setup.monitors]
+        sizes = {**_DEFAULT_SIZES, **sizes, **_given(settings, *_DEFAULT_SIZES)}
+        texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 
 
@@ -73,16 +74,6 @@ def _function(name: str) -> Any:
             "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be "
             f"imported; got {name!r} ({reason(error)})."
         ) from error
-
-
-def _setup(settings: DoctorSettings) -> Setup:
-    source = settings.model_or_config
-    path = Path(source).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        return _configured(path, settings.model_class)
-    is_name = "/" not in source and (":" in source or "." in source) and not path.exists()
-    model = _made(source) if is_name else _pretrained(source, trust_remote_code=settings.trust_remote_code)
-    return Setup(model, [{}], {})
 
 
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
@@ -136,8 +127,8 @@ def _small_or_empty(make: Callable[[], Any]) -> Any:
     return make()
 
 
-def _configured(path: Path, model_class: str | None) -> Setup:
-    """The model and the monitors of a LightningCLI's file."""
+def _configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
+    """The model, the arguments of the monitors and the sizes of the batches of a LightningCLI's file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -162,7 +153,7 @@ def _configured(path: Path, model_class: str | None) -> Setup:
     num_batches = trainer.get("accumulate_grad_batches")
     if "batch_size" in sizes and isinstance(num_batches, int):
         sizes["batch_size"] *= num_batches  # of an optimizer step
-    return Setup(module, monitors or [{}], sizes)
+    return module, monitors or [{}], sizes
 
 
 def _part(content: dict[str, Any], name: str) -> dict[str, Any]:

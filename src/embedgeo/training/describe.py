@@ -247,7 +247,7 @@ def _described_layers(
         modules = [call.module for call in layer.calls]
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
         path = start + ", ".join(_paths(model, modules))
-        width = widths.get(layer.name)
+        width = widths[layer.name]
         state_bytes = held[width].total() if width and held else None
         layers.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
     return tuple(layers)

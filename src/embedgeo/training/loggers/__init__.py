@@ -12,9 +12,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.records import Record
-from embedgeo.training.loggers.base import Adapter, Charts, Picture
-from embedgeo.training.loggers.local import Csv, TensorBoard
-from embedgeo.training.loggers.services import Aim, Comet, MLflow, Trackio
+from embedgeo.training.loggers.adapters import Adapter, Aim, Charts, Comet, Csv, MLflow, Picture, TensorBoard, Trackio
 from embedgeo.training.loggers.wandb import Wandb
 
 if TYPE_CHECKING:
