@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "embedgeo"
 MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
-PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make"}
-"""The documented methods of named tuples."""
+PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make", "_exit"}
+"""Documented in spite of their name: of named tuples, and `os._exit`."""
 
 FOREIGN = {
     "capture": {"_C", "_getframe", "_is_fwd_grad_enabled", "_current_graph_task_id", "_version", "_compiled_call_impl"}

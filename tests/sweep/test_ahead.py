@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import embedgeo.sweep
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import TokenLoss
+from embedgeo.sweep.measure import TokenLoss, release_memory
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -105,3 +106,19 @@ def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatc
     with pytest.raises(ImportError, match="found"):
         embedgeo.sweep.check(str(tmp_path))
     assert (seen, gc.isenabled()) == ([False], True)
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and glibc")
+def test_memory_between_what_is_held_goes_back_to_the_system():
+    before = resident()
+    held = [torch.ones(12_000) for _ in range(4000)]  # 48 kB each: below what glibc maps on its own
+    held = held[::2]
+    with_holes = resident()
+    release_memory()
+    assert with_holes - before > 100e6
+    assert resident() < with_holes - 50e6
+    assert len(held) == 2000

@@ -73,6 +73,7 @@ def results(out):
     return files, values
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
@@ -92,6 +93,7 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options,
     assert not Path(environment["HF_HUB_CACHE"]).exists(), seed
 
 
+@pytest.mark.slow
 def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
     for step in range(5):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(0 if step == 3 else step))
@@ -106,6 +108,7 @@ def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
     assert results(options["out"]) == results(alone["out"])
 
 
+@pytest.mark.slow
 def test_two_sweeps_of_the_same_checkpoints_share_the_work(hub, options, environment, tmp_path):
     commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(6)]
     commits.append(hub.add(REPOSITORY, "step9", checkpoint_files(5)))  # a duplicate
@@ -119,6 +122,7 @@ def test_two_sweeps_of_the_same_checkpoints_share_the_work(hub, options, environ
     assert results(options["out"]) == results(alone["out"])
 
 
+@pytest.mark.slow
 def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     local_run(tmp_path / "run", steps=(1, 2))
     (tmp_path / "run" / "step3").mkdir()
@@ -159,6 +163,7 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
             torch.testing.assert_close(a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
     commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in (1, 2)]
     with socket.socket() as free:
