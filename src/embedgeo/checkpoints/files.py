@@ -29,8 +29,7 @@ VOCABULARIES = frozenset(
 )
 """Every tokenizer has at least one of these files."""
 TOKENIZER_FILES = VOCABULARIES | {"added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
-_MOST_BYTES = 256 * 2**20
-"""Larger files, other than weights, are refused."""
+_MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 _HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
@@ -78,11 +77,8 @@ class Contents:
 
 
 def needed_files(files: Iterable[StoredFile]) -> Contents:
-    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer.
-
-    Whole names are matched, so that no file is outside the checkpoint's folder.
-    """
-    files = sorted(files)
+    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer."""
+    files = sorted(files)  # whole names are matched, so that none is outside the checkpoint's folder
     others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])

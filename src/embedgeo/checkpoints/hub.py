@@ -17,8 +17,7 @@ from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 from embedgeo.formatting import reason
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each further attempt."""
+_WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 
 T = TypeVar("T")
 
@@ -109,10 +108,7 @@ def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path)
 
 
 def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
-    """Call ``attempt`` until it succeeds, a few times if patient, as long as the error may be a passing one.
-
-    OSError and ValueError are raised as they are, ConnectionError in place of all others.
-    """
+    """Call ``attempt`` until it succeeds, a few times if patient; errors of other kinds become ConnectionErrors."""
     waits = iter(_WAITS if is_patient else ())
     while True:
         try:

@@ -77,7 +77,13 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
         powers = [2**k for k in range(max(positive, default=0).bit_length())]
         nearest = {_nearest(positive, power, scale=math.log) for power in powers}
         return {*available[:1], *nearest, *available[-1:]}
-    wanted = _numbers(steps)
+    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
+    try:
+        wanted = {int(part) for part in parts}
+    except (TypeError, ValueError):
+        wanted = set()
+    if not wanted:
+        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
     if unknown := sorted(wanted - set(available)):
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
@@ -85,17 +91,6 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
             f"{f'The nearest are {listed(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
         )
     return wanted
-
-
-def _numbers(steps: Steps) -> set[int]:
-    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
-    try:
-        numbers = {int(part) for part in parts}
-    except (TypeError, ValueError):
-        numbers = set()
-    if not numbers:
-        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
-    return numbers
 
 
 def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
@@ -250,8 +245,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         )
     _warn_of_others(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
     for path, position in positions.items():
-        series = "" if path.is_file() else position.series
-        named = position._replace(series=_with_model(own, series))
+        named = position._replace(series=_with_model(own, "" if path.is_file() else position.series))
         yield Checkpoint(_file_name(_with_model(own, path.name)), model, path.name, named, path=path)
     if is_final:
         final = Position(0, None, own)
@@ -277,19 +271,16 @@ def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) ->
 def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
     """Tell a folder or file that is itself a model, and not one of the steps that were found."""
     if folder.is_file():
-        return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
+        if folder in positions and positions[folder].step == UNREADABLE:
+            with suppress(ValueError, TypeError):
+                return "state_dict" in stored_values(folder)
+        return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
     try:
         return not positions or bool(local_files(folder))
     except (OSError, ValueError):  # beside the checkpoints, the configuration alone
         return False
-
-
-def _holds_weights(path: Path) -> bool:
-    with suppress(ValueError, TypeError):
-        return "state_dict" in stored_values(path)
-    return False
 
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
@@ -307,8 +298,7 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
                 f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
                 "each once, and links to folders under other names."
             )
-        are_local = any(c.path for c in group)
-        remedy = "Move all but one of them to another folder" if are_local else "Choose by revisions="
+        remedy = "Move all but one of them to another folder" if any(c.path for c in group) else "Choose by revisions="
         raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 
