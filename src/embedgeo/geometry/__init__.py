@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 class Stage(Protocol):
     """One stage of a pipeline."""
 
-    ranks: dist.ProcessGroup
-    """Those that have this stage."""
+    ranks: dist.ProcessGroup  # that have this stage
 
     def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
         """The records of the layers of all stages, given those of this one; every rank must call this."""
@@ -157,10 +156,7 @@ class Geometry:
         return self.agreed(self._own_records(in_thread=False))
 
     def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
-        """Compute this rank's records, for `agreed`, and `why_silent`, and drop the rows; every rank must call this.
-
-        In a thread they are computed while the caller goes on.
-        """
+        """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call this."""
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
         if in_thread:
@@ -174,10 +170,7 @@ class Geometry:
         return self._group is not None
 
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
-        """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline.
-
-        It is a ValueError if ranks that repeat rows have other values.
-        """
+        """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline."""
 
         def of_stage() -> list[Record]:
             failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
@@ -271,13 +264,13 @@ class Geometry:
     def why_silent(self) -> str:
         """A sentence that names the `silent_layers` and the reason; empty if there are none."""
         silent = self.silent_layers()
+        names = ", ".join(silent)
         if not silent:
             return ""
         if self.probe.layers_without_gradients.issuperset(silent):
-            names = ", ".join(silent)
             return f"only forward passes without gradients reached {names}: count them by no_grad_passes=True."
         graphs = ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
-        return f"no forward pass reached {', '.join(silent)}{graphs}."
+        return f"no forward pass reached {names}{graphs}."
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
@@ -318,7 +311,7 @@ class Geometry:
         ]
 
     def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
-        """This rank's records, or the exception in their place, raised once the ranks have agreed on it."""
+        """This rank's records, or the exception to raise once the ranks have agreed on it."""
         records = Future[list[Record]]()
         try:
             layers = self.measured_layers(unembedding_may_change=in_thread)
@@ -356,7 +349,6 @@ class Geometry:
             metrics.update(*pool_tokens(hidden, rows.token_ids, rows.mask, unit))
 
     def _words(self, rows: RowTokens, shape: torch.Size, device: torch.device) -> Words:
-        """The words of a batch; their types are the given token ids, else the tokens that they consist of."""
         assert rows.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
         return find_words(device, rows.word_ids, self._inputs.sequence_ids(shape), **ids, mask=rows.mask)
@@ -371,7 +363,6 @@ class Geometry:
 
 
 def _unembedding(model: nn.Module) -> Tensor | None:
-    """The weights of a model's output embedding, if it has ``get_output_embeddings()`` as models of transformers do."""
     head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
     weights = getattr(head, "weight", None)
     is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta

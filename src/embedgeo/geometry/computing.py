@@ -16,10 +16,10 @@ from embedgeo.results.records import Record
 
 
 class MeasuredLayer(NamedTuple):
-    """A layer that has rows on some rank: its name, its place in forward order, and the metrics that have seen them."""
+    """A layer that has rows on some rank, and the metrics that have seen them."""
 
     name: str
-    layer_index: int
+    layer_index: int  # in forward order
     metrics: LayerMetrics
 
 
@@ -27,11 +27,8 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
     On a CPU with several threads several layers are computed at a time, each in its share of the threads, so that
-    numbers do not depend on how many these are. The thread that calls this issues all collectives, and at most as many
-    layers as are computed at a time hold the rows of all ranks beside their own.
-
-    Raises:
-        Exception: of the first layer with a metric that fails, once all have been computed.
+    numbers do not depend on how many these are; at most these layers hold the rows of all ranks beside their own. The
+    thread that calls this issues all collectives. An error of a layer is raised once all have been computed.
     """
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
@@ -65,9 +62,8 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
 def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     """Records as `compute` returns them, bit for bit, while the caller goes on; every rank must call this.
 
-    The states are given away: they get the rows of all ranks now, and their memory is freed layer after layer. The
-    thread computes one layer at a time, issues no collectives, and leaves random states and what is set for the whole
-    process alone. On a GPU it has a stream of its own, which goes on from what has been queued before.
+    The states get the rows of all ranks now, and are freed layer after layer. The thread issues no collectives, and
+    leaves random states and what is set for the whole process alone. On a GPU it has a stream of its own.
     """
     for each in layers:
         each.metrics.reduce()
@@ -105,7 +101,6 @@ def can_start_threads() -> bool:
 
 
 def _values(layer: MeasuredLayer) -> Values | Exception:
-    """The values of a layer, or the exception to raise once all layers have been computed in step with other ranks."""
     values, failures = layer.metrics.compute()
     for error in failures:
         error.add_note(f"at layer {layer.name!r}")
@@ -113,7 +108,6 @@ def _values(layer: MeasuredLayer) -> Values | Exception:
 
 
 def _records(layers: Sequence[MeasuredLayer], values: Sequence[Values | Exception]) -> list[Record]:
-    """A record for each value of each layer."""
     keys: list[tuple[MeasuredLayer, str]] = []
     pairs: list[Tensor] = []
     for layer, of_layer in zip(layers, values, strict=True):
@@ -144,7 +138,7 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
 
 @contextmanager
 def _modes(*, is_inference: bool) -> Iterator[None]:
-    """The modes of a thread that computes: states made under inference mode can be changed under it alone."""
+    # states made under inference mode can be changed under it alone
     with torch.inference_mode(is_inference), torch.no_grad():
         yield
 
@@ -156,7 +150,6 @@ def _load_linear_algebra(device: torch.device) -> None:
 
 
 def _stream_beside(device: torch.device) -> torch.cuda.Stream:
-    """A stream of a GPU that goes on from where the current one is."""
     _load_linear_algebra(device)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

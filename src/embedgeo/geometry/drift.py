@@ -27,7 +27,7 @@ class KeptRows(NamedTuple):
 
     @classmethod
     def of(cls, metrics: LayerMetrics) -> "KeptRows":
-        """Those of a layer, drawn from the rows of all ranks; every rank must call this."""
+        """Those of a layer, of all ranks; every rank must call this."""
         (compared,) = metrics.synced(lambda metric: isinstance(metric, ComparedRows))
         sample = compared.drawn()
         numbers = metrics.row_numbers(sample.positions)
@@ -62,8 +62,8 @@ class KeptRows(NamedTuple):
 class ComparedRows(GeometryMetric):
     """A uniform sample of the rows with their token ids, compared with other rows.
 
-    The same rows are drawn whenever as many are seen. Ranks share theirs once, in `drawn`, and not when metrics are
-    synchronised. ``comparisons`` are other rows and these, by what the others are of, such as ``previous``.
+    Ranks share their rows once, in `drawn`, and not when metrics are synchronised. ``comparisons`` are other rows and
+    these, by what the others are of, such as ``previous``.
     """
 
     has_copies = False
@@ -74,7 +74,7 @@ class ComparedRows(GeometryMetric):
         self.comparisons: Mapping[str, tuple[KeptRows, KeptRows]] = {}
 
     def update_states(self, rows: Rows) -> None:
-        """Draw from the rows of a batch, too."""
+        """Draw from the rows of a batch."""
         stream = current_rank(self.process_group)
         self.store(self.load(Sample).extend(rows.embeddings, rows.token_ids, rows.finite, seed=0, stream=stream))
 
@@ -158,10 +158,8 @@ class Drift:
 
     def state(self) -> dict[str, Any]:
         """The rows of the first and of the last measurement, as tensors and numbers for a checkpoint."""
-        return {
-            "first": {name: rows._asdict() for name, rows in self._first.items()},
-            "previous": {name: rows._asdict() for name, rows in self._previous.items()},
-        }
+        kept = {"first": self._first, "previous": self._previous}
+        return {key: {name: rows._asdict() for name, rows in of_layers.items()} for key, of_layers in kept.items()}
 
     def load(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Go on from what `state` has returned."""

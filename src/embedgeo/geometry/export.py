@@ -33,21 +33,16 @@ if TYPE_CHECKING:
     from embedgeo.geometry import Geometry
     from embedgeo.results.folder import SweepFolder
 
-_MAX_COLUMNS = 8
-"""Of a notebook's table where none of the metrics is among those to look at first."""
-
+_MAX_COLUMNS = 8  # of a notebook's table where none of the metrics is among those to look at first
 _TYPE_COLUMNS = {
     "tokens": ("Q", "M", "V"),
     "projections": ("pc1", "pc2"),
     "distances": ("distance",),
     "occurrences": ("pc1", "pc2"),
-}
-"""Of the tables of token types beside token_id and n, by kind."""
-
+}  # of the tables of token types beside token_id and n, by kind
 _WRITER = "Geometry.save"
 _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
-_LONGEST_NAME = 200
-"""Of a checkpoint, in bytes: its files are named after it, and file systems allow 255, with what is around it."""
+_LONGEST_NAME = 200  # of a checkpoint, whose files are named after it: file systems allow 255 bytes
 
 
 def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
@@ -83,11 +78,7 @@ def _at_layer(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFram
 
 
 def html_table(geometry: "Geometry") -> str:
-    """A row for each layer and a column for each metric to look at first, with standard errors where there are any.
-
-    An undefined value is a dash. It never raises, and calls on no other process: where there are several, or nothing
-    was measured yet, it is a sentence.
-    """
+    """A row for each layer and a column for each metric to look at first; never raises nor calls on other ranks."""
     start = f"Geometry of {len(geometry.layers)} layers"
     if has_other_ranks():
         return f"<p>{start}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
@@ -177,10 +168,7 @@ def save(
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
-    """Sampled rows, mean and eigenvalues of a layer, of the rows of all ranks; every rank must call this.
-
-    None where none of its metrics has any of that.
-    """
+    """Sampled rows, mean and eigenvalues of a layer, if it has any; every rank must call this."""
     held: dict[str, Any] = {}
     for metric in metrics.synced(lambda metric: metric.has_samples):
         sample = metric.samples()
@@ -191,15 +179,12 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     return LayerSample(**held) if held else None
 
 
-def recorded_metric(metric: Any) -> str:
-    """A metric's class and, of those of this package, the digest of its arguments."""
-    digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
-    return f"{type(metric).__name__} {digest}".strip()
-
-
 def recorded_metrics(make: MetricFactory) -> Any:
     """A choice of metrics as it is recorded: by those made, and if they depend on the width, by what on."""
-    metrics = [recorded_metric(metric) for metric in make(2)]
+    metrics = list[str]()
+    for metric in make(2):
+        digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
+        metrics.append(f"{type(metric).__name__} {digest}".strip())
     arguments = getattr(make, "keywords", {})
     if is_auto(make):
         return {**arguments, "metrics": metrics}
@@ -215,7 +200,6 @@ def recorded_layers(layers: Any) -> Any:
 
 
 def _named(model: Any, step: Any) -> str:
-    """The name of a checkpoint and of its files, as a sweep makes it: ``author--model`` of a repository."""
     if not isinstance(model, str) or not model:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):

@@ -17,7 +17,6 @@ from embedgeo.metrics.base import GeometryMetric
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
-
 Values = dict[str, Tensor]
 """Value and standard error of each key, shape (2,)."""
 
@@ -25,15 +24,9 @@ Values = dict[str, Tensor]
 class LayerMetrics:
     """The metrics of one layer, whose values are computed over the rows of all ranks.
 
-    For standard errors the sequences are dealt into G groups: sequence i of the S in batch b is in group b S + i modulo
-    G, where the batches of R ranks are counted as one process would see them, those of rank r as r, r + R, r + 2 R ….
-
-    Args:
-        make: makes the metrics.
-        dim: the width of the layer.
-        device: of the metrics, until they see rows on another one.
-        process_group: the ranks that have different rows; None: all ranks.
-        jackknife: G; 0: there are no groups.
+    The ranks of ``process_group``, None for all, have different rows. For standard errors the sequences are dealt into
+    G groups, ``jackknife``: sequence i of the S in batch b is in group b S + i modulo G, where the batches of R ranks
+    are counted as one process would see them, those of rank r as r, r + R, r + 2 R ….
     """
 
     def __init__(
@@ -75,8 +68,7 @@ class LayerMetrics:
     ) -> None:
         """Update the metrics with a batch, and the copies with the sequences of their groups.
 
-        ``sequence_ids`` are from 0 in each batch, None where each row is a sequence. ``ids`` are those of the other
-        arguments, on the device of ``hidden``, where they are known already.
+        ``sequence_ids``: from 0 in each batch, None where each row is a sequence; ``ids``: of the arguments, if known.
         """
         shape = hidden.shape[:-1]
         for metric in self._all():
@@ -105,10 +97,7 @@ class LayerMetrics:
                 _update(copies[group], hidden, part, of_group)
 
     def compute(self) -> tuple[Values, list[Exception]]:
-        """Values of the metrics, and exceptions of those that have none; every rank must call this.
-
-        A rank on which a metric fails goes on with the others, in step with the ranks on which it does not.
-        """
+        """Values of the metrics, and exceptions of those that fail, here alone maybe; every rank must call this."""
         values: Values = {}
         failures: list[Exception] = []
         for metric, copies in zip(self._metrics, self._copies, strict=True):
@@ -143,14 +132,10 @@ class LayerMetrics:
 
     @property
     def device(self) -> torch.device:
-        """Device of the states."""
         return next((metric.device for metric in self._all()), torch.device("cpu"))
 
     def row_numbers(self, positions: Tensor) -> Tensor:
-        """See `embedgeo.functional.sampling.row_numbers`; positions are those of `synced` metrics.
-
-        Rows are counted that are not masked, those with a NaN or Inf among them. Every rank must call this.
-        """
+        """Numbers among all rows that are not masked, NaN or not, of `synced` positions; every rank must call this."""
         sizes = torch.tensor(self._batch_sizes, dtype=torch.int64, device=positions.device)
         if not is_distributed():
             return row_numbers(positions, [sizes])
@@ -176,7 +161,6 @@ class LayerMetrics:
         return {key: torch.stack((value, torch.full_like(value, torch.nan))) for key, value in metric.compute().items()}
 
     def _next_batch(self) -> int:
-        """The number of the batch among those of all ranks, as one process would see them."""
         num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
         batch = self._num_batches * num_ranks + current_rank(self._process_group)
         self._num_batches += 1
@@ -188,7 +172,7 @@ class LayerMetrics:
 
 
 def require_num_groups(jackknife: int) -> None:
-    """Raise ValueError unless ``jackknife`` is a number of groups: 0, or 2 or more."""
+    """Check ``jackknife``: 0, or 2 or more."""
     if isinstance(jackknife, bool) or not isinstance(jackknife, int) or jackknife < 0 or jackknife == 1:
         raise ValueError(
             f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}."
@@ -200,10 +184,9 @@ def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
     """Context in which metrics have the rows of all ranks; unlike `sync_context` it ends after an exception, too."""
     with ExitStack() as stack:
         for metric in metrics:
-            if metric._is_synced:
-                continue
-            metric.sync()
-            stack.callback(metric.unsync, should_unsync=metric._is_synced)
+            if not metric._is_synced:
+                metric.sync()
+                stack.callback(metric.unsync, should_unsync=metric._is_synced)
         yield
 
 

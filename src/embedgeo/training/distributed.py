@@ -31,14 +31,10 @@ _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 def data_parallel_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     """The ranks that have other rows than this one; every rank must call this.
 
-    Rows differ along dimensions of data parallelism, which are told by their names (``dp``, ``dp_replicate``,
-    ``dp_shard``, ``data_parallel``, ``fsdp`` …), and are repeated along those of tensor and sequence parallelism
-    (``tp``, ``tensor_parallel``, ``sp`` …), and along that of the stages of a pipeline (``pp``, ``pipeline`` …), which
-    see the same rows at other layers. A mesh of one dimension without a name is of data parallelism.
-
-    Raises:
-        ValueError: the mesh is not of all ranks, or has a dimension of another name: context parallel ranks, say, have
-            other positions of a sequence.
+    Rows differ along dimensions of data parallelism, told by their names (``dp``, ``dp_replicate``, ``dp_shard``,
+    ``data_parallel``, ``fsdp`` …), and repeat along those of tensor and sequence parallelism (``tp``,
+    ``tensor_parallel``, ``sp`` …) and of the stages of a pipeline (``pp``, ``pipeline`` …). A mesh of one dimension
+    without a name is of data parallelism.
     """
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
     other = [name for name in names if not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))]
@@ -57,7 +53,7 @@ def data_parallel_group(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 
 def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
-    """The ranks of tensor parallelism, of which each may have a part of the positions; None if there are none."""
+    """The ranks of tensor parallelism, of which each may have a part of the positions."""
     names = [name for name in mesh.mesh_dim_names or () if _REPEATED.fullmatch(name) and mesh[name].size() > 1]
     return mesh[names[0]] if len(names) == 1 else None
 
@@ -66,8 +62,7 @@ def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.Pro
     """Raise ValueError if ranks (None: all) have models of other modules; each of them must call this."""
     if not is_distributed():
         return
-    digest = blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest()
-    number = int.from_bytes(digest)
+    number = int.from_bytes(blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest())
     largest, least = all_reduce_max(torch.tensor([number, -number], device=device), ranks).tolist()
     if largest != -least:
         raise ValueError(
@@ -77,11 +72,7 @@ def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.Pro
 
 
 class PipelineStage:
-    """One stage of a pipeline: the ranks on which the others are, and the rows of a batch that it is given.
-
-    A schedule cuts a batch along its first axis, and a stage sees the microbatches in order: the first has as many
-    sequences of the batch as its tensors have, the next one those after them.
-    """
+    """One stage of a pipeline, which is given a batch cut along its first axis into microbatches, in order."""
 
     def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
         self.ranks = ranks  # that have this stage
@@ -109,8 +100,7 @@ class PipelineStage:
     def attach(self, probe: Probe, batch: Any) -> None:
         """Cut what the probe is given of the batch now, in each forward pass, to the rows of the microbatch.
 
-        Stages after the first are given hidden states alone: of a batch as Hugging Face models take it they get the
-        token ids, if the probe is given none.
+        Stages after the first see hidden states alone: the probe gets their token ids from a Hugging Face batch.
         """
         if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self._stages):
             probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -135,14 +125,13 @@ class PipelineStage:
         self._attached.enter_context(watched_calls(self._model, cut))
 
     def detach(self) -> None:
-        """Undo `attach`; does nothing when not attached."""
+        """Undo `attach`."""
         self._attached.close()
 
     def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
-        """Make the `Geometry` of this stage's layers, under the names that they have in the whole model.
+        """Make the `Geometry` of this stage's layers, named as in the whole model; every rank must call this.
 
-        Every rank must call this at the same time. ``make`` is given the blocks that the stage has, and the stage,
-        where there are others. It is a ValueError if no stage has a layer, or several have one of the same name.
+        ``make`` is given the blocks that the stage has, and the stage, where there are others.
         """
         if not self.is_part:
             return make()
@@ -162,10 +151,7 @@ class PipelineStage:
         return made[0]
 
     def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
-        """The records of all stages, as those of the whole model; every rank must call this.
-
-        It is a ValueError if a stage has counted other rows than the one before it, or a rank has several stages.
-        """
+        """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:
             num_ranks = dist.get_world_size(self._stages)
@@ -223,7 +209,6 @@ def _num_blocks(model: nn.Module) -> int:
 
 
 def _require_same_rows(before: list[Record], after: list[Record]) -> None:
-    """Raise ValueError unless the first block of a stage has as many rows as the last block of the stage before."""
     last, first = (
         [record for record in records if record["metric"] == "n" and record["layer"].startswith("block.")]
         for records in (before, after)

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
-"""How a measured step of a compiled model runs."""
-
 NUM_COMPARED_ROWS = 1024
 """Rows of a layer that are compared for ``drift=True``."""
 
@@ -78,7 +76,8 @@ class PendingMeasurement(NamedTuple):
 class Monitor(ABC):
     """Measures the geometry of embeddings at chosen steps of training: the base class of the monitors for trainers.
 
-    `embedgeo.GeometryMonitor` has arguments and errors. A subclass runs the model, logs, and calls on every rank:
+    Arguments and errors are those of `embedgeo.GeometryMonitor`; ``history`` has a record for each step, layer and
+    metric that this process has measured. A subclass runs the model, logs, and calls on every rank:
 
     - ``_reset()`` before another run, and ``_start(run, step)`` before its first batch;
     - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and after
@@ -88,9 +87,6 @@ class Monitor(ABC):
     ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the hooks of `prepare` is
     on the model, the random states are left as they are, and no exception in here reaches the training loop unless
     ``on_error="raise"``.
-
-    Attributes:
-        history: what this process has measured, one record for each step, layer and metric.
     """
 
     _sequence_mesh: DeviceMesh | None = None
@@ -221,14 +217,13 @@ class Monitor(ABC):
         self._cannot_write = False
 
     def _state(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint, and the rows of the drift. Empty before the start."""
+        """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty before the start."""
         if self._last_step is None:
             return {}
         place = {"last_step": self._last_step, "window_start": self._window_start}
         return place if self._drift is None else {**place, "drift": self._drift.state()}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `_state` has returned; before the start."""
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
         if self._drift is not None and "drift" in state:
@@ -324,14 +319,11 @@ class Monitor(ABC):
             self._write_media(last=True)
 
     def _stop(self) -> None:
-        """Leave the run; the place in the schedule stays, as it may still be saved to a checkpoint.
-
-        What is in the background is logged, after an exception too, which nothing here takes the place of.
-        """
+        """Leave the run, after an exception too; its place in the schedule may still be saved to a checkpoint."""
         self._detach()
         try:
             self._complete(alone=True)
-        except Exception as error:
+        except Exception as error:  # which must not take the place of one in training
             self._warn_of_failure(error)
         self._pending = None
         atexit.unregister(self._complete)
@@ -376,16 +368,14 @@ class Monitor(ABC):
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
         """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
 
-        Ranks share the batches, the same on each of them. Each round takes one batch for each rank. Either all ranks
-        run the model in a round or none does, because they gather sharded parameters together: a rank without a batch
-        of its own repeats another one, not measured. ``as_training`` it runs as in a training step, dropout included,
-        instead of in eval mode, on batches of this rank alone, as they were given to it in training.
-
-        An error of one rank is raised on all of them, as is another number of batches.
+        Ranks share the batches, one each in a round. All ranks run the model in a round or none does, because they
+        gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
+        ``as_training`` it runs as in a training step, dropout included, on batches of this rank alone, as they were
+        given to it in training. An error of one rank is raised on all of them, as is another number of batches.
         """
-        assert self._geometry is not None
-        assert self._run is not None
         run = self._run
+        assert run is not None
+        assert self._geometry is not None
         is_shared = is_distributed() and not as_training
         num_ranks = dist.get_world_size(run.process_group) if is_shared else 1
         rank = current_rank(run.process_group) if is_shared else 0
@@ -426,10 +416,7 @@ class Monitor(ABC):
                     self._detach()
 
     def _measure(self, step: int) -> None:
-        """Compute and log the metrics, unless a rank has failed; every rank calls this at the same steps.
-
-        It closes the window, if one is open.
-        """
+        """Close the window, compute and log the metrics, unless a rank has failed; every rank calls this."""
         self._window_start = None
         self._complete()
         geometry = self._geometry
@@ -453,10 +440,7 @@ class Monitor(ABC):
             self._complete()
 
     def _complete(self, *, alone: bool = False) -> None:
-        """Wait for the measurement that is pending, if there is one, and log it.
-
-        Where this rank may be ``alone`` in calling this, a measurement that needs all of them is left pending.
-        """
+        """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes all of them."""
         pending = self._pending
         if pending is None or pending.process != os.getpid():
             return
@@ -470,7 +454,6 @@ class Monitor(ABC):
             self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
-        """Keep, write and log the records of a step; of the first one say what it lacks, and why."""
         measured = [dated(step, record) for record in records]
         self.history += measured
         if self._file is not None:
@@ -491,12 +474,11 @@ class Monitor(ABC):
             )
 
     def _write_media(self, *, last: bool = False) -> None:
-        """Write charts, images and text to the loggers that take them."""
         if not self._failed:
             self._media.write(self._loggers(), self.history, last=last)
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Write the history file; where that fails, loggers still get what is measured, and it is tried again."""
+        """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
         try:
             write()
         except (OSError, ValueError) as error:
@@ -550,11 +532,8 @@ class Monitor(ABC):
 def instantiated(value: Any) -> Any:
     """A value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
 
-    A command line made by `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse
-    would not pass arguments on to a data set inside a ``torch.utils.data.DataLoader``.
-
-    >>> instantiated({"class_path": "fractions.Fraction", "init_args": {"numerator": 3}})
-    Fraction(3, 1)
+    `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse would not pass
+    arguments on to a data set inside a ``torch.utils.data.DataLoader``.
     """
     if isinstance(value, list):
         return [instantiated(item) for item in value]
@@ -569,7 +548,6 @@ def instantiated(value: Any) -> Any:
 
 
 def _probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
-    """The batches of a probe; None if there is none."""
     batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
     if isinstance(batches, Iterator):
         raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
@@ -579,7 +557,6 @@ def _probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) ->
 
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
-    """The number of rows that are compared; 0 for none."""
     if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
         raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
     if drift and not has_probe:
@@ -591,7 +568,6 @@ def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
 
 
 def _require_compiled(compiled: str) -> None:
-    """Raise ValueError if ``compiled`` is none of its choices, or ``"stable"`` and not for this torch."""
     if compiled not in get_args(Compiled):
         raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
     if compiled == "stable":
@@ -603,7 +579,7 @@ def _require_compiled(compiled: str) -> None:
 
 
 def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
-    """The error to raise on this rank, its own or one because of another rank; None if no rank has one."""
+    """The error to raise on this rank, its own or one because of another rank."""
     if not is_distributed():
         return error
     state = torch.tensor([int(error is not None), num_taken, -num_taken], device=device)

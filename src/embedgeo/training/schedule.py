@@ -17,12 +17,7 @@ def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
 
 
 class Schedule:
-    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together.
-
-    >>> schedule = Schedule(100, extra_steps=(1, 2))
-    >>> [step for step in range(300) if schedule.is_due(step - 1, step)]
-    [0, 1, 2, 100, 200]
-    """
+    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together."""
 
     def __init__(self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1) -> None:
         if isinstance(extra_steps, str | int | float):
@@ -43,30 +38,16 @@ class Schedule:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
 
     def __str__(self) -> str:
-        """The steps, for a message.
-
-        >>> str(Schedule(100)), str(Schedule(100, extra_steps=(0, 1, 2, 100)))
-        ('every 100 steps', 'every 100 steps and at 1, 2')
-        """
         extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
         return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
 
     def is_due(self, last_step: int, step: int) -> bool:
-        """Tell whether a scheduled step is after ``last_step`` and not after ``step``.
-
-        >>> Schedule(5).is_due(last_step=4, step=6)  # two optimizers take two steps for each batch
-        True
-        """
+        """Tell whether a scheduled step is after ``last_step`` and not after ``step``."""
         return step // self.every_n_steps > last_step // self.every_n_steps or any(
             last_step < extra <= step for extra in self.extra_steps
         )
 
     def next_after(self, step: int) -> int:
-        """The first scheduled step after this one.
-
-        >>> schedule = Schedule(100, extra_steps=(1, 2))
-        >>> schedule.next_after(1), schedule.next_after(2)
-        (2, 100)
-        """
+        """The first scheduled step after this one."""
         regular = (step // self.every_n_steps + 1) * self.every_n_steps
         return min([regular, *(extra for extra in self.extra_steps if extra > step)])

@@ -153,7 +153,6 @@ class StepMonitor(Monitor):
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
-        """Context of a step that is measured, or at which a measurement is completed."""
         self._begin(step, batch)
         self._is_inside = True
         try:
@@ -206,7 +205,7 @@ class StepMonitor(Monitor):
             self._watch_optimizers()  # several ranks must agree on when to measure; one of them may skip a step
 
     def _watch_optimizers(self) -> None:
-        """See the steps of torch's optimizers, by a hook on all of them that does not keep this object alive."""
+        """Put a hook on the steps of all of torch's optimizers that does not keep this object alive."""
         if self._unwatch is None:
             after = WeakMethod(self._after_optimizer)
 
@@ -235,7 +234,6 @@ class StepMonitor(Monitor):
         self._rest()
 
     def _rest(self) -> None:
-        """Measure nothing any more."""
         self._after = -inf
         self._before = inf
         self._keeps_batches = False

@@ -162,7 +162,6 @@ class GeometryCallback(Monitor, TrainerCallback):
 
 
 def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
-    """Tell whether a model is to be called with the items of a batch by keyword."""
     main_input = getattr(model, "main_input_name", None)
     if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
         return main_input in batch or "inputs_embeds" in batch
@@ -175,7 +174,6 @@ def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _console_left_out(trainer: Trainer) -> Iterator[None]:
-    """Context in which `trainer.log` does not print: a measurement has hundreds of values."""
     handler = trainer.callback_handler
     callbacks = handler.callbacks
     handler.callbacks = [each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)]
@@ -186,8 +184,7 @@ def _console_left_out(trainer: Trainer) -> Iterator[None]:
 
 
 def _calling_trainer() -> Trainer:
-    """The Trainer whose event this is, found on the stack."""
-    # Nothing that an event passes refers to the Trainer, and `log` and `training_step` are its own.
+    """The Trainer whose event this is, found on the stack: nothing that an event passes refers to it."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
