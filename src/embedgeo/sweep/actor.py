@@ -33,11 +33,7 @@ class Answer(NamedTuple):
 
 
 class RayWorker:
-    """Measures one checkpoint after the other on a node, with variables that the driver has and the node may lack.
-
-    It downloads into a folder of the node, of which nothing is left when it is closed; what a killed one leaves, the
-    next worker on that node removes.
-    """
+    """Measures one checkpoint after the other on a node, with the driver's variables and a folder that it removes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)

@@ -18,10 +18,10 @@ _THREADS = 8
 
 
 class Recorded(NamedTuple):
-    """The weights that a checkpoint had when it was measured: their hash, and `Checkpoint.weights_state`."""
+    """The weights that a checkpoint had when it was measured."""
 
     sha256: str
-    state: str
+    state: str  # see `Checkpoint.weights_state`
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Planned:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts to be written beside its records; empty where there is nothing to say."""
+        """Facts to be written beside its records, some of them empty."""
         has_step = "" if self.checkpoint.has_step else "false"
         return {"files": self.weights_state, "has_step": has_step, "group": self.group}
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
-        """Tell if it has records, and they are of the weights that it has now."""
+        """True if it has records, of the weights that it has now."""
         return records is not None and (
             not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
         )
@@ -67,7 +67,9 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Plann
         for name in folder.done()
     }
     plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
-    mine = shard_of(plan, settings.part)
+    index, count = settings.part
+    position = {planned.name: i for i, planned in enumerate(plan)}
+    mine = [planned for planned in plan if position[planned.original] % count == index]  # duplicates go with it
     num_originals = sum(not planned.duplicate_of for planned in mine)
     if settings.workers > max(1, num_originals):
         raise ValueError(
@@ -84,20 +86,12 @@ def make_plan(
     known: Mapping[str, Recorded] = MappingProxyType({}),
     groups: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Planned]:
-    """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
-
-    Local ones of ``known`` weights, by name, are read again only if they look changed.
-    """
+    """Checkpoints by series and step; local ones of ``known`` weights are read again only if they look changed."""
     listed = list_checkpoints(model, revisions, final=steps == "final")
     chosen = _choose(listed, steps)
-    are_named = not (isinstance(steps, str) and steps in ("all", "log", "final"))
-    checkpoints = [
-        each
-        for each in listed
-        if (each.position.series, each.step) in chosen
-        or not each.has_step
-        or (each.step == UNREADABLE and not are_named)  # so that it is said to have failed
-    ]
+    if steps in ("all", "log", "final"):
+        chosen |= {(each.position.series, UNREADABLE) for each in listed}  # so that they are said to have failed
+    checkpoints = [each for each in listed if (each.position.series, each.step) in chosen or not each.has_step]
     with ThreadPoolExecutor(_THREADS) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
@@ -133,13 +127,6 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
         return Planned(checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error))
     sha256 = known.sha256 if known and checkpoint.path is None else contents.sha256  # a revision that moved keeps its
     return Planned(checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256)
-
-
-def shard_of(plan: Sequence[Planned], shard: tuple[int, int]) -> list[Planned]:
-    """The checkpoints of one part of a sweep; duplicates are in the same part as their original."""
-    index, count = shard
-    position = {planned.name: i for i, planned in enumerate(plan)}
-    return [planned for planned in plan if position[planned.original] % count == index]
 
 
 def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
