@@ -33,7 +33,7 @@ def connected(settings: SweepSettings) -> Iterator[None]:
     try:
         if is_ours:
             _connect(settings.ray_address)
-        needed = _worker_resources(settings)
+        needed = {"CPU": 1, **(settings.resources or {})}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
             most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
@@ -68,10 +68,6 @@ def _connect(address: str | None) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that exits with another status
 
 
-def _worker_resources(settings: SweepSettings) -> dict[str, float]:
-    return {"CPU": 1, **(settings.resources or {})}
-
-
 def _enumerated(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
 
@@ -99,7 +95,7 @@ class RemoteWorkers:
     def __init__(self, sweep: Sweep) -> None:
         num_originals = sum(not planned.duplicate_of for planned in sweep.pending)
         self._sweep = sweep
-        self._resources = _worker_resources(sweep.settings)
+        self._resources = {"CPU": 1, **(sweep.settings.resources or {})}
         self._num_workers = min(sweep.settings.workers, max(1, num_originals))
         self._arguments = ray.put(sweep.settings), ray.put(sweep.texts)
         self._workers: list[_RemoteWorker] = []
@@ -253,7 +249,7 @@ def _require_same_packages(started: Started) -> None:
 
 
 def _cause_of_death(error: Exception) -> str:
-    """The line of all that Ray says about a death that tells its cause, without what identifies the worker."""
+    """The line of Ray's message that tells the cause of a death, without what identifies the worker."""
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
     line = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
     return line.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]

@@ -58,7 +58,6 @@ class Comparison:
         self._folder.rebuild()
 
     def _write_drift(self, name: str, others: Mapping[str, str]) -> None:
-        """Write the records of a checkpoint compared with others, unless they are those of these samples already."""
         path = drift_file(self._folder.path, name)
         origin = self._origin([name, *others.values()])
         if _is_current(path, origin):

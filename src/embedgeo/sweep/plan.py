@@ -14,8 +14,6 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import groups_of, parse_groups
 from embedgeo.sweep.settings import SweepSettings
 
-_THREADS = 8
-
 
 class Recorded(NamedTuple):
     """The weights that a checkpoint had when it was measured."""
@@ -55,9 +53,9 @@ class Planned:
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
         """True if it has records, of the weights that it has now."""
-        return records is not None and (
-            not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
-        )
+        if records is None:
+            return False
+        return not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
@@ -92,7 +90,7 @@ def make_plan(
     if steps in ("all", "log", "final"):
         chosen |= {(each.position.series, UNREADABLE) for each in listed}  # so that they are said to have failed
     checkpoints = [each for each in listed if (each.position.series, each.step) in chosen or not each.has_step]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(8) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
     models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
@@ -145,9 +143,7 @@ def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
             to_read += size
         checkpoint = planned.checkpoint
         commit = checkpoint.commit[:12] or "local"
-        step = str(checkpoint.step) if checkpoint.has_step else "final"
-        if checkpoint.step == UNREADABLE:
-            step = "?"
+        step = "?" if checkpoint.step == UNREADABLE else str(checkpoint.step) if checkpoint.has_step else "final"
         rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

@@ -45,12 +45,10 @@ def muted_libraries() -> Iterator[None]:
         yield
 
 
-_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-
-
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
-    return {name: version(name) for name in _PACKAGES}
+    names = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
+    return {name: version(name) for name in names}
 
 
 _FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")

@@ -111,11 +111,8 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
         ):
             if before.get(key, entry[key]) != entry[key]:
                 raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
-    about = {
-        "versions": {"python": platform.python_version(), **versions()},
-        "text": next(iter(now.values())) if len(now) == 1 else now,
-    }
-    folder.open(manifest, about)
+    text_entry = next(iter(now.values())) if len(now) == 1 else now
+    folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}, "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
@@ -329,8 +326,7 @@ class Lines:
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
         blocks = at_layers[at_layers["layer"].isin(names)]
         means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
-        loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"].tolist()
-        values = {**means, **({"loss": loss[0]} if loss else {})}
+        values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
         columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
         cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
         self._num_ended += 1

@@ -25,19 +25,8 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.text import (
-    Documents,
-    SpelledWords,
-    TokenizedText,
-    cut_texts,
-    hash_ids,
-    hashing,
-    tokenize_joined,
-    tokenize_texts,
-)
-
-_MASKED_SHARE = 0.15
-_LEAST_LETTERS = 3
+from embedgeo.text.reading import Documents, cut_texts, hashing
+from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
 
 
 class Batch(NamedTuple):
@@ -139,9 +128,8 @@ def prepare_texts(
             model, for_encoder = _first_model(checkpoints, settings, folder)
             if (for_encoder, identity) not in prepared:
                 text = _tokenize(copy(cut), tokenizer, settings, for_encoder=for_encoder)
-                if not documents.is_streamed:
-                    text = replace(text, text_sha256=documents.sha256)
-                prepared[for_encoder, identity] = text
+                known_sha256 = text.text_sha256 if documents.is_streamed else documents.sha256
+                prepared[for_encoder, identity] = replace(text, text_sha256=known_sha256)
             texts[model_name] = prepared[for_encoder, identity]
             if model is not None:
                 require_fit(model, texts[model_name], settings)
@@ -215,8 +203,8 @@ def _tokenize(
 
 
 def choose_masked(token_ids: Tensor, special: Sequence[int]) -> Tensor:
-    """Choose 15 % of the tokens that are not special, at random from a fixed seed; bool, shape of ``token_ids``."""
-    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < _MASKED_SHARE
+    """Mask of 15 % of the tokens that are not special, drawn from a fixed seed; bool, shape of ``token_ids``."""
+    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
     return drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
 
 
@@ -225,10 +213,8 @@ def frequent_types(
 ) -> tuple[int, ...]:
     """Token types of a layer's rows, of three characters or more and not special, spread over their frequencies."""
     types, counts = _row_types(text, settings).unique(return_counts=True)
-    is_text = [
-        len(token_texts[i].strip()) >= _LEAST_LETTERS and (text.words is not None or i not in special)
-        for i in types.tolist()
-    ]
+    special = special if text.words is None else ()
+    is_text = [len(token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
     chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
     return tuple(types[chosen].tolist())
 
