@@ -214,7 +214,7 @@ class Anisotropy(GeometryMetric):
 
 @cache
 def gaussian_eigenvalues(free: int, dim: int) -> Array:
-    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows with ``free`` degrees of freedom (Dumitriu & Edelman 2002)."""
+    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows of ``free`` degrees of freedom (Dumitriu & Edelman 2002)."""
     from scipy import linalg
 
     small, large = sorted((free, dim))

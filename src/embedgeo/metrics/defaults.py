@@ -265,6 +265,8 @@ def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
+    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
+        return
     metrics = make(width)
     if is_auto(make):
         function: Any = make
@@ -280,8 +282,6 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
                 f'metrics="auto" leaves out {listing} at layers of width {width}{moments}. '
                 f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
             )
-    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
-        return
     columns = [metric.sketch for metric in metrics if isinstance(metric, Anisotropy) and metric.sketch is not None]
     if columns:
         yield (
