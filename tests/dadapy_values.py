@@ -3,7 +3,7 @@
 DADApy is not among the requirements of the tests. With the version that is noted in the file:
 
     pip install --target /tmp/dadapy dadapy==0.3.4
-    PYTHONPATH=/tmp/dadapy python tests/functional/dadapy_values.py
+    PYTHONPATH=/tmp/dadapy python tests/dadapy_values.py
 
 The rows are made with NumPy's ``RandomState``, whose numbers are the same in all versions, and read by both sides.
 """

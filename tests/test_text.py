@@ -12,15 +12,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from embedgeo.functional.sampling import row_keys
 from embedgeo.text import (
     builtin_corpus,
+    cut_sequences,
     cut_texts,
     hash_documents,
     read_documents,
-    special_tokens_around,
+    split_held_out,
     tokenize_joined,
-    tokenize_sequences,
     tokenize_texts,
 )
-from tests.sweep.tiny import TEXT, tokenizer_files, write_files
+from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode())
 DOCUMENTS = ["Dr. Smith came. He\nleft.\n \nNo stop here\n\nThe end!  ", " \n", "One line\r\nand another.\n"]
@@ -85,6 +85,11 @@ def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
         read_documents([tmp_path / "a.txt"])
 
 
+def test_every_twelfth_run_of_sixteen_paragraphs_is_held_out():
+    _, held_out = split_held_out([str(i) for i in range(200)])
+    assert held_out.split() == [str(i) for i in range(176, 192)]
+
+
 def test_hashes_tell_boundaries_apart():
     assert hash_documents(["ab", "c"]) != hash_documents(["a", "bc"])
 
@@ -94,7 +99,10 @@ def test_decoder_text_is_joined_and_cut_without_special_tokens(tmp_path):
     whole = [token for text in TEXT for token in tokenizer(text)["input_ids"]]
     ids = tokenize_sequences(TEXT, tokenizer, seq_len=8, num_tokens=40)
     assert ids.flatten().tolist() == whole[:40]
-    assert special_tokens_around(tokenizer) == ([], [])
+
+
+def test_tokens_that_fill_no_sequence_are_left_out():
+    assert cut_sequences([[1, 2, 3], [4, 5]], seq_len=2).tolist() == [[1, 2], [3, 4]]
 
 
 def test_encoder_sequences_have_their_special_tokens_inside(tmp_path):
@@ -175,9 +183,9 @@ def test_each_text_has_its_special_tokens_and_is_cut_to_its_length_with_them(tmp
     found = tokenize_texts(TEXT, made, max_length=40, num_tokens=1000, special_tokens=special)
     assert [ids.tolist() for ids in found.token_ids.split(found.lengths.tolist())] == wanted
     assert found.num_cut == sum(len(before) + len(ids) + len(after) > 40 for ids in plain) > 0
-    sequences = tokenize_sequences(
+    sequences = tokenize_joined(
         TEXT, made, seq_len=10, num_tokens=45, special_tokens=special, for_encoder=kind == "bert"
-    )
+    ).token_ids.view(-1, 10)
     for row in sequences.tolist():
         assert row[: len(before)] == before
         assert row[len(row) - len(after) :] == after

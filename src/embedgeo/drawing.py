@@ -208,19 +208,11 @@ def legend(figure: Figure, ax: Axes) -> None:
         _legend_above(ax, handles, labels)
     elif handles:
         width = figure.get_size_inches()[0]
-        is_narrow = width <= WIDTH
-        is_long = is_narrow and len("".join(labels)) > _LEGEND_LETTERS
-        figure.legend(
-            handles,
-            labels,
-            loc="upper left",
-            bbox_to_anchor=(0.04 / width, 1 - 0.43 / HEIGHT),
-            borderpad=0,
-            ncols=4 if is_narrow else 6,
-            columnspacing=0.8 if is_long else 1.1,
-            handlelength=1.5 if is_long else 1.7,
-            fontsize=7.5 if is_long else None,
-        )
+        look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
+        if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS:
+            look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
+        place = (0.04 / width, 1 - 0.43 / HEIGHT)
+        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
@@ -553,11 +545,11 @@ def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: f
         ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
 
 
-def depth_bar(ax: Axes, layers: Sequence[str], most: int = 12) -> Array:
+def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
     """Add a colour bar for layers, if there are several; the colours of the layers."""
     if len(layers) > 1:
         bar = value_bar(ax, ScalarMappable(Normalize(0, len(layers) - 1), DEPTH), "")
-        layer_axis(bar.ax, layers, vertical=True, most=most)
+        layer_axis(bar.ax, layers, vertical=True, most=12)
     return depth_colours(len(layers))
 
 

@@ -68,11 +68,7 @@ def in_group(group: str, order: int, /, **terms: Term) -> dict[str, Term]:
 
 
 def register(terms: Mapping[str, Term], family: Family | None = None, *, is_own: bool = False) -> None:
-    """Add terms, and the family of further keys.
-
-    Raises:
-        ValueError: the group of a term is none of `GROUPS`.
-    """
+    """Add terms, and the family of further keys."""
     for key, each in terms.items():
         if each.group not in GROUPS:
             raise ValueError(f"the group of a term must be one of {', '.join(GROUPS)}; {key} has {each.group!r}.")
@@ -83,12 +79,7 @@ def register(terms: Mapping[str, Term], family: Family | None = None, *, is_own:
 
 
 def term(key: str) -> Term:
-    """The term of a metric; a metric that is not in the glossary keeps its key as its name.
-
-    >>> import embedgeo.metrics
-    >>> term("M_over_Q").name, term("my_metric").name, term("anisotropy_top3_removed").name
-    ('M / Q', 'my_metric', 'anisotropy, top 3 removed')
-    """
+    """The term of a metric; a metric that is not in the glossary keeps its key as its name."""
     return OWN.find(key) or FOREIGN.find(key) or Term(printable(key), "value", "A metric of your own.")
 
 
@@ -154,42 +145,31 @@ DRIFT = {
         "R² of an affine map from the layer below, adjusted",
         "How much of what a layer adds to the one below is an affine function of that: 1 if all of it is."),
 }
-# fmt: on
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look at them."""
 
-# A table: name and unit in a line, the meaning below.
-# fmt: off
-NORMALIZATION = {
-    "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
-        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread "
-        "alike over the coordinates.", ranges=True, is_drawn=False),
-}
-# fmt: on
-
-# A table: name and unit in a line, the meaning below.
-# fmt: off
-VOCABULARY = {
-    "duplicate_rows": Term("rows with a copy", "rows of an embedding matrix",
-        "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
-    "rows_without_token": Term("rows without a token", "rows of an embedding matrix",
-        "Rows of ids that the tokenizer does not have: padding of the vocabulary.", ranges=True),
-    "untrained_rows": Term("rows that look untrained", "rows of an embedding matrix",
-        "Rows as near to the mean of those that no token uses as these are: no training has moved them "
-        "apart.", ranges=True),
-    "tied_embeddings": Term("tied embeddings", "1: tied, 0: not",
-        "Whether input and output embedding are one matrix.", is_drawn=False),
-}
-# fmt: on
-
-register(
-    in_group("more", 750, **DRIFT)
-    | in_group("more", 760, **NORMALIZATION)
-    | in_group("more", 770, **VOCABULARY)
-    | in_group(
-        "more",
-        780,
+_OF_MODELS = {
+    **in_group("more", 750, **DRIFT),
+    **in_group("more", 760,
+        norm_Q_expected=Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
+            "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
+            ranges=True, is_drawn=False),
+    ),
+    **in_group("more", 770,
+        duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
+            "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
+        rows_without_token=Term("rows without a token", "rows of an embedding matrix",
+            "Rows of ids that the tokenizer does not have: padding of the vocabulary.", ranges=True),
+        untrained_rows=Term("rows that look untrained", "rows of an embedding matrix",
+            "Rows as near to the mean of those that no token uses as these are: no training has moved them apart.",
+            ranges=True),
+        tied_embeddings=Term("tied embeddings", "1: tied, 0: not",
+            "Whether input and output embedding are one matrix.", is_drawn=False),
+    ),
+    **in_group("more", 780,
         loss=Term("loss", "mean loss on the text, nats per token", "How well the model predicts the measured text."),
         tokens_seen=Term("tokens seen", "tokens, as the name says", "How much the model was trained on.", ranges=True),
     ),
-    is_own=True,
-)
+}
+# fmt: on
+
+register(_OF_MODELS, is_own=True)

@@ -12,30 +12,18 @@ _LONGEST = 11
 
 
 def side(layer: str) -> str:
-    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none.
-
-    >>> side("decoder.block.03"), side("block.03"), side("encoder.layer.03.attention")
-    ('decoder.', '', '')
-    """
+    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none."""
     match = _LAYER.fullmatch(layer)
     return match[1] if match else ""
 
 
 def is_along(layer: str) -> bool:
-    """Tell a layer that lies along the model from a mean over several.
-
-    >>> is_along("block.03"), is_along("mean(last4)"), is_along("encoder.mean(last4)")
-    (True, False, False)
-    """
+    """Tell a layer that lies along the model from a mean over several."""
     return "mean(" not in layer
 
 
 def layers_below(layers: Iterable[str]) -> Iterator[str]:
-    """For each layer the one before it on its side of the model; empty for the first ones, and for means of layers.
-
-    >>> [*layers_below(["encoder.embed", "encoder.block.00", "decoder.embed", "mean(last2)", "encoder.block.01"])]
-    ['', 'encoder.embed', '', '', 'encoder.block.00']
-    """
+    """For each layer the one before it on its side of the model; empty for the first ones, and for means of layers."""
     last: dict[str, str] = {}
     for layer in layers:
         yield last.get(side(layer), "") if is_along(layer) else ""
@@ -44,11 +32,7 @@ def layers_below(layers: Iterable[str]) -> Iterator[str]:
 
 
 def is_input(layer: str) -> bool:
-    """Tell the layer that enters the first block from others.
-
-    >>> is_input("encoder.embed"), is_input("hidden.00"), is_input("hidden.01")
-    (True, True, False)
-    """
+    """Tell the layer that enters the first block from others."""
     match = _LAYER.fullmatch(layer)
     return match is not None and (match[2] == "embed" or (match[4] is not None and not int(match[4])))
 
@@ -56,13 +40,7 @@ def is_input(layer: str) -> bool:
 def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
     """The blocks among the layers, by the prefix of their side; empty where no layer is a block.
 
-    On a side without blocks, ``hidden.01``, ``hidden.02`` … stand for them: the outputs of the blocks, but the last one
-    after the final norm. Then so does their mean.
-
-    >>> blocks_by_side(["encoder.embed", "encoder.block.00", "decoder.block.00", "decoder.final_norm"])
-    {'encoder.': ['encoder.block.00'], 'decoder.': ['decoder.block.00']}
-    >>> blocks_by_side(["hidden.00", "hidden.01", "hidden.02"])
-    {'': ['hidden.01', 'hidden.02']}
+    On a side without blocks, ``hidden.01``, ``hidden.02`` … stand for them, the last of which is after the final norm.
     """
     blocks: dict[str, list[str]] = {}
     hidden: dict[str, list[str]] = {}
@@ -78,15 +56,7 @@ def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
 def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
     """Relative depths of layers, by side: 0 is the input of the first block, 1 the output of the last one.
 
-    Layers off the row of blocks, such as ``final_norm``, are left out. Where no layer is a block, all layers count as
-    equally far apart.
-
-    >>> relative_depths(["embed", "block.00", "block.01", "final_norm"])
-    {'': {'embed': 0.0, 'block.00': 0.5, 'block.01': 1.0}}
-    >>> relative_depths(["hidden.00", "hidden.01", "hidden.02"])
-    {'': {'hidden.00': 0.0, 'hidden.01': 0.5, 'hidden.02': 1.0}}
-    >>> relative_depths(["a", "b", "c"])
-    {'': {'a': 0.0, 'b': 0.5, 'c': 1.0}}
+    Layers off the row of blocks are left out; where no layer is a block, all count as equally far apart.
     """
     depths: dict[str, dict[str, float]] = {}
     for prefix, blocks in blocks_by_side(layers).items():
@@ -101,15 +71,6 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
 
     Blocks have their numbers, hidden states an h before theirs, other layers of a model short names. Names of modules
     lose the parts that all of them start and end with, and then letters; names that are alike even so are numbered.
-
-    >>> layer_labels(["embed", "block.00", "block.07", "final_norm", "decoder.block.11"])
-    (['embed', '0', '7', 'norm', 'dec 11'], '')
-    >>> layer_labels(["hidden.00", "hidden.12", "encoder.hidden.03"])
-    (['h0', 'h12', 'enc h3'], '')
-    >>> layer_labels(["gpt_neox.layers.0.attention.dense", "gpt_neox.layers.1.attention.dense"])
-    (['0', '1'], 'gpt_neox.layers.*.attention.dense')
-    >>> layer_labels(["layers.0.attention.dense", "layers.1.attention.dense", "block.01"])
-    (['0.attentio…', '1.attentio…', '1'], '')
     """
     plain = {layer: printable(layer) for layer in layers}
     modules = [plain[layer].split(".") for layer in plain if layer and not _LAYER.fullmatch(layer)]
@@ -143,12 +104,7 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
-    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers.
-
-    >>> layers = ["embed", *(f"block.{i:02d}" for i in range(32)), "final_norm"]
-    >>> [layer_labels(layers)[0][i] for i in layer_ticks(layers, 9)]
-    ['embed', '5', '10', '15', '20', '25', 'norm']
-    """
+    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers."""
     last = len(layers) - 1
     gap = next(gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1))
     start = next((i for i, layer in enumerate(layers) if layer.endswith("block.00")), 0) % gap

@@ -252,13 +252,13 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "more at the same distance than are kept"])
 @FIRST_PRODUCTS
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
-    """All distances of 6,000 rows take 288 MB in float64; a block of 2 MB has the index of each of its elements."""
+    """All distances of 6,000 rows take 288 MB in float64, or 72 in bfloat16; a block takes 8."""
     x = CLOUDS[cloud][:, :16].float()
     x = torch.cat([x + 1e6 * i for i in range(math.ceil(6000 / len(x)))])
     for distances in (lambda: two_nearest_distances(x), lambda: nearest_distances(x, 16)):
         with LargestTensor() as largest:
             distances()
-        assert largest.nbytes < 20e6
+        assert largest.nbytes < 36e6
 
 
 def test_a_process_does_not_grow_by_all_distances(first_products):

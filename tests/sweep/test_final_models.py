@@ -14,10 +14,18 @@ from embedgeo.checkpoints import list_checkpoints
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
-from embedgeo.text import read_documents, tokenize_sequences
+from embedgeo.text import read_documents
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import bin_file, checkpoint_files, local_run, model, tokenizer_files, write_files
+from tests.sweep.tiny import (
+    bin_file,
+    checkpoint_files,
+    local_run,
+    model,
+    tokenize_sequences,
+    tokenizer_files,
+    write_files,
+)
 
 
 def facts(checkpoints):

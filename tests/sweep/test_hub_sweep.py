@@ -19,11 +19,11 @@ from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.sweep import check
-from embedgeo.text import read_documents, tokenize_sequences
+from embedgeo.text import read_documents
 from tests import references
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, model, tokenizer_files, write_files
+from tests.sweep.tiny import checkpoint_files, model, tokenize_sequences, tokenizer_files, write_files
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
-from embedgeo.text import cut_sequences, tokenize_sequences
+from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenize_sequences, tokenizer_files, write_files
 
 
 class Pretraining(pl.LightningModule):

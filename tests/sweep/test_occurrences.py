@@ -13,9 +13,9 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.texts import frequent_types
-from embedgeo.text import SpelledWords, TokenizedText, tokenize_sequences
+from embedgeo.text import SpelledWords, TokenizedText
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run, model
+from tests.sweep.tiny import TEXT, local_run, model, tokenize_sequences
 
 
 def test_occurrences_are_kept_in_the_plane_of_their_own_axes(tmp_path, options):

@@ -10,9 +10,8 @@ from transformers import AutoTokenizer
 from embedgeo import load_sample
 from embedgeo.functional import twonn_dimension
 from embedgeo.results.folder import SweepFolder
-from embedgeo.text import tokenize_sequences
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, write_files
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenize_sequences, write_files
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from embedgeo.text import tokenize_joined
+
 TEXT = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.",
     "A checkpoint is what is left of a training run: its weights, and the step at which they were written.",
@@ -107,3 +109,9 @@ def _files(save):
     with tempfile.TemporaryDirectory() as folder:
         save(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens, for_encoder=False):
+    """Token ids, shape (sequences, seq_len)."""
+    text = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, for_encoder=for_encoder)
+    return text.token_ids.view(-1, seq_len)

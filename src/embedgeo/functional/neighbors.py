@@ -9,10 +9,11 @@ from torch import Tensor
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 
-BLOCK_BYTES = 1 << 21  # bytes of squared distances held at a time, so that they stay in the processor's cache
+BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _STRIP_ROWS = 256  # most rows whose products are taken at a time: the fewer, the fewer pairs are multiplied twice
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
+_KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
 # number of rows up to which differences to all rows take less time, and memory, than products in float64
@@ -147,7 +148,7 @@ class Operand(NamedTuple):
         y[:, -_NORM_PARTS:] = 1
         return cls(y, norm, lost, norm.max(), rounding)
 
-    def squared(self, rows: Tensor, first: int = 0) -> Tensor:
+    def squared(self, rows: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Squared distances of the rows with these indices to those from ``first`` on; of a row to itself infinite."""
         dim = self.rows.shape[1] - 2 * _NORM_PARTS
         left = self.rows.index_select(0, rows)
@@ -155,10 +156,13 @@ class Operand(NamedTuple):
         left[:, :dim] *= -2
         left[:, dim:-_NORM_PARTS] = 1
         left[:, -_NORM_PARTS:] = norm2
-        right = self.rows[first:]
+        right = self.rows[first:last]
         squared = right.new_empty(len(rows), len(right) + _SPARE)[:, : len(right)]
         torch.mm(left, right.T, out=squared)  # which autocast leaves alone
-        return squared.scatter_(1, (rows - first).unsqueeze(1), torch.inf)
+        own = rows - first
+        inside = ((own >= 0) & (own < len(right))).nonzero().flatten()
+        squared[inside, own[inside]] = torch.inf
+        return squared
 
     def limit(self, rows: Tensor | slice, distances: Tensor) -> Tensor:
         """The largest product that a row can have whose distance from one of these, of shape (m,), is at most this.
@@ -210,38 +214,41 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     by column. Of the products in a group only the smallest is looked at, unless it is within the limit.
     """
     n, dtype = len(x), operand.rows.dtype
-    step = chunk_length(len(operand.rows) * dtype.itemsize, blocked(BLOCK_BYTES, x.device))
-    step = max(_GROUP, min(step, blocked(_STRIP_ROWS, x.device)) // _GROUP * _GROUP)
+    step = blocked(_STRIP_ROWS, x.device)
+    width = max(1, blocked(BLOCK_BYTES, x.device) // (step * dtype.itemsize * step)) * step
     smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=x.device)
     limit = smallest[:, 0].clone()
-    count = torch.zeros(n, dtype=torch.int64, device=x.device)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        squared = operand.squared(torch.arange(start, stop, device=x.device), start)
+    is_crowded = torch.zeros(n, dtype=torch.bool, device=x.device)
+    pairs = [(torch.arange(0, device=x.device), torch.arange(0, device=x.device), limit[:0])]
+    room = _KEPT_PAIRS * n
+    blocks = [(row, column) for row in range(0, n, step) for column in range(row, n, width)]
+    for start, first in blocks:
+        stop, last = min(start + step, n), first + width
+        squared = operand.squared(torch.arange(start, stop, device=x.device), first, last)
         by_row = squared.unflatten(1, (_GROUP, -1))
-        sides = [(slice(start, stop), by_row, by_row.amin(1))]
-        if stop < n:
-            by_column = squared[:, step : n - start].unflatten(0, (_GROUP, -1))
-            sides.append((slice(stop, n), by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
-        for own, groups, minima in sides:
+        sides = [(slice(start, stop), first, by_row, by_row.amin(1))]
+        later = slice(max(first, stop), min(last, n))
+        if later.start < later.stop:
+            by_column = squared[:, later.start - first : later.stop - first].unflatten(0, (_GROUP, -1))
+            sides.append((later, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
+        for own, offset, groups, minima in sides:
             one, place = minima.min(1, keepdim=True)
             other = minima.scatter(1, place, torch.inf).amin(1, keepdim=True)
             smallest[own] = torch.cat((smallest[own], one, other), dim=1).topk(2, largest=False).values
-            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1])).where(
-                count[own] <= _MOST_PAIRS, -torch.inf
-            )
+            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))
+            limit[own].masked_fill_(is_crowded[own], -torch.inf)
             i, group = (minima <= limit[own, None]).nonzero(as_tuple=True)
             members = groups[i, :, group]
             at, place = (members <= limit[own][i, None]).nonzero(as_tuple=True)
-            i = i[at]
-            count[own] += i.bincount(minlength=len(minima))
-            found.append((own.start + i, start + place * minima.shape[1] + group[at], members[at, place]))
-    is_crowded = count > _MOST_PAIRS
-    limit[is_crowded] = -torch.inf
-    i, j, products = (torch.cat(parts) for parts in zip(*found, strict=True))
-    kept = (products <= limit[i]).nonzero().flatten()
-    return _measured(x, operand, i[kept], j[kept], products[kept]), is_crowded
+            pairs.append((own.start + i[at], offset + place * minima.shape[1] + group[at], members[at, place]))
+        if start + step >= n or sum(len(i) for i, _, _ in pairs) > room:
+            i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
+            limit.masked_fill_(is_crowded, -torch.inf)
+            kept = (products <= limit[i]).nonzero().flatten()
+            pairs = [(i[kept], j[kept], products[kept])]
+            room = max(room, 2 * len(kept))
+    return _measured(x, operand, *pairs[0]), is_crowded
 
 
 def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:

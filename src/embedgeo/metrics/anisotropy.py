@@ -49,11 +49,7 @@ _SPECTRUM = {
         "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most."),
     "alpha_req_r2": Term("R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."),
 }
-# fmt: on
-"""Of the whole spectrum."""
 
-# A table: name and unit in a line, the meaning below.
-# fmt: off
 _TERMS = {
     **in_group("at a glance", 120,
         anisotropy=Term("anisotropy", "σ₁² / Σσ² of the centred rows", "Share of the variance along one direction."),
@@ -130,13 +126,26 @@ class Anisotropy(GeometryMetric):
         alpha_window: tuple[int, int] = ALPHA_WINDOW,
         **kwargs: Any,
     ) -> None:
-        alpha_window = _window(alpha_window)
+        match alpha_window:
+            case (int(first), int(last)) if 1 <= first <= last - 2:
+                alpha_window = first, last
+            case _:
+                raise ValueError(
+                    "alpha_window must be the first and the last of three eigenvalues or more, counted from 1, such as "
+                    f"(11, 99); got {alpha_window!r}."
+                )
         others = [each for each in (sketch, alpha_window) if each not in (None, ALPHA_WINDOW)]
         super().__init__(dim, spectrum, batch_size, *others, **kwargs)
         if batch_size is not None and batch_size < 2:
             raise ValueError(f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}.")
-        if sketch is not None:
-            _require_sketch(sketch, spectrum, batch_size)
+        if sketch is not None and (isinstance(sketch, bool) or not isinstance(sketch, int) or sketch < 8):
+            raise ValueError(
+                f"sketch must be a number of columns, 8 or more (512, say), or None for none; got {sketch!r}."
+            )
+        if sketch is not None and (spectrum or batch_size is not None):
+            raise ValueError(
+                f"sketch must be None with spectrum or batch_size, which need the scatter; got {sketch}. Leave one out."
+            )
         self.spectrum = spectrum
         self.batch_size = batch_size
         self.sketch = sketch
@@ -231,22 +240,3 @@ def _gaussian_spectrum(n: int, dim: int) -> dict[str, float]:
     uncentred = torch.from_numpy(gaussian_eigenvalues(n, dim))
     values = {**full_spectrum_values(centred), "rankme": entropy_rank(uncentred.sqrt())}
     return {key: float(value) for key, value in values.items()}
-
-
-def _window(alpha_window: object) -> tuple[int, int]:
-    match alpha_window:
-        case (int(first), int(last)) if 1 <= first <= last - 2:
-            return first, last
-    raise ValueError(
-        "alpha_window must be the first and the last of three eigenvalues or more, counted from 1, such as (11, 99); "
-        f"got {alpha_window!r}."
-    )
-
-
-def _require_sketch(sketch: int, spectrum: bool, batch_size: int | None) -> None:
-    if isinstance(sketch, bool) or not isinstance(sketch, int) or sketch < 8:
-        raise ValueError(f"sketch must be a number of columns, 8 or more (512, say), or None for none; got {sketch!r}.")
-    if spectrum or batch_size is not None:
-        raise ValueError(
-            f"sketch must be None with spectrum or batch_size, which need the scatter; got {sketch}. Leave one out."
-        )

@@ -194,16 +194,9 @@ class GeometryMetric(Metric):
         return type(self)(dim, *self._arguments)
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        """Bytes of the states once they have seen rows, in which they differ from metric to metric.
+        """Bytes of the states once they have seen so many rows of so many token types (0: without token ids).
 
-        Args:
-            num_rows: how many.
-            num_types: number of token types among them; 0: they have no token ids.
-            itemsize: bytes of a number of a row that is kept: 4, or 8 for rows in float64.
-
-        >>> from embedgeo import Anisotropy
-        >>> Anisotropy(8192).state_bytes(num_rows=4096)
-        536936480
+        ``itemsize`` is that of a number of a row that is kept: 4, or 8 for rows in float64.
         """
         empty = [state for _, states in self._declared.values() for state in states if isinstance(state, Tensor)]
         return sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
@@ -303,12 +296,13 @@ class GeometryMetric(Metric):
         Raises:
             ValueError: another class or ``dim``, or arguments that lead to other states.
         """
+        states: Any = incoming_state
         if isinstance(incoming_state, Metric):
+            states = incoming_state.metric_state
             width = getattr(incoming_state, "dim", None)
             if type(incoming_state) is not type(self) or width != self.dim:
                 got = f"{type(incoming_state).__name__} with dim={width}"
                 raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
-        states: dict[str, Any] = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
@@ -354,22 +348,11 @@ class KeyMetric(CompositionalMetric):
     def plot(
         self, val: Tensor | Values | Sequence[Tensor | Values] | None = None, ax: "Axes | None" = None
     ) -> tuple[Any, Any]:
-        """Draw the value, or one after the other.
-
-        Args:
-            val: what ``compute`` or ``forward`` of this or of the whole metric has returned, or a list of these;
-                default: ``compute()`` now.
-            ax: axes to draw into; default: those of a new figure.
-
-        Returns:
-            The figure and its axes.
-        """
+        """Draw the value, or several of this or of the whole metric one after the other: see `GeometryMetric.plot`."""
         require_extra("report", "plot", "matplotlib")
         results = self.compute() if val is None else val
-        values = [self._of_key(each) for each in results] if isinstance(results, Sequence) else self._of_key(results)
+        several = results if isinstance(results, Sequence) else [results]
+        values = [each[self.key] if isinstance(each, Mapping) else each for each in several]
         axes: Any
-        _, axes = plot_single_or_multi_val(values, ax=ax, name=self.key)
+        _, axes = plot_single_or_multi_val(values if several is results else values[0], ax=ax, name=self.key)
         return axes.figure, axes
-
-    def _of_key(self, value: Tensor | Values) -> Tensor:
-        return value[self.key] if isinstance(value, Mapping) else value

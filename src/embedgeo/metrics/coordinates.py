@@ -18,9 +18,6 @@ _OF_ROWS = {
     "_first": (", first positions", " Here of the first row of each sequence: attention sinks show here."),
     "_rest": (", the rest", " Here of the rows that are not the first of their sequence."),
 }
-_DRAWN = ("kurtosis", "max_abs")
-"""Those with figures of their own; first positions against the rest have one of all of them together."""
-
 # A table: name and unit in a line, the meaning below.
 # fmt: off
 _OF_ALL_ROWS = {
@@ -39,11 +36,15 @@ _OF_ALL_ROWS = {
 # fmt: on
 
 
-def _of_rows(key: str, suffix: str) -> Term:
-    term = _OF_ALL_ROWS[key]
-    name, meaning = _OF_ROWS[suffix]
-    is_drawn = key in _DRAWN and not suffix
-    return term._replace(name=term.name + name, meaning=term.meaning + meaning, is_drawn=is_drawn)
+_TERMS = {
+    key + suffix: term._replace(
+        name=term.name + name,
+        meaning=term.meaning + meaning,
+        is_drawn=key in ("kurtosis", "max_abs") and not suffix,  # the others have one figure together
+    )
+    for key, term in _OF_ALL_ROWS.items()
+    for suffix, (name, meaning) in _OF_ROWS.items()
+}
 
 
 class OutlierCoordinates(GeometryMetric):
@@ -60,8 +61,8 @@ class OutlierCoordinates(GeometryMetric):
     a NaN or Inf, the next one. Where each row is a sequence of its own, all of them are first ones: that is so of
     (n, d) rows without ``sequence_ids`` and of ``rows="mean"``, ``"first"`` and ``"last"``.
 
-    Memory is O(d): 12 numbers a coordinate. It is not among the
-    default metrics, for it takes about as long as `TokenMoments`.
+    Memory is O(d): 12 numbers a coordinate. It is not among the default metrics, for it takes about as long as
+    `TokenMoments`.
 
     Sources: Pébay 2008 for the merge; Timkey & van Schijndel 2021; Sun et al. 2024.
 
@@ -76,9 +77,7 @@ class OutlierCoordinates(GeometryMetric):
     [0.333, 1.0, 2.0]
     """
 
-    terms = in_group(
-        "more", 720, **{key + suffix: _of_rows(key, suffix) for key in _OF_ALL_ROWS for suffix in _OF_ROWS}
-    )
+    terms = in_group("more", 720, **_TERMS)
     plotted = ("massive_fraction", "massive_fraction_first", "massive_fraction_rest")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:

@@ -55,7 +55,8 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
     Raises:
         ValueError: a name that is none of them, or is given twice.
     """
-    require_extra_names(names)
+    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
+        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
     return [EXTRA_METRICS[name](dim, seed) for name in names]
 
 
@@ -236,21 +237,13 @@ def auto_metrics(
     smaller = whole if id(whole) in kept else _in_a_sketch(whole)
     if smaller is not whole and num_bytes(smaller) <= left:
         kept.add(id(smaller))
-    return [
-        table if id(table) in kept else moments,
-        *(metric for metric in (smaller, *others) if id(metric) in kept),
-    ]
+    return [table if id(table) in kept else moments, *(metric for metric in (smaller, *others) if id(metric) in kept)]
 
 
 def metric_factory(
     metrics: MetricFactory | str | None, *, seed: int = 0, max_state_bytes: float = MAX_STATE_BYTES, jackknife: int = 0
 ) -> MetricFactory:
-    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default).
-
-    Raises:
-        TypeError: ``metrics`` is none of these.
-        ValueError: ``max_state_bytes`` is not positive, or ``jackknife`` is no number of groups.
-    """
+    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default)."""
     require_num_groups(jackknife)
     if not max_state_bytes > 0:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
@@ -280,19 +273,14 @@ def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
         return {}
     kept = [type(metric) for metric in make(dim)]
     function: Any = make
-    whole = function(dim, max_state_bytes=inf)
     keywords: dict[str, Any] = getattr(make, "keywords", {})
     sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
+    whole = function(dim, max_state_bytes=inf)
     return {type(metric).__name__: _largest(metric, **sizes) for metric in whole if type(metric) not in kept}
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is.
-
-    >>> (note,) = width_notes(metric_factory("auto"), 4096)
-    >>> note.partition(", with")[0], note.rpartition(". ")[2]
-    ('metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096', 'To have it raise max_state_bytes.')
-    """
+    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
     if missing := left_out(make, width):
         names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
         moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
@@ -330,12 +318,6 @@ def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknif
 def has_token_tables(make: MetricFactory) -> bool:
     """Tell whether some of the metrics made have the table that ``token_tables`` saves."""
     return any("tokens" in metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
-
-
-def require_extra_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless these are names of extra metrics, each once."""
-    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
-        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
 
 
 def require_distinct_keys(make: MetricFactory) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -33,28 +33,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
 
 
-def _at_scale(scale: int) -> Term:
-    return Term(
-        f"intrinsic dimension at scale {scale}",
-        f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
-        f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
-        "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
-        "of rows.",
-        ranges=True,
-        is_drawn=False,
-    )
-
-
-def _error_at_scale(scale: int) -> Term:
-    return Term(
-        f"error of the intrinsic dimension at scale {scale}",
-        "standard error, maximum likelihood",
-        "How much the estimate would vary if rows were independent; those of one text are not.",
-        ranges=True,
-        is_drawn=False,
-    )
-
-
 # A table: name and unit in a line, the meaning below.
 # fmt: off
 _TERMS = {
@@ -72,8 +50,19 @@ _TERMS = {
         n_points=Term("distinct rows", "rows used by TwoNN",
             "What the intrinsic dimension rests on.", ranges=True, is_drawn=False),
     ),
-    **in_group("more", 710, **{key: _at_scale(scale) for key, scale in _AT_SCALES.items()}),
-    **in_group("more", 711, **{f"{key}_error": _error_at_scale(scale) for key, scale in _AT_SCALES.items()}),
+    **in_group("more", 710, **{
+        key: Term(f"intrinsic dimension at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
+            f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
+            "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
+            "of rows.", ranges=True, is_drawn=False)
+        for key, scale in _AT_SCALES.items()
+    }),
+    **in_group("more", 711, **{
+        f"{key}_error": Term(f"error of the intrinsic dimension at scale {scale}", "standard error, maximum likelihood",
+            "How much the estimate would vary if rows were independent; those of one text are not.",
+            ranges=True, is_drawn=False)
+        for key, scale in _AT_SCALES.items()
+    }),
 }
 # fmt: on
 
@@ -175,8 +164,8 @@ class IntrinsicDimension(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         stream = current_rank(self.process_group)
-        given = rows.embeddings, rows.sequence_ids, rows.finite
-        self.store(self.load(Sample).extend(*given, seed=self.seed, stream=stream))
+        sample = self.load(Sample)
+        self.store(sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, seed=self.seed, stream=stream))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)
@@ -233,22 +222,15 @@ class IntrinsicDimension(GeometryMetric):
     def _estimate(
         self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0
     ) -> DimensionEstimate | ScaleEstimates:
-        tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
             own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
-            return estimated_dimension(rows, own, duplicate_tolerance=tolerance)
-        if self.estimator == "gride":
-            return gride_dimensions(
-                rows, self.scales, duplicate_tolerance=tolerance, groups=groups, num_groups=num_groups
-            )
-        return twonn_dimension(
-            rows,
-            method=self.method,
-            discard_fraction=self.discard_fraction,
-            duplicate_tolerance=tolerance,
-            groups=groups,
-            num_groups=num_groups,
+            return estimated_dimension(rows, own, duplicate_tolerance=self.duplicate_tolerance)
+        estimate = (
+            partial(gride_dimensions, scales=self.scales)
+            if self.estimator == "gride"
+            else partial(twonn_dimension, method=self.method, discard_fraction=self.discard_fraction)
         )
+        return estimate(rows, duplicate_tolerance=self.duplicate_tolerance, groups=groups, num_groups=num_groups)
 
     def _values(self, estimates: Sequence[Any], sample: Sample) -> dict[str, Tensor]:
         if self.estimator == "gride":

@@ -63,8 +63,7 @@ class AfterProcessing(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         self.extend(row_scatter(rows.embeddings))
         stream = current_rank(self.process_group)
-        sample = self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream)
-        self.store(sample)
+        self.store(self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
@@ -89,9 +88,5 @@ class AfterProcessing(GeometryMetric):
 
 
 def is_processed(key: str) -> bool:
-    """Tell whether a metric describes the rows after processing.
-
-    >>> is_processed("mean_cosine_whitened"), is_processed("anisotropy_standardized")
-    (True, False)
-    """
+    """Tell whether a metric describes the rows after processing."""
     return _PROCESSED.fullmatch(key) is not None

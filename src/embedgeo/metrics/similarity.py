@@ -39,12 +39,14 @@ _SIMILARITIES = {
 # fmt: on
 
 
-def _adjusted(term: Term) -> Term:
-    return term._replace(
+_ADJUSTED = {
+    f"{key}_adjusted": term._replace(
         name=f"{term.name}, adjusted",
         unit=f"{term.name}, less the mean cosine of all pairs",
         meaning=f"The {term.name} beyond that of any two embeddings, which all share one offset.",
     )
+    for key, term in _SIMILARITIES.items()
+}
 
 
 class TokenSimilarity(GeometryMetric):
@@ -73,9 +75,7 @@ class TokenSimilarity(GeometryMetric):
     (1.0, 0.0)
     """
 
-    terms = in_group(
-        "more", 730, **_SIMILARITIES, **{f"{key}_adjusted": _adjusted(term) for key, term in _SIMILARITIES.items()}
-    )
+    terms = in_group("more", 730, **_SIMILARITIES, **_ADJUSTED)
     plotted = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:

@@ -47,19 +47,12 @@ _OVER_TYPES = in_group("token types", 510,
     V_freq_slope=Term("slope of V on frequency", "log10(1 + V) on log10 n, over token types",
         "Positive: frequent tokens vary more with context."),
     **{
-        f"{key}_freq_r2": Term(
-            f"R² of {key} on frequency",
-            f"R² of log10(1 + {key}) on log10 n, over token types",
-            f"How well a token's frequency predicts its {key}.",
-        )
+        f"{key}_freq_r2": Term(f"R² of {key} on frequency", f"R² of log10(1 + {key}) on log10 n, over token types",
+            f"How well a token's frequency predicts its {key}.")
         for key in "QMV"
     },
 )
-# fmt: on
-"""Of the regressions over token types."""
 
-# A table: name and unit in a line, the meaning below.
-# fmt: off
 _TERMS = {
     **EmbeddingMoments.terms,
     **in_group("size and variance", 220,

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, to_rgba
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -188,10 +188,12 @@ def curves(run: Run, metric: str) -> FigureData:
     unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
     figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
     ax, *strips = _add_axes(figure, len(apart))
-    colours = draw.depth_bar(ax, along, most=9)
-    for bar in figure.axes[1 + len(strips) :]:
-        bar.set_ylabel("")
-        bar.tick_params(length=0, labelsize=9.5)
+    colours = draw.depth_colours(len(along))
+    key_colours = ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours))
+    key = draw.value_bar(ax, key_colours, "").ax
+    draw.layer_axis(key, along, vertical=True)
+    key.set_ylabel("")
+    key.tick_params(length=0, pad=2, labelsize=9.5)
     steps = table.index.to_numpy()
     draw.lines(ax, steps, table[along].to_numpy().T, colours, errors=errors[along].to_numpy().T)
     for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):

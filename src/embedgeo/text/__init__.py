@@ -16,8 +16,6 @@ from embedgeo.text.tokenizing import SpelledWords as SpelledWords
 from embedgeo.text.tokenizing import TokenizedText as TokenizedText
 from embedgeo.text.tokenizing import cut_sequences as cut_sequences
 from embedgeo.text.tokenizing import hash_ids as hash_ids
-from embedgeo.text.tokenizing import special_tokens_around as special_tokens_around
 from embedgeo.text.tokenizing import tokenize_joined as tokenize_joined
-from embedgeo.text.tokenizing import tokenize_sequences as tokenize_sequences
 from embedgeo.text.tokenizing import tokenize_texts as tokenize_texts
 from embedgeo.text.tokenizing import train_tokenizer as train_tokenizer

@@ -37,25 +37,17 @@ Unit = Literal["sequence", "line", "sentence", "document"]
 
 
 def builtin_corpus() -> list[str]:
-    """The documentation topics that come with Python: about 0.7 MB of English, one string a topic.
-
-    >>> len(builtin_corpus()) > 50
-    True
-    """
+    """The documentation topics that come with Python: about 0.7 MB of English, one string a topic."""
     from pydoc_data import topics
 
     return [topics.topics[name] for name in sorted(topics.topics)]
 
 
 def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
-    """Read the documents in files, in order.
+    """Read the documents in files, in order; without paths, the built-in corpus.
 
-    Args:
-        paths: plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), either of them
-            also as ``.gz``; in UTF-8, or in the encoding that a byte order mark names. None for the built-in corpus.
-
-    Raises:
-        ValueError: a file that is not there, is of another encoding, or a line without ``text``.
+    Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), also as ``.gz``; in
+    UTF-8, or in the encoding that a byte order mark names.
     """
     return [document for path in paths for document in _read(Path(path).expanduser())] if paths else builtin_corpus()
 
@@ -101,9 +93,7 @@ def _decoded(data: bytes) -> str:
 class Documents:
     """The documents of files, as of `read_documents`, and datasets, which are read anew each time that they are needed.
 
-    Attributes:
-        sha256: of the documents; where there are datasets, of their addresses in place of what is there.
-        is_streamed: whether there are datasets.
+    Of datasets, which are streamed, ``sha256`` is that of their addresses.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
@@ -130,11 +120,7 @@ class Address(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """Take ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]`` apart; default: the column ``text`` of the split ``train``.
-
-    >>> parse_address("hf://datasets/lab/web/en:test")[1:]
-    ('lab/web', 'en', 'test', 'text')
-    """
+    """Take the address of a dataset apart; default: the column ``text`` of the split ``train``."""
     path, has_column, column = url.removeprefix(_PREFIX).partition("#")
     path, has_split, split = path.partition(":")
     parts = path.split("/")
@@ -203,19 +189,9 @@ def hashing(documents: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
 
 
 def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
-    """Split text into what a model is trained on and what it never sees.
+    """Split text into what a model is trained on and what is held out: every twelfth run of sixteen paragraphs.
 
-    Every twelfth run of sixteen paragraphs is held out. Paragraphs that occur more than once are kept once, so that
-    nothing in the second text is in the first.
-
-    Args:
-        documents: paragraphs are separated by an empty line.
-
-    Returns:
-        The text to train on and the text held out.
-
-    >>> split_held_out([str(i) for i in range(200)])[1].split()[:3]
-    ['176', '177', '178']
+    Paragraphs that occur more than once are kept once, so that nothing in the second text is in the first.
     """
     paragraphs = dict.fromkeys(p.strip("\n") for document in documents for p in document.split("\n\n"))
     split: tuple[list[str], list[str]] = [], []
@@ -227,23 +203,16 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
 def cut_texts(
     documents: Iterable[str], unit: Unit, *, min_words: int = 0, max_words: int = 0, share: float = 1.0, seed: int = 0
 ) -> Iterator[str]:
-    """Cut documents into texts, as they are asked for, and leave some out.
+    """Cut documents into texts, as they are asked for, and leave out those of fewer or more words (0: no limit).
 
-    Args:
-        documents: whole documents.
-        unit: ``line``, ``document``, or ``sentence``, of English: an empty line ends one, and `sentencex.segment` tells
-            the others apart. Without the white space around them; blank ones are left out. ``sequence``: the documents
-            as they are, blank ones too, to be joined and cut into sequences of tokens.
-        min_words: leave out texts of fewer words, which white space separates.
-        max_words: leave out texts of more words; 0: none.
-        share: of the texts to keep, whatever their words: each is drawn by the seed and its number alone.
-        seed: of the draw.
-
-    >>> list(cut_texts(["One. Two words.  ", " "], "sentence", min_words=2))
-    ['Two words.']
+    Texts have no white space around them, and blank ones are left out; of the unit ``sequence`` they are the documents
+    as they are. Of all, the share that is kept is drawn, each by the seed and its number alone.
     """
     texts = documents if unit == "sequence" else _stripped(documents, unit)
-    for text, is_drawn in zip(texts, _draws(share, seed), strict=False):
+    draws = chain.from_iterable(
+        (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist() for start in count(0, _DRAWN_AT_ONCE)
+    )
+    for text, is_drawn in zip(texts, draws, strict=False):
         if is_drawn and min_words <= len(text.split()) <= (max_words or len(text)):
             yield text
 
@@ -263,8 +232,3 @@ def _sentences(document: str) -> Iterator[str]:
     for is_blank, lines in groupby(document.split("\n"), lambda line: not line.strip()):
         if not is_blank:
             yield from segment("en", "\n".join(lines))
-
-
-def _draws(share: float, seed: int) -> Iterator[bool]:
-    for start in count(0, _DRAWN_AT_ONCE):
-        yield from (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist()

@@ -22,70 +22,20 @@ SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 
 
 class SpelledWords(NamedTuple):
-    """The words of texts.
+    """The words of n tokens; those of no word, such as special tokens and white space, have the number -1."""
 
-    Attributes:
-        word_ids: shape (n,), int64: the number of the word, counted over all texts; -1 for tokens of no word, such as
-            special tokens and white space.
-        word_types: shape (n,), int64: the number of the word's type in ``spelled``, or -1.
-        spelled: each type: the tokens of the word, decoded, without white space around them.
-    """
-
-    word_ids: Tensor
-    word_types: Tensor
-    spelled: list[str]
+    word_ids: Tensor  # (n,), int64: counted over all texts
+    word_types: Tensor  # (n,), int64: positions in `spelled`
+    spelled: list[str]  # the tokens of each type, decoded, without white space around them
 
 
 class TokenizedText(NamedTuple):
-    """Texts or sequences as tokens.
+    """Texts or sequences as tokens, all of them in a row."""
 
-    Attributes:
-        token_ids: of all of them in a row, shape (n,), int64.
-        lengths: number of tokens of each, int64.
-        words: the word of each token, if asked for.
-        num_cut: number of texts that were longer and have been cut.
-    """
-
-    token_ids: Tensor
-    lengths: Tensor
+    token_ids: Tensor  # (n,), int64
+    lengths: Tensor  # number of tokens of each text, int64
     words: SpelledWords | None = None
-    num_cut: int = 0
-
-
-def tokenize_sequences(
-    documents: Iterable[str],
-    tokenizer: Tokenizer,
-    *,
-    seq_len: int,
-    num_tokens: int,
-    for_encoder: bool = False,
-    special_tokens: SpecialTokens = "default",
-) -> Tensor:
-    """Tokenize documents and cut them into sequences of equal length, so that none needs padding.
-
-    Args:
-        documents: texts.
-        tokenizer: of a Hugging Face model.
-        seq_len: tokens in each sequence.
-        num_tokens: use the first so many tokens only.
-        for_encoder: put the tokenizer's special tokens (as ``[CLS]`` and ``[SEP]``) around every sequence, inside its
-            ``seq_len`` tokens. Otherwise each document is tokenized as the tokenizer does by itself: one that adds a
-            BOS token adds it to each document, and no other is added.
-        special_tokens: other than ``default``: those to put around every sequence, inside its ``seq_len`` tokens; a
-            document then gets none.
-
-    Returns:
-        Shape (sequences, seq_len), int64.
-    """
-    joined = tokenize_joined(
-        documents,
-        tokenizer,
-        seq_len=seq_len,
-        num_tokens=num_tokens,
-        for_encoder=for_encoder,
-        special_tokens=special_tokens,
-    )
-    return joined.token_ids.view(-1, seq_len)
+    num_cut: int = 0  # texts that were longer
 
 
 def tokenize_joined(
@@ -98,7 +48,12 @@ def tokenize_joined(
     special_tokens: SpecialTokens = "default",
     with_words: bool = False,
 ) -> TokenizedText:
-    """The sequences of `tokenize_sequences`, and the words in them: those at the ends of sequences are cut."""
+    """Tokenize documents and cut them into sequences of ``seq_len`` tokens, the first ``num_tokens`` in all.
+
+    ``special_tokens`` are put around every sequence, inside its tokens, and so are the default ones of an encoder.
+    By default, each document of a decoder is tokenized as the tokenizer does by itself: one that adds a BOS token adds
+    it to each document. Words at the ends of sequences are cut.
+    """
     by_document = special_tokens == "default" and not for_encoder
     before, after = ([], []) if by_document else _chosen_special_tokens(tokenizer, special_tokens)
     room = _room(seq_len, num_tokens, len(before) + len(after))
@@ -165,11 +120,13 @@ def _surrounded(
 def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
     """Ids of the special tokens to put before and after a text.
 
-    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS. Where there is neither BOS nor ``[CLS]``, EOS stands for it:
-    in GPT-2 one token is both.
+    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS; without BOS and ``[CLS]``, EOS is both, as in GPT-2.
     """
     if special_tokens == "default":
-        return special_tokens_around(tokenizer)
+        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+        return whole[:start], whole[start + len(plain) :]
     wanted = special_tokens.split("+")
     found: list[list[int]] = [[], []]
     for i, kinds in enumerate((("bos", "cls", "eos"), ("eos", "sep"))):
@@ -182,14 +139,6 @@ def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) 
                     "none. Take 'none' or 'default'."
                 )
     return found[0], found[1]
-
-
-def special_tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Ids of the special tokens that a tokenizer puts before and after a text."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:start], whole[start + len(plain) :]
 
 
 def _room(length: int, num_tokens: int, num_special: int) -> int:
@@ -257,22 +206,9 @@ def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Dec
 
 
 def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None) -> Tensor:
-    """Join tokenized documents and cut them into consecutive sequences.
+    """Join documents, given by token ids, and cut the first ``num_tokens`` into sequences, shape (sequences, seq_len).
 
-    Args:
-        documents: token ids of each.
-        seq_len: tokens in each sequence.
-        num_tokens: use the first so many tokens only; default: all.
-
-    Returns:
-        Shape (sequences, seq_len), int64; tokens that do not fill a sequence are left out.
-
-    Raises:
-        ValueError: the text is shorter than one sequence.
-
-    >>> cut_sequences([[1, 2, 3], [4, 5]], seq_len=2)
-    tensor([[1, 2],
-            [3, 4]])
+    Tokens that do not fill a sequence are left out; a text shorter than one sequence is refused.
     """
     tokens = torch.tensor([token for document in documents for token in document][:num_tokens])
     if len(tokens) < seq_len:
@@ -289,11 +225,7 @@ def hash_ids(token_ids: Tensor) -> str:
 
 
 def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the text, with at most ``vocab_size`` tokens; it adds none when it encodes.
-
-    >>> train_tokenizer("to be or not to be", 300).decode([0])
-    '<|endoftext|>'
-    """
+    """A byte-level BPE tokenizer of the text, with at most ``vocab_size`` tokens; it adds none when it encodes."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator([text], vocab_size, special_tokens=[END_OF_TEXT], show_progress=False)
     return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token=END_OF_TEXT)

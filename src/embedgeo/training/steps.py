@@ -100,9 +100,10 @@ class StepMonitor(Monitor):
                 )
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
+        # what follows may fail on one rank: no other waits for it now
         self._write_scalars = wandb.scalar_writer(log, self.prefix) or _scalar_writer(log)
         getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
-        self._log_folder = logger_folder([] if log is None else [log])  # may fail on one rank, for which no other waits
+        self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
         self._after = inf  # steps between them are not measured
         self._before = -inf
