@@ -1,7 +1,4 @@
-"""The command line.
-
-Nothing heavy is imported before a command runs, so that ``--help`` and a wrong option are answered at once.
-"""
+"""The command line, which imports nothing heavy before a command runs: ``--help`` is answered at once."""
 
 import os
 import signal
@@ -72,9 +69,7 @@ _STOPPED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; after ``--help`` and for a wrong option SystemExit is raised.
 
-    Args:
-        argv: what follows the program's name; default: that of this process, which Ctrl-C and SIGTERM then end at
-            once, whatever is being downloaded.
+    Without ``argv`` the arguments are those of this process, which Ctrl-C and SIGTERM then end at once.
     """
     try:
         require_extra("report,sweep", "the command embedgeo", *COMMAND_MODULES)

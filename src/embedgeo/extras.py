@@ -18,14 +18,7 @@ COMMAND_MODULES = ("docstring_parser", "jsonargparse", "safetensors")
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
     """Raise ImportError, with the command that installs them, if packages are missing; none is imported.
 
-    Args:
-        extra: of this package, as ``report``, or several, as ``report,sweep``.
-        purpose: what needs it, as the user has called it.
-        modules: the names that are imported; default: all those of the extra.
-
-    >>> require_extra("report", "embedgeo report", "no_such_package")
-    Traceback (most recent call last):
-    ImportError: embedgeo report needs no_such_package, which is not installed: pip install 'embedgeo[report]'
+    The extra is one of this package, as ``report``, or several, as ``report,sweep``, whose modules are the default.
     """
     wanted = modules or [module for each in extra.split(",") for module in EXTRA_MODULES[each]]
     missing = [module for module in dict.fromkeys(wanted) if not _is_installed(module)]

@@ -7,8 +7,7 @@ from itertools import product, takewhile
 from embedgeo.formatting import printable
 
 _LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))")
-_LONGEST = 11
-"""Letters in the label of a layer."""
+_LONGEST = 11  # letters in the label of a layer
 
 
 def side(layer: str) -> str:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from embedgeo.functional.rows import pool_tokens, select_rows, sequence_numbers
+from embedgeo.functional.rows import pool_tokens, select_rows, sequence_numbers, sequence_positions
 from tests.data import gaussian
 
 
@@ -169,3 +169,8 @@ def test_tokens_are_left_as_they_are():
 def test_sequences_need_positions():
     with pytest.raises(ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"):
         pool_tokens(torch.ones(7, 3), None, None, "last")
+
+
+def test_positions_are_numbered_within_packed_sequences():
+    real = torch.tensor([[False, True, True, True, True]])
+    assert sequence_positions(real, torch.tensor([[0, 0, 1, 0, 1]])).tolist() == [[0, 1, 2, 1, 2]]

@@ -15,7 +15,7 @@ from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
 from embedgeo.report.live import _thinned
 from embedgeo.training.loggers import Media
-from embedgeo.training.loggers.base import Adapter
+from embedgeo.training.loggers.adapters import Adapter
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]

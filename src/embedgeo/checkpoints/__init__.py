@@ -10,7 +10,6 @@ from embedgeo.checkpoints.files import duplicates as duplicates
 from embedgeo.checkpoints.files import shared_parts as shared_parts
 from embedgeo.checkpoints.sources import UNREADABLE as UNREADABLE
 from embedgeo.checkpoints.sources import Checkpoint as Checkpoint
-from embedgeo.checkpoints.sources import Position as Position
 from embedgeo.checkpoints.sources import Steps as Steps
 from embedgeo.checkpoints.sources import is_local as is_local
 from embedgeo.checkpoints.sources import list_checkpoints as list_checkpoints

@@ -28,14 +28,8 @@ VOCABULARIES = frozenset(
     {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"}
 )
 """Every tokenizer has at least one of these files."""
-TOKENIZER_FILES = VOCABULARIES | {
-    "added_tokens.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-}
-_MOST_BYTES = 256 * 2**20
-"""Larger files, other than weights, are refused."""
+TOKENIZER_FILES = VOCABULARIES | {"added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
+_MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 _HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
@@ -48,30 +42,19 @@ _HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
 
 
 class StoredFile(NamedTuple):
-    """A file of a checkpoint.
-
-    Attributes:
-        name: relative to the checkpoint.
-        size: bytes.
-        digest: sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git.
-    """
+    """A file of a checkpoint."""
 
     name: str
-    size: int
-    digest: str
+    size: int  # bytes
+    digest: str  # sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The files that are needed to load a checkpoint.
+    """The files that are needed to load a checkpoint."""
 
-    Attributes:
-        weights: the weight files in one format, sorted by name, and their index if there is one.
-        others: ``config.json`` and the tokenizer's files.
-    """
-
-    weights: tuple[StoredFile, ...]
-    others: tuple[StoredFile, ...] = ()
+    weights: tuple[StoredFile, ...]  # in one format, sorted by name, with their index if there is one
+    others: tuple[StoredFile, ...] = ()  # ``config.json`` and the tokenizer's files
 
     @property
     def sha256(self) -> str:
@@ -94,12 +77,9 @@ class Contents:
 
 
 def needed_files(files: Iterable[StoredFile]) -> Contents:
-    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer.
-
-    Whole names are matched, so that no file is outside the checkpoint's folder.
-    """
-    files = sorted(files)
-    others = tuple(file for file in files if file.name == "config.json" or file.name in TOKENIZER_FILES)
+    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer."""
+    files = sorted(files)  # whole names are matched, so that none is outside the checkpoint's folder
+    others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])
     if not weights:
@@ -125,11 +105,7 @@ def hashed_file(path: Path) -> StoredFile:
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
-    """Map each name whose value has occurred before to the first name with that value.
-
-    >>> duplicates({"step0": "a", "step1": "a", "step2": "b"})
-    {'step1': 'step0'}
-    """
+    """Map each name whose value has occurred before to the first name with that value."""
     first: dict[str, str] = {}
     owners = {name: first.setdefault(identity, name) for name, identity in identities.items()}
     return {name: owner for name, owner in owners.items() if owner != name}

@@ -17,8 +17,7 @@ from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 from embedgeo.formatting import reason
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each further attempt."""
+_WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each further attempt
 
 T = TypeVar("T")
 
@@ -72,9 +71,8 @@ def list_files(repository: str, commit: str) -> list[StoredFile]:
 def fetch(repository: str, commit: str, contents: Contents, cache: Path | None = None) -> Path:
     """The folder with the files of a commit, whose weights have the hashes that the Hub lists.
 
-    Files that the user's cache holds already are used from there, if all of them are there and as listed. Otherwise
-    all are downloaded, into a ``cache`` of their own if given; lost connections, server errors, truncated bodies and
-    wrong hashes are tried again.
+    Files are used from the user's cache if all are there and as listed. Otherwise all are downloaded, into a ``cache``
+    of their own if given; lost connections, server errors, truncated bodies and wrong hashes are tried again.
     """
     names = [file.name for file in contents.files]
     download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)
@@ -110,11 +108,7 @@ def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path)
 
 
 def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
-    """Call ``attempt`` until it succeeds, a few times if patient, as long as the error may be a passing one.
-
-    Raises:
-        OSError, ValueError: as ``attempt`` raises them; ConnectionError in place of all other errors.
-    """
+    """Call ``attempt`` until it succeeds, a few times if patient; errors of other kinds become ConnectionErrors."""
     waits = iter(_WAITS if is_patient else ())
     while True:
         try:

@@ -99,9 +99,8 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
     try:
         with torch.device("meta"):
             # in the dtype that torch has already: another one would be set for all threads
-            return _auto_class(config).from_config(
-                config, dtype=torch.get_default_dtype(), trust_remote_code=trust_remote_code
-            )
+            dtype = torch.get_default_dtype()
+            return _auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     finally:
         hook.remove()
 
@@ -118,11 +117,7 @@ def _auto_class(config: PreTrainedConfig) -> Any:
 
 
 def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
-    """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"`` as it is.
-
-    >>> placement(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"": "cpu", "1": "disk"})
-    {'0': 'cpu', '1': 'disk'}
-    """
+    """A device map of modules none of which is inside another, as accelerate needs it; ``"auto"`` as it is."""
     if isinstance(device_map, str):
         return device_map
     names = [name for name, _ in model.named_modules()]
@@ -152,9 +147,8 @@ def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
 
 def _device(value: Any) -> str:
     """The name of one of the machine's devices, or ``disk``."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    count = torch.accelerator.device_count() if accelerator else 0
-    known = ["cpu", "disk", *(f"{accelerator}:{i}" for i in range(count))]
+    accelerator = torch.accelerator.current_accelerator()
+    known = ["cpu", "disk", *(f"{accelerator}:{i}" for i in range(torch.accelerator.device_count()))]
     try:
         device = torch.device("cpu" if value == "disk" else value)
     except (RuntimeError, TypeError):
@@ -193,9 +187,9 @@ def load_model(
     for file in weight_files(contents.weights):
         require_readable(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=may_be_both)
-    num_bytes = sum(file.size for file in weight_files(contents.weights))
     empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
+    num_bytes = sum(file.size for file in weight_files(contents.weights))
     if described > 4 * num_bytes:  # a weight takes half a byte or more; some are tied, or of a head that is not there
         raise ValueError(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files hold {num_bytes} bytes."
@@ -269,11 +263,7 @@ def import_class(model_class: str) -> Any:
 
 
 def import_named(name: str) -> Any:
-    """Import ``package.module.name``, also of a module in the working directory, which may raise anything.
-
-    >>> import_named("fractions.Fraction")(3)
-    Fraction(3, 1)
-    """
+    """Import ``package.module.name``, also of a module in the working directory, which may raise anything."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module_name, _, attribute = name.rpartition(".")
@@ -282,8 +272,7 @@ def import_named(name: str) -> Any:
 
 def has_own(module: nn.Module, method: str) -> bool:
     """Tell a method of the model's own from one of Lightning's in its place."""
-    owner = str(getattr(type(module), method).__module__)
-    return not owner.startswith(("lightning.", "pytorch_lightning."))
+    return not getattr(type(module), method).__module__.startswith(("lightning.", "pytorch_lightning."))
 
 
 def num_token_types(model: nn.Module) -> int | None:

@@ -41,29 +41,15 @@ Steps = str | int | Sequence[int]
 
 
 class Position(NamedTuple):
-    """Place of a checkpoint in its training run.
+    """Place of a checkpoint in its training run."""
 
-    Attributes:
-        step: optimizer steps taken, or the number of the checkpoint if its publisher counts these instead.
-        tokens: tokens seen, if the name contains them.
-        series: the name without both, which checkpoints of one training run have in common.
-    """
-
-    step: int
-    tokens: int | None
-    series: str
+    step: int  # optimizer steps taken, or the number of the checkpoint if its publisher counts these instead
+    tokens: int | None  # tokens seen, if the name contains them
+    series: str  # the name without both, which checkpoints of one training run have in common
 
 
 def parse_position(name: str) -> Position | None:
-    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is no step in it.
-
-    >>> parse_position("stage1-step1000-tokens5B")
-    Position(step=1000, tokens=5000000000, series='stage1-step')
-    >>> parse_position("TinyLlama-1.1B-intermediate-step-1431k-3T")[:2]
-    (1431000, 3000000000000)
-    >>> parse_position("main") is None
-    True
-    """
+    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is no step in it."""
     matches = list(_STEP.finditer(name))
     if not matches:
         return None
@@ -81,18 +67,23 @@ def _amount(match: re.Match[str]) -> int:
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     """Select steps among those that exist.
 
-    ``"log"`` takes the first, the last, and the nearest one to each power of two; ``"final"`` all that exist, which
-    then are the final ones.
-
-    >>> sorted(select_steps(range(0, 5000, 1000), "log"))
-    [0, 1000, 2000, 4000]
+    ``"log"`` takes the first, the last, and the nearest one to each power of two; ``"final"`` all that exist.
     """
     available = sorted(set(existing))
     if steps in ("all", "final"):
         return set(available)
     if steps == "log":
-        return _log_spaced(available)
-    wanted = _numbers(steps)
+        positive = [step for step in available if step > 0]
+        powers = [2**k for k in range(max(positive, default=0).bit_length())]
+        nearest = {_nearest(positive, power, scale=math.log) for power in powers}
+        return {*available[:1], *nearest, *available[-1:]}
+    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
+    try:
+        wanted = {int(part) for part in parts}
+    except (TypeError, ValueError):
+        wanted = set()
+    if not wanted:
+        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
     if unknown := sorted(wanted - set(available)):
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
@@ -102,49 +93,21 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
     return wanted
 
 
-def _numbers(steps: Steps) -> set[int]:
-    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
-    try:
-        numbers = {int(part) for part in parts}
-    except (TypeError, ValueError):
-        numbers = set()
-    if not numbers:
-        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
-    return numbers
-
-
-def _log_spaced(available: Sequence[int]) -> set[int]:
-    positive = [step for step in available if step > 0]
-    powers = [2**k for k in range(max(positive, default=0).bit_length())]
-    nearest = {_nearest(positive, power, scale=math.log) for power in powers}
-    return {*available[:1], *nearest, *available[-1:]}
-
-
 def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] = float) -> int:
     return min(available, key=lambda candidate: abs(scale(candidate) - scale(step)))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a training run, or a model that is none: a final one.
+    """A checkpoint of a training run, or a model that is none: a final one."""
 
-    Attributes:
-        name: unique among the checkpoints listed together, and valid as a file name.
-        model: the repository, or the local folder as it was given.
-        revision: branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the link.
-        position: step, tokens seen and series.
-        commit: that the revision points to; empty for a local checkpoint.
-        path: the folder or file; None for a checkpoint on the Hub.
-        has_step: whether it is a checkpoint of a step; a final model is not, and is at step 0.
-    """
-
-    name: str
-    model: str
-    revision: str
+    name: str  # unique among the checkpoints listed together, and valid as a file name
+    model: str  # the repository, or the local folder as it was given
+    revision: str  # branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the link
     position: Position
-    commit: str = ""
-    path: Path | None = None
-    has_step: bool = True
+    commit: str = ""  # that the revision points to; empty for a local checkpoint
+    path: Path | None = None  # the folder or file; None for a checkpoint on the Hub
+    has_step: bool = True  # false for a final model, which is at step 0
 
     @property
     def step(self) -> int:
@@ -195,15 +158,9 @@ def require_source(name: str, source: str) -> None:
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
     """List the checkpoints of one or several models, sorted by series and step.
 
-    Args:
-        model: a repository on the Hub, a pattern or a list of repositories, or a local folder: one of checkpoints
-            (``step100/``, ``checkpoint-100/`` …, Lightning's ``.ckpt`` files), or a checkpoint itself. A repository or
-            folder without steps is one checkpoint, of step 0.
-        revisions: take only the branches and tags that match this pattern.
-        final: take the branch ``main`` of a repository, also of one with steps, and a folder that is itself a model; of
-            others the last step of each series.
-
-    Names that look like steps and are none are left out, with one warning that lists them.
+    A model is a repository on the Hub or a pattern of them, or a local folder: one of checkpoints or a checkpoint
+    itself. One without steps is one checkpoint, of step 0. ``final`` takes the branch ``main`` of a repository and a
+    folder that is itself a model; of others the last step of each series.
     """
     models = [model] if isinstance(model, str) else list(model)
     folders = [_absolute(name).name for name in models if is_local(name)]
@@ -215,8 +172,8 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
     found: list[Checkpoint] = []
     for name in models:
         of_model = _list_model(name, revisions, is_only=len(models) == 1)
-        of_steps = [checkpoint for checkpoint in of_model if checkpoint.has_step]
-        of_none = [checkpoint for checkpoint in of_model if not checkpoint.has_step]
+        of_steps = [c for c in of_model if c.has_step]
+        of_none = [c for c in of_model if not c.has_step]
         if final:
             of_steps = list({c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values())
         found += (of_none or of_steps) if final else (of_steps or of_none)
@@ -288,8 +245,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         )
     _warn_of_others(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
     for path, position in positions.items():
-        series = "" if path.is_file() else position.series
-        named = position._replace(series=_with_model(own, series))
+        named = position._replace(series=_with_model(own, "" if path.is_file() else position.series))
         yield Checkpoint(_file_name(_with_model(own, path.name)), model, path.name, named, path=path)
     if is_final:
         final = Position(0, None, own)
@@ -315,19 +271,16 @@ def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) ->
 def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
     """Tell a folder or file that is itself a model, and not one of the steps that were found."""
     if folder.is_file():
-        return folder in positions and positions[folder].step == UNREADABLE and _holds_weights(folder)
+        if folder in positions and positions[folder].step == UNREADABLE:
+            with suppress(ValueError, TypeError):
+                return "state_dict" in stored_values(folder)
+        return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
     try:
         return not positions or bool(local_files(folder))
     except (OSError, ValueError):  # beside the checkpoints, the configuration alone
         return False
-
-
-def _holds_weights(path: Path) -> bool:
-    with suppress(ValueError, TypeError):
-        return "state_dict" in stored_values(path)
-    return False
 
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
@@ -345,8 +298,7 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
                 f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
                 "each once, and links to folders under other names."
             )
-        are_local = any(c.path for c in group)
-        remedy = "Move all but one of them to another folder" if are_local else "Choose by revisions="
+        remedy = "Move all but one of them to another folder" if any(c.path for c in group) else "Choose by revisions="
         raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 

@@ -1,18 +1,4 @@
-"""The demo: a small language model whose geometry is watched while it learns to read Python's documentation.
-
-It writes, under one folder:
-
-- ``tensorboard/training``: loss and geometry, for TensorBoard;
-- ``checkpoints/step{N}``: model and tokenizer as Hugging Face folders, at exactly the measured steps;
-- ``history.parquet``: the monitor's numbers, a record a row, in the columns of a sweep's records;
-- ``probe.txt``: the held-out text that was measured;
-- ``sweep``: the same numbers again, from the checkpoints, as ``embedgeo sweep`` gives them, with tables of token types
-  and what after-processing would make of them, and ``sweep/report``: the page that ``embedgeo report`` makes of them;
-- ``demo.yaml``: the settings, for ``embedgeo demo --config``.
-
-The whole of ``probe.txt`` is tokenized as one document, cut into consecutive sequences of ``seq_len`` tokens, and run
-in batches of 8, in float32 on a CPU, by the monitor as by the sweep.
-"""
+"""The demo: a small language model whose geometry is watched while it learns to read Python's documentation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +46,6 @@ def demo(settings: DemoSettings) -> None:
     """Train a small language model on Python's documentation and watch its geometry.
 
     Takes about two minutes on two cores, and needs neither a network nor a GPU.
-
-    Raises:
-        FileExistsError: ``out`` holds something else than an earlier demo.
-        ImportError: a package is missing: see `embedgeo.extras`.
-        OSError: ``out`` cannot be written to.
-        ValueError: a model that cannot be built.
     """
     require_extra("report,sweep", "embedgeo demo")
     from embedgeo.demo.command import run_demo

@@ -1,4 +1,4 @@
-"""The command ``embedgeo demo``: see `embedgeo.demo` for what it writes."""
+"""The command ``embedgeo demo``."""
 
 import hashlib
 import math
@@ -60,14 +60,9 @@ def run_demo(settings: DemoSettings) -> None:
         f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
     )
     sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
-    monitor = GeometryMonitor(
-        settings.every_n_steps,
-        extra_steps=sorted(steps),
-        probe=DataLoader(sequences, batch_size=PROBE_BATCH),
-        on_error="raise",
-    )
+    held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
+    monitor = GeometryMonitor(settings.every_n_steps, sorted(steps), probe=held_out, on_error="raise")
     checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
-    batches = training_batches(tokenizer.encode(text), settings)
     with muted_libraries():
         trainer = Trainer(
             accelerator="cpu",
@@ -79,7 +74,8 @@ def run_demo(settings: DemoSettings) -> None:
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-        trainer.fit(LanguageModel(model, settings.learning_rate, last), batches)
+        module = LanguageModel(model, settings.learning_rate, last)
+        trainer.fit(module, training_batches(tokenizer.encode(text), settings))
     records = to_records(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
@@ -103,7 +99,8 @@ def run_demo(settings: DemoSettings) -> None:
 
 
 def _require_space(out: Path, checkpoint_bytes: int) -> None:
-    needed, free = 1.1 * checkpoint_bytes + 10e6, shutil.disk_usage(out).free
+    needed = 1.1 * checkpoint_bytes + 10e6
+    free = shutil.disk_usage(out).free
     if free < needed:
         raise OSError(
             f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
@@ -202,8 +199,7 @@ def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFr
 
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
-    keys = ["step", "layer", "metric"]
-    both = online.merge(offline, on=keys, how="left", suffixes=("", "_again"))
+    both = online.merge(offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again"))
     value, again = both["value"], both["value_again"]
     apart = (value - again).abs() / value.abs().clip(lower=1e-12)
     num_same = int(((apart <= 1e-6) | (value.isna() & again.isna())).sum())

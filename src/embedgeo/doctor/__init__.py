@@ -47,10 +47,6 @@ def doctor(settings: DoctorSettings) -> None:
     """Say what a monitor would do on a model before a run starts: layers, sources, bytes, seconds, what to change.
 
     Nothing is trained, and no weights are downloaded.
-
-    Raises:
-        ValueError: the monitor could not start on the model, or there is no such model.
-        OSError: a file cannot be read.
     """
     require_extra("sweep", "embedgeo doctor")
     from embedgeo.doctor.command import run_doctor

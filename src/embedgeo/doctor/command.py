@@ -1,9 +1,9 @@
 """The command ``embedgeo doctor``."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -27,30 +27,26 @@ _FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
 """Arguments of a monitor that a file gives by the names of functions."""
 
 
-class Setup(NamedTuple):
-    """A model, the arguments of its monitors, and the sizes of its batches."""
-
-    model: nn.Module
-    monitors: list[dict[str, Any]]
-    sizes: dict[str, int]
-
-
 def run_doctor(settings: DoctorSettings) -> None:
-    """Describe what the monitors of a configuration, or one of the given options, would do on a model.
-
-    Raises:
-        ValueError: a monitor could not start on the model, or there is no such model.
-        OSError: a file cannot be read.
-    """
+    """Describe what the monitors of a configuration, or one of the given options, would do on a model."""
     with muted_libraries():
-        setup = _setup(settings)
+        source = settings.model_or_config
+        path = Path(source).expanduser()
+        monitors: list[dict[str, Any]] = [{}]
+        sizes: dict[str, int] = {}
+        if path.suffix in (".yaml", ".yml"):
+            model, monitors, sizes = _configured(path, settings.model_class)
+        elif "/" not in source and (":" in source or "." in source) and not path.exists():
+            model = _made(source)
+        else:
+            model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
         options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics not in (None, "auto"):
             options["metrics"] = _function(str(settings.metrics))
-        sizes = {**_DEFAULT_SIZES, **setup.sizes, **_given(settings, *_DEFAULT_SIZES)}
-        texts = [_described(setup.model, {**arguments, **options}, sizes) for arguments in setup.monitors or [{}]]
+        sizes = {**_DEFAULT_SIZES, **sizes, **_given(settings, *_DEFAULT_SIZES)}
+        texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 
 
@@ -78,16 +74,6 @@ def _function(name: str) -> Any:
             "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be "
             f"imported; got {name!r} ({reason(error)})."
         ) from error
-
-
-def _setup(settings: DoctorSettings) -> Setup:
-    source = settings.model_or_config
-    path = Path(source).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        return _configured(path, settings.model_class)
-    is_name = "/" not in source and (":" in source or "." in source) and not path.exists()
-    model = _made(source) if is_name else _pretrained(source, trust_remote_code=settings.trust_remote_code)
-    return Setup(model, [], {})
 
 
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
@@ -141,8 +127,8 @@ def _small_or_empty(make: Callable[[], Any]) -> Any:
     return make()
 
 
-def _configured(path: Path, model_class: str | None) -> Setup:
-    """The model and the monitors of a LightningCLI's file."""
+def _configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
+    """The model, the arguments of the monitors and the sizes of the batches of a LightningCLI's file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -158,7 +144,7 @@ def _configured(path: Path, model_class: str | None) -> Setup:
     trainer = _part(content, "trainer")
     try:
         module = _small_or_empty(lambda: _instance(model or {}, None if has_class else model_class))
-        monitors = [_arguments(callback) for callback in _callbacks(trainer) if _is_monitor(callback)]
+        monitors = list(_monitors(trainer.get("callbacks")))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
     data = _part(content, "data")
@@ -167,7 +153,7 @@ def _configured(path: Path, model_class: str | None) -> Setup:
     num_batches = trainer.get("accumulate_grad_batches")
     if "batch_size" in sizes and isinstance(num_batches, int):
         sizes["batch_size"] *= num_batches  # of an optimizer step
-    return Setup(module, monitors, sizes)
+    return module, monitors or [{}], sizes
 
 
 def _part(content: dict[str, Any], name: str) -> dict[str, Any]:
@@ -186,29 +172,18 @@ def _instance(model: dict[str, Any], class_name: str | None) -> Any:
     return parser.instantiate(parser.parse_object({"model": model}))["model"]
 
 
-def _callbacks(trainer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The callbacks, also those of which there is only a name."""
-    found = trainer.get("callbacks") or []
-    callbacks = [
-        {"class_path": each} if isinstance(each, str) else each
-        for each in (found if isinstance(found, list) else [found])
-    ]
-    return [each for each in callbacks if isinstance(each, dict) and isinstance(each.get("class_path"), str)]
+def _monitors(callbacks: Any) -> Iterator[dict[str, Any]]:
+    """The arguments of the monitors among callbacks, with functions in place of their names."""
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        named = callback if isinstance(callback, dict) else {"class_path": callback}
+        if isinstance(named.get("class_path"), str) and _is_monitor(named["class_path"]):
+            arguments = dict(named.get("init_args") or {})
+            functions = {name: arguments.get(name) for name in _FUNCTIONS}
+            yield arguments | {n: import_named(v) for n, v in functions.items() if isinstance(v, str) and v != "auto"}
 
 
-def _is_monitor(callback: dict[str, Any]) -> bool:
-    name = callback["class_path"]
+def _is_monitor(name: str) -> bool:
     if name == GeometryMonitor.__name__:  # a name may be short
         return True
     kind = import_named(name) if "." in name else None
     return isinstance(kind, type) and issubclass(kind, GeometryMonitor)
-
-
-def _arguments(monitor: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a monitor, with functions in place of their names."""
-    arguments = dict(monitor.get("init_args") or {})
-    for name in _FUNCTIONS:
-        value = arguments.get(name)
-        if isinstance(value, str) and value != "auto":
-            arguments[name] = import_named(value)
-    return arguments

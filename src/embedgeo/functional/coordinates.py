@@ -130,7 +130,7 @@ def _of_rows(rows: Tensor) -> CoordinateMoments:
 
 
 def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor) -> dict[str, Tensor]:
-    """What each coordinate holds of the rows' geometry.
+    """Shares of each coordinate in the rows' geometry.
 
     A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with itself among them: the
     square of its mean over the unit rows, over the sum of these squares (Timkey & van Schijndel 2021, equation 3, who

@@ -1,8 +1,5 @@
 """Intrinsic dimension of the distinct rows: by TwoNN, by GRIDE, or by any estimator of scikit-dimension.
 
-Copies of a row are merged first, for their distances say nothing of the dimension: exact copies, and those that differ
-by the rounding of a forward pass, about 3e-7 where one prompt is run in batches of several shapes.
-
 Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al. 2024 (arXiv 2311.05928) for embeddings.
 """
 
@@ -38,17 +35,11 @@ class GlobalEstimator(Protocol):
 
 
 class DimensionEstimate(NamedTuple):
-    """Intrinsic dimension, and what it was estimated from.
+    """Intrinsic dimension, and what it was estimated from."""
 
-    Attributes:
-        dimension: NaN where it is undefined.
-        num_points: number of distinct points.
-        left_out: the estimates without the points of each group, shape (G,), float64; None if there are no groups.
-    """
-
-    dimension: float
-    num_points: int
-    left_out: Tensor | None = None
+    dimension: float  # NaN where it is undefined
+    num_points: int  # number of distinct points
+    left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
 
 
 def twonn_dimension(
@@ -106,9 +97,8 @@ def twonn_dimension(
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
     """The group that has all copies of each point, shape (num_points,), given those of the rows; -1 if none has."""
-    least, most = (
-        groups.new_zeros(num_points).scatter_reduce(0, place, groups, by, include_self=False) for by in ("amin", "amax")
-    )
+    none = groups.new_zeros(num_points)
+    least, most = (none.scatter_reduce(0, place, groups, by, include_self=False) for by in ("amin", "amax"))
     return torch.where(least == most, least, -1)
 
 
@@ -139,7 +129,8 @@ def estimated_dimension(
     Returns:
         The estimate; NaN where fewer than three distinct rows are left or the estimator raises a ValueError.
     """
-    points, dimension = merge_duplicates(x, duplicate_tolerance), math.nan
+    points = merge_duplicates(x, duplicate_tolerance)
+    dimension = math.nan
     if len(points) >= 3:
         with suppress(ValueError):
             estimator.fit(points.double().cpu().numpy())
@@ -150,23 +141,16 @@ def estimated_dimension(
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
-# Newton steps: they start within a factor of 2 and square the relative error, so that half of them would do
-_ITERATIONS = 12
+_ITERATIONS = 12  # of Newton's method, which starts within a factor of 2 and squares the relative error
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 
 
 class ScaleEstimates(NamedTuple):
-    """Intrinsic dimension at each scale; NaN where it is undefined.
+    """Intrinsic dimension at each scale; NaN where it is undefined."""
 
-    Attributes:
-        dimensions: shape (S,), float64.
-        errors: their standard errors, by the observed information, shape (S,).
-        left_out: the estimates without the points of each group, shape (G, S); None if there are no groups.
-    """
-
-    dimensions: Tensor
-    errors: Tensor
-    left_out: Tensor | None = None
+    dimensions: Tensor  # shape (S,), float64
+    errors: Tensor  # their standard errors, by the observed information, shape (S,)
+    left_out: Tensor | None = None  # the estimates without the points of each group, shape (G, S)
 
 
 def gride_dimensions(
@@ -226,9 +210,8 @@ def gride_dimensions(
 def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """The most likely dimension, given the log μ of points, shape (N,), and its standard error; shape (2,), float64.
 
-    See `gride_dimensions`. The derivative of the log likelihood is (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ,
-    convex and falling in d. As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes
-    nearer from below.
+    The derivative of the log likelihood, (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, is convex and falls in d.
+    As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
         return log_mu.new_full((2,), torch.nan)

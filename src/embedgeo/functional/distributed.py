@@ -29,12 +29,12 @@ def all_gather_cat(tensor: Tensor, group: Any = None) -> Tensor:
 
 
 def is_distributed() -> bool:
-    """Whether a process group has been initialized."""
+    """Tell if a process group has been initialized."""
     return dist.is_available() and dist.is_initialized()
 
 
 def has_other_ranks() -> bool:
-    """Whether there are several processes."""
+    """Tell if there are several processes."""
     return is_distributed() and dist.get_world_size() > 1
 
 

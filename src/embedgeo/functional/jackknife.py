@@ -22,21 +22,10 @@ M = TypeVar("M", bound=Mergeable)
 
 
 def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
-    """Standard error of an estimate, from the estimates without each group.
+    """Standard error of an estimate, from those without each of the groups, shape (G, ...), and their sizes, (G,).
 
-    It is right for smooth functions of means of many independent groups; for a maximum or a quantile it is not.
-
-    Args:
-        estimate: from all rows, shape (...).
-        left_out: from the rows of all groups but one, shape (G, ...).
-        sizes: rows in each group, shape (G,). Empty groups do not count.
-
-    Returns:
-        Shape (...); NaN for fewer than two groups with rows, and where an estimate is NaN.
-
-    >>> x = torch.tensor([1.0, 2.0, 4.0, 9.0])
-    >>> bool(standard_error(x.mean(), (x.sum() - x) / 3, torch.ones(4)).isclose(x.std() / 2))
-    True
+    It is right for smooth functions of means of many independent groups; for a maximum or a quantile it is not. Empty
+    groups do not count; NaN for fewer than two others, and where an estimate is NaN.
     """
     left_out, sizes = left_out[sizes > 0], sizes[sizes > 0].to(left_out.dtype)
     if len(sizes) < 2:

@@ -16,20 +16,15 @@ _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is 
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
-# number of rows up to which differences to all rows take less time, and memory, than products in float64
-_FEW_PENDING = 16
+_FEW_PENDING = 16  # number of rows up to which differences to all rows take less time than products in float64
 _EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
-# columns that a squared norm is split into: three numbers of eight binary digits hold the 24 of float32
-_NORM_PARTS = 3
-_NO_PRODUCT = "donot_use_mm_for_euclid_dist"
+_NORM_PARTS = 3  # columns that a squared norm is split into: three of eight binary digits hold the 24 of float32
 
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from the mean."""
 
-# how much farther than the median of the rows that no token uses an untrained one may be: a tenth, and as many standard
-# deviations, relative to the mean, of the norm of Gaussian rows
-_FARTHER = 0.1
-_DEVIATIONS = 4.0
+_FARTHER = 0.1  # share by which an untrained row may be farther than the median of the rows that no token uses
+_DEVIATIONS = 4.0  # and as many standard deviations, relative to the mean, of the norm of Gaussian rows
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 
@@ -167,9 +162,7 @@ class Operand(NamedTuple):
     def limit(self, rows: Tensor | slice, distances: Tensor) -> Tensor:
         """The largest product that a row can have whose distance from one of these, of shape (m,), is at most this.
 
-        Such a row has a norm of at most ``reach``: ‖i‖ plus that distance, or the largest norm if that is less. So what
-        rounding changes between them is bounded by the scale of i, and rows of huge norm do not loosen the bounds of
-        others unless they shift the mean.
+        Such a row has a norm of at most ``reach``, so that rows of huge norm do not loosen the bounds of others.
         """
         reach = (self.norm[rows] + distances).clamp(max=self.largest) * (1 + 2 * self.rounding)
         return ((distances + self._moved(rows, reach)).square() + self._slack(rows, reach)).to(self.rows.dtype)
@@ -184,11 +177,11 @@ class Operand(NamedTuple):
         return (squared + self._slack(rows, reach)).sqrt() + self._moved(rows, reach)
 
     def _moved(self, rows: Tensor | slice, reach: Tensor) -> Tensor:
-        """By how much centring and rounding change distances of these rows to rows of such norms, at most."""
+        """The most by which centring and rounding change distances of these rows to rows of such norms."""
         return self.lost[rows] + 4 * torch.finfo(self._summed).eps * self.norm[rows] + self.rounding * reach
 
     def _slack(self, rows: Tensor | slice, reach: Tensor) -> Tensor:
-        """By how much products of these rows with rows of such norms differ from squared distances, at most.
+        """The most by which products of these rows with rows of such norms differ from squared distances.
 
         By rounding of one product and sum a column; the rest of the norms, and their errors; denormals flushed to zero.
         """
@@ -252,15 +245,11 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
 
 
 def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
-    """The two smallest distances of each row, shape (n, 2), in the pairs (i, j) with these products.
-
-    Pairs with a row's two smallest products are measured first; then those whose product leaves room for a smaller
-    distance.
-    """
+    """The two smallest distances of each row, shape (n, 2), in the pairs (i, j) with these products."""
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
     limit = _two_smallest(products.to(distances.dtype), i, len(x))[:, 1]
     two = distances
-    for _ in range(2):
+    for _ in range(2):  # first pairs with a row's two smallest products, then those that may be nearer
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
         distances[chosen] = pair_distances(x, i[chosen], j[chosen], torch.float32)
         two = _two_smallest(distances, i, len(x))
@@ -279,10 +268,7 @@ def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distances of the rows of ``x`` with the indices ``rows``, shape (m,), to ``others``, shape (m,), to 1e-6.
-
-    Differences are computed in ``dtype`` or, if that is wider, in the dtype of ``x``.
-    """
+    """Distances of rows of ``x`` to others, at indices (m,), to 1e-6; in ``dtype`` or that of ``x``, if wider."""
     narrow = torch.promote_types(x.dtype, dtype)
     distances = torch.empty(len(rows), dtype=accumulator_dtype(x.device), device=x.device)
     step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
@@ -297,7 +283,8 @@ def _compare_with_all(x: Tensor, rows: Tensor) -> Tensor:
     """The two smallest distances of these rows, shape (m,), to all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     left = x.index_select(0, rows).to(wide)
-    parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=_NO_PRODUCT) for chunk in row_chunks(x)]
+    mode = "donot_use_mm_for_euclid_dist"
+    parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=mode) for chunk in row_chunks(x)]
     distances = torch.cat(parts, dim=1).scatter_(1, rows.unsqueeze(1), torch.inf)
     return distances.topk(2, largest=False).values
 
@@ -363,16 +350,7 @@ def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Te
 
 
 def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
-    """For each row the first row that is equal to it, but for rounding: see `merge_duplicates`.
-
-    A row with a NaN or Inf equals no other one.
-
-    Returns:
-        Indices, shape (n,): a row's own if there is none before it.
-
-    >>> copies(torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [4.0, 3.0]])).tolist()
-    [0, 1, 0, 3]
-    """
+    """Indices of the first row that equals each, but for rounding: see `merge_duplicates`; a NaN or Inf equals none."""
     first = torch.arange(len(x), device=x.device)
     finite = x.isfinite().all(1).nonzero().flatten()
     if len(finite) > 1:
@@ -391,9 +369,8 @@ def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]
     n, dim = x.shape
     wide = accumulator_dtype(x.device)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
-    # generic, so that no layer is constant along one
-    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device)
-    directions = angles.square().sin().view(_DIRECTIONS, dim)
+    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device).square()
+    directions = angles.sin().view(_DIRECTIONS, dim)  # generic, so that no layer is constant along one
     directions = (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
     norm = torch.empty(n, dtype=wide, device=x.device)
     place = torch.empty(n, _DIRECTIONS, dtype=wide, device=x.device)
@@ -434,32 +411,19 @@ def _join(label: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
-    """Marks of the rows of an embedding matrix that look like those which no token uses.
+    """Marks of the rows of an embedding matrix that look like those which no token uses, whose indices are ``unused``.
 
-    These rows all have had one treatment: decay, and at the output a push away from the hidden states, without any
-    example of their own. The rows that lie as near to their mean as they do have seen no more than they: within
-    1.1 + 4 / √(2d) times the median distance of an unused row to the mean of the others. (Norms of Gaussian rows have
-    the C.V. 1 / √(2d).) Known unused tokens as the reference are those of Land & Bartolo 2024 ("Fishing for Magikarp"),
-    who rank by norm or by cosine to their mean; the limit is not theirs.
-
-    Args:
-        x: shape (n, d), any floating dtype.
-        unused: indices of rows that no token uses, shape (m,).
-
-    Returns:
-        Shape (n,), bool; None where it cannot be told: fewer than two unused rows are finite, or more than half of the
-        other rows are as near as they, as before the training.
-
-    >>> x = torch.tensor([[0.1, 0.0], [0.0, 0.1], [-0.1, 0.0], [3.0, 0.0], [0.0, 2.0], [-5.0, 1.0]])
-    >>> untrained_rows(x, torch.tensor([0, 1])).tolist()
-    [True, True, True, False, False, False]
+    These rows have had decay, and at the output a push away from the hidden states, but no example of their own. The
+    rows that lie as near to their mean as they do have seen no more: within 1.1 + 4 / √(2d) times the median distance
+    of an unused row to the mean of the others. (Norms of Gaussian rows have the C.V. 1 / √(2d).) The reference is that
+    of Land & Bartolo 2024 ("Fishing for Magikarp"); the limit is not theirs. None where it cannot be told: fewer than
+    two unused rows are finite, or more than half of the other rows are as near as they, as before the training.
     """
     wide = accumulator_dtype(x.device)
     known = x[unused].to(wide)
     is_finite = known.isfinite().all(1)
     unused, known = unused[is_finite], known[is_finite]
-    m = len(unused)
-    if m < 2:
+    if (m := len(unused)) < 2:
         return None
     center = known.mean(0)
     of_known = row_norms(known - center) * m / (m - 1)  # from the mean of the others
@@ -470,7 +434,4 @@ def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
     rounding = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(center)
     limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
     is_near = distance <= limit + rounding
-    num_others = len(x) - m
-    if 2 * int(is_near.sum() - is_near[unused].sum()) > num_others:
-        return None
-    return is_near
+    return None if 2 * int(is_near.sum() - is_near[unused].sum()) > len(x) - m else is_near

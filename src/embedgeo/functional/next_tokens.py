@@ -17,11 +17,6 @@ def labelled_by_next(rows: Rows) -> Rows | None:
 
     The next token is that of the next position of the sequence, which need not count itself; a row that no counted one
     follows in its sequence has none.
-
-    >>> from embedgeo.functional.rows import select_rows
-    >>> mask, ids = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[5, 6, 7, 8]])
-    >>> labelled_by_next(select_rows(torch.ones(1, 4, 2), ids, mask, dim=2)).token_ids
-    tensor([7])
     """
     ids, batch = rows.ids, rows.ids.batch
     if ids.token_ids is None or batch.token_ids is None:
@@ -68,16 +63,10 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
 def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
 
-    Returns:
-        ``cdnv``, with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
-        σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the
-        inverse of what is near 0 by chance would outweigh all others; and ``cdnv_plugin``, as published, of the rows
-        seen. All types have two or more rows.
-
-    >>> from embedgeo.functional import token_table
-    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), torch.tensor([5, 5, 2, 2]))
-    >>> {key: round(float(value), 4) for key, value in class_distance_values(table).items()}
-    {'cdnv': 0.0588, 'cdnv_plugin': 0.0278, 'cdnv_pairs': 1.0}
+    ``cdnv`` is with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
+    σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the inverse
+    of what is near 0 by chance would outweigh all others; ``cdnv_plugin`` is as published. All types have two or more
+    rows.
     """
     n, norm = types.n, torch.linalg.vector_norm(types.mean, dim=1)
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
@@ -101,9 +90,7 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
 def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str, Tensor]:
     """Cosines of each type's mean, less the mean of the types' rows, with its row of the output embedding, (V, d).
 
-    Returns:
-        ``unembedding_alignment``, the mean over types (Wu & Papyan's NC3), and ``unembedding_alignment_std``, their
-        sample standard deviation (small: uniform duality, UNC3). NaN where there are no such rows, or of another width.
+    Their mean over types is Wu & Papyan's NC3; a small sample standard deviation uniform duality, UNC3.
     """
     cosines = types.n[:0]
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == types.mean.shape[1]:

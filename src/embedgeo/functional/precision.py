@@ -12,15 +12,12 @@ Sums = TypeVar("Sums", bound=NamedTuple)
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether ``device`` has float64; MPS has not."""
+    """Tell if ``device`` has float64; MPS has not."""
     return device.type != "mps"
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64.
-
-    Sums in float32 are taken of centred rows, a part of the batch at a time, and merged in float64: see `to_state`.
-    """
+    """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64."""
     return torch.float64 if has_float64(device) else torch.float32
 
 
@@ -36,7 +33,7 @@ def to_state(sums: Sums) -> Sums:
 
 
 def in_range(squares: Tensor) -> bool:
-    """Whether the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
+    """Tell if the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
     finfo = torch.finfo(squares.dtype)
     return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
@@ -48,11 +45,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Compute float32 products on ``device`` in full float32, not in the matrix units' fast mode.
-
-    ``torch.set_float32_matmul_precision`` degrades the CPU as well, and autocast is active inside forward hooks.
-    Inside this context neither has an effect; on leaving it both are restored.
-    """
+    """Compute float32 products on ``device`` in full float32, whatever autocast and the process's settings are."""
     backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:

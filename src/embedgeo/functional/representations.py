@@ -98,7 +98,7 @@ def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def linearity(x: Tensor, y: Tensor, adjusted: bool = True, residual: bool = True) -> Tensor:
-    """How much of ``y`` is an affine function of ``x``: 1 - min ‖XA - Y‖² of centred rows, Y of Frobenius norm 1.
+    """Share of ``y`` that is an affine function of ``x``: 1 - min ‖XA - Y‖² of centred rows, Y of Frobenius norm 1.
 
     This is R² of all coordinates at once. Unadjusted, that of independent rows is r / (n - 1), r the rank of ``x``:
     0.25 at d/n = 0.25. Adjusted for degrees of freedom, 1 - (1 - R²)(n - 1) / (n - 1 - r), it is 0 on average.
@@ -204,7 +204,8 @@ def _debiased_cka(pair: tuple[Tensor, Tensor]) -> Tensor:
 
     def hsic(a: Tensor, b: Tensor) -> Tensor:
         """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its square."""
-        product, a2, b2 = _product(a, b), a.square().sum(1), b.square().sum(1)
+        product = _product(a, b)
+        a2, b2 = a.square().sum(1), b.square().sum(1)
         value = product - a2 @ b2 * (n / (n - 2)) + a2.sum() * b2.sum() / ((n - 1) * (n - 2))
         return torch.where(value.abs() <= _ROUNDING * product, 0, value)
 
@@ -235,7 +236,7 @@ def _overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
         return pair[0].new_tensor(torch.nan)
 
     def near(x: Tensor, start: int, stop: int) -> Tensor:
-        """Whether each row is one of the ``k`` nearest to these, shape (rows, n)."""
+        """Marks of the ``k`` rows nearest to each of these, shape (rows, n)."""
         squares = x.square().sum(1)
         distances = squares + squares[start:stop, None] - 2 * x[start:stop] @ x.T
         distances.diagonal(start).fill_(torch.inf)

@@ -73,10 +73,9 @@ class RowIds:
         return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
     def dealt(self, first: int, num_groups: int) -> tuple[Tensor, list[tuple[int, "RowIds"]]]:
-        """Deal whole sequences into groups: sequence i into group first + i, modulo ``num_groups``.
+        """The group of each row that counts, shape (n,), and the groups that have such rows, each with its number.
 
-        Returns:
-            The group of each row that counts, shape (n,), and the groups that have such rows, each with its number.
+        Whole sequences are dealt: sequence i into group first + i, modulo ``num_groups``.
         """
         assert self.sequence_ids is not None
         groups = (first + self.sequence_ids) % num_groups
@@ -90,10 +89,7 @@ def row_ids(
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
 ) -> RowIds:
-    """Ids of the rows of a batch that count; arguments and errors as of `select_rows`.
-
-    Without ``sequence_ids`` each row is a sequence of its own; ``embeddings`` are those of any layer.
-    """
+    """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its own."""
     ids = None if token_ids is None else _integers("token_ids", token_ids, embeddings)
     sequences = None if sequence_ids is None else _integers("sequence_ids", sequence_ids, embeddings)
     kept = None
@@ -124,19 +120,12 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
 
 @dataclass(eq=False)
 class Rows:
-    """The rows of one batch that count, prepared once for all metrics of a layer.
+    """The rows of one batch that count, prepared once for all metrics of a layer."""
 
-    Attributes:
-        embeddings: shape (n, d), floating point, finite, detached.
-        ids: their ids.
-        num_nonfinite: number of rows that the mask kept but that had a NaN or Inf.
-        finite: shape (n + num_nonfinite,), bool: those of the rows that the mask kept that these are; None: all.
-    """
-
-    embeddings: Tensor
+    embeddings: Tensor  # shape (n, d), floating point, finite, detached
     ids: RowIds
-    num_nonfinite: int = 0
-    finite: Tensor | None = None
+    num_nonfinite: int = 0  # number of rows that the mask kept but that had a NaN or Inf
+    finite: Tensor | None = None  # marks of the kept rows that these are, shape (n + num_nonfinite,); None: all
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
@@ -197,20 +186,8 @@ def select_rows(
 ) -> Rows:
     """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
 
-    Args:
-        embeddings: shape (..., d), any floating dtype; or rows that are selected already, which are returned.
-        token_ids: shape (...), any integer dtype.
-        mask: shape (...), bool or 0/1; True = count this row.
-        sequence_ids: shape (...), any integer dtype; default: each index of the leading axis of three or more is a
-            sequence, and each row of an (n, d) input is one of its own.
-        dim: the expected d.
-
-    Raises:
-        TypeError: embeddings are not floating point, or token or sequence ids not integers.
-        ValueError: a shape that does not match, a mask with other values than 0 and 1, or more than `Rows`.
-
-    >>> select_rows(torch.eye(3), mask=torch.tensor([1, 0, 1]), dim=3).embeddings.shape
-    torch.Size([2, 3])
+    Default of ``sequence_ids``: each index of the leading axis of three or more is a sequence, and each row of an (n,
+    d) input is one of its own. Rows that are selected already are returned.
     """
     x = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -234,9 +211,6 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
     """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last one before it.
 
     Both have shape (batch, positions); where position ids do not increase, another sequence packed into the row starts.
-
-    >>> sequence_positions(torch.tensor([[False, True, True, True, True]]), torch.tensor([[0, 0, 1, 0, 1]])).tolist()
-    [[0, 1, 2, 1, 2]]
     """
     number = real.cumsum(1)
     if position_ids is None:
@@ -248,15 +222,10 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
 def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
     """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
 
-    Args:
-        shape: of the rows, (batch, positions, …), or (n,) where the rows of all sequences follow each other.
-        position_ids: shape (batch or 1, positions); where they do not increase, another packed sequence starts.
-            Ignored if they do not fit.
-        token_ids: of any shapes; with ``position_ids`` they tell (batch, positions) of n rows. Where none of them is of
-            as many rows, each row is a sequence of its own.
-
-    >>> sequence_numbers(torch.Size([2, 3]), torch.tensor([[0, 1, 0]])).tolist()
-    [[0, 0, 1], [2, 2, 3]]
+    Position ids, shape (batch or 1, positions), start another packed sequence where they do not increase, and are
+    ignored if they do not fit. Where the rows of all sequences follow each other, ``shape`` is (n,), and (batch,
+    positions) are those of the first of ``position_ids`` and ``token_ids`` that has n elements; else each row is a
+    sequence of its own.
     """
     grid = shape
     if len(shape) == 1:
@@ -304,21 +273,9 @@ def pool_tokens(
     """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
 
     A maximum is taken in each coordinate (Conneau et al. 2017); means are summed in float64 and are float32 at least.
-    For words see `find_words`; with ``"tokens"`` the arguments are returned as they are.
-
-    Args:
-        hidden: shape (batch, positions, d), any floating dtype; (..., d) for ``"tokens"``.
-        token_ids: shape (batch, positions), or None.
-        mask: shape (batch, positions), bool, True = this token counts; None if all do.
-        rows: the row unit.
-
-    Returns:
-        Hidden states, shape (batch, d); the ids of the tokens, shape (batch,), None for means and maxima; and a mask,
-        False for sequences in which no token counts, or None if there are none.
-
-    >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
-    >>> pool_tokens(hidden, torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]]), "last")
-    (tensor([[3.]]), tensor([6]), None)
+    The hidden states, shape (batch, positions, d), the ids and the bool mask become those of the sequences: no ids for
+    means and maxima; a mask, False where no token counts, or None if there are no such sequences. All is kept for
+    ``"tokens"``.
     """
     if rows == "tokens":
         return hidden, token_ids, mask
@@ -353,10 +310,7 @@ class Words(NamedTuple):
     ids: RowIds  # the words' types, None where there are neither token ids nor types, and sequences
 
     def means(self, hidden: Tensor) -> Tensor:
-        """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least.
-
-        A mean over several tokens is shorter than they are: norms of words depend on how many tokens a word has.
-        """
+        """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         rows = rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
         total = rows.new_zeros(len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device))
@@ -375,18 +329,9 @@ def find_words(
 ) -> Words:
     """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix J.
 
-    Args:
-        device: of the hidden states.
-        word_ids: shape (...): tokens of a sequence with equal numbers are one word, those with negative ones of none.
-        sequence_ids: shape (...), not negative.
-        token_ids: shape (...), or None; a word's type is its spelling in these, masked ones among them.
-        types: shape (...), or None; used instead: a word's type is that of its first token.
-        mask: shape (...), bool, True = this token counts; None if all do.
-
-    >>> hidden, sequence_ids = torch.tensor([[1.0], [3.0], [9.0]]), torch.zeros(3, dtype=torch.int64)
-    >>> words = find_words(hidden.device, torch.tensor([0, 0, 1]), sequence_ids, types=torch.tensor([7, 7, 5]))
-    >>> words.means(hidden).flatten().tolist(), words.ids.token_ids.tolist()
-    ([2.0, 9.0], [7, 5])
+    Tokens of a sequence with equal word ids are one word, those with negative ones of none; sequence ids are not
+    negative. A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked
+    ones among them.
     """
     words = word_ids.reshape(-1).to(device, torch.int64)
     sequences = sequence_ids.reshape(-1).to(device, torch.int64)
@@ -409,14 +354,10 @@ def find_words(
 
 
 def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:
-    """A number for each word, equal for equal ids in equal order: a polynomial in its token ids.
+    """A number for each word, equal for equal ids in equal order: a polynomial in its token ids, word after word.
 
     The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have equal numbers; that
-    any two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million.
-
-    Args:
-        token_ids: shape (n,), int64, those of one word after those of the other.
-        lengths: shape (T,), int64, at least 1 each, n in total.
+    any two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million. Lengths are at least 1.
     """
     if not len(lengths):
         return lengths

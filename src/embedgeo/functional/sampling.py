@@ -49,14 +49,9 @@ class Sample(NamedTuple):
     def extend(
         self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
     ) -> "Sample":
-        """The sample once the next rows of the stream have been seen.
+        """The sample once the next rows of the stream have been seen, without those that are left out.
 
-        Args:
-            x: the rows, shape (n, d), without those that are left out.
-            labels: of these, shape (n,).
-            kept: which of the next rows of the stream ``x`` are, bool, with n true; None: all.
-            seed: of the keys.
-            stream: number of the stream.
+        Of these, ``x`` are those that ``kept`` marks; ``labels`` are of ``x``; ``seed`` is that of the keys.
         """
         count = len(x) if kept is None else len(kept)
         keys = row_keys(self.seen, count, seed=seed, stream=stream, device=self.keys.device)
@@ -117,9 +112,6 @@ def row_keys(
     """Keys of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), float64 in [0, 1).
 
     They are SplitMix64 (Steele, Lea & Flood 2014) of the position of the row, in wrapping int64 arithmetic.
-
-    >>> bool((row_keys(0, 5, seed=0)[3:] == row_keys(3, 2, seed=0)).all())
-    True
     """
     z = stream_positions(start, count, stream=stream, device=device)
     # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
@@ -135,12 +127,8 @@ def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
     """Numbers of rows among those of all streams, from 0, in the order in which one process would see their batches.
 
-    Args:
-        positions: `Sample.positions` of the rows, shape (m,), int64.
-        batches: of each stream, the number of rows of its batches. Of R streams, stream r has the batches r, r + R, ….
-
-    >>> row_numbers(stream_positions(0, 5, stream=1), [torch.tensor([10, 10]), torch.tensor([3, 4])])
-    tensor([10, 11, 12, 23, 24])
+    ``positions`` are those of `Sample`, ``batches`` the numbers of rows of the batches of each stream; of R streams,
+    stream r has the batches r, r + R, ….
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
     before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
@@ -170,10 +158,7 @@ def _int64(unsigned: int) -> int:
 
 
 def sample_batches(sample: Sample, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows and labels of random batches of ``batch_size`` rows, or of one smaller batch if there are fewer rows.
-
-    Rows that do not fill a batch are left out.
-    """
+    """Rows and labels of random whole batches of ``batch_size`` rows, or of a smaller one if there are fewer rows."""
     if len(sample.rows) <= batch_size:
         return [(sample.rows, sample.labels)]
     chosen = sample.keys.argsort()[: len(sample.rows) // batch_size * batch_size]

@@ -1,7 +1,6 @@
-"""Mean cosines of rows: of one token type, of different types, of one sequence.
+"""Mean cosines of rows: of one token type, of different types, of one sequence (Ethayarajh 2019).
 
-Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?* (EMNLP). Functions return means of
-1 - cos, which for rows scaled to norm 1 is ‖u - v‖² / 2, so that differences of similarities keep their digits.
+Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that differences of similarities keep their digits.
 """
 
 from functools import partial
@@ -17,19 +16,13 @@ from embedgeo.functional.tokens import TokenTable, token_table
 
 
 class SequenceSimilarity(NamedTuple):
-    """What similarities within sequences, and of all rows, follow from; u is a row scaled to norm 1.
-
-    States of rows that share no sequence merge exactly.
-    """
+    """Sums over sequences that share none, of rows u scaled to norm 1: for mean cosines within and of all."""
 
     n: Tensor  # number of rows, scalar
     mean: Tensor  # mean of u, shape (d,)
     m2: Tensor  # squared deviations from it, summed over rows and coordinates, scalar
-    # Σ_s n_s (n_s - 1) over sequences s, n_s being their rows: ordered pairs of rows of one sequence, scalar
-    pairs: Tensor
-    # Σ_s n_s m2_s, m2_s being the squared deviations of u from the mean in s: 1 - cos, summed over these pairs,
-    # scalar
-    distances: Tensor
+    pairs: Tensor  # Σ_s n_s (n_s - 1) over sequences s of n_s rows: ordered pairs of rows of one sequence, scalar
+    distances: Tensor  # Σ_s n_s m2_s, of deviations from the mean in s: 1 - cos, summed over these pairs, scalar
     sequences: Tensor  # number of sequences of two or more rows, scalar
     from_mean: Tensor  # mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar
 
@@ -94,12 +87,6 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
 
     The first similarity is the mean cosine over all pairs of distinct rows of one sequence; the second, Ethayarajh's,
     the mean over sequences of two or more rows of the mean cosine of their rows with their mean row.
-
-    >>> x = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 5.0]])
-    >>> state = sequence_similarity(x, row_directions(x)[0], torch.tensor([0, 0, 1]))
-    >>> distances, of_all_pairs = sequence_distances(state)
-    >>> [round(float(distance), 3) for distance in (*distances.values(), of_all_pairs)]
-    [1.0, 0.293, 0.667]
     """
     distances = {
         "within_sequence_similarity": ratio(state.distances, state.pairs),
@@ -113,11 +100,6 @@ def type_distances(types: TokenTable) -> dict[str, Tensor]:
 
     The first similarity, Ethayarajh's, is the mean over token types of two or more rows of the mean cosine of two
     distinct rows; the second the mean cosine over all pairs of rows of different types.
-
-    >>> x = torch.eye(2)[[0, 0, 1]]
-    >>> distances = type_distances(token_table(x, torch.tensor([7, 7, 9])))
-    >>> [float(distance) for distance in distances.values()]
-    [0.0, 1.0]
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)

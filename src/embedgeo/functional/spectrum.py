@@ -290,9 +290,7 @@ def covariance_eigenvalues(scatter: Scatter) -> Tensor:
 def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> Tensor:
     """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite.
 
-    They are 0 from the n-th on, and where they are only rounding beside the largest (d ε λ₁): roots of many of these
-    would add up.
-    Rounding is measured by ``largest``, or by λ₁.
+    They are 0 from the n-th on, and where they are only rounding beside ``largest`` or λ₁: many of these would add up.
     """
     if not bool(s.isfinite().all()):
         return s.diagonal() * torch.nan
@@ -303,13 +301,9 @@ def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> 
 
 
 def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
-    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, given the scatter of n rows, their mean, and the λ₁ of S.
-
-    A reflection puts the mean on the first axis, so that one entry of the matrix is large: where the mean is long, the
-    small eigenvalues would else drown in its rounding.
-    """
+    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, given the scatter of n rows, their mean, and the λ₁ of S."""
     length = torch.linalg.vector_norm(mean)
-    normal = mean.clone()
+    normal = mean.clone()  # of a mirror that puts the mean on the first axis: else its rounding drowns small values
     normal[0] += torch.copysign(length, mean[0])
     normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
     reflected = s - 2 * torch.outer(normal, normal @ s)
@@ -437,18 +431,18 @@ def row_sketch(x: Tensor, columns: int) -> ScatterSketch:
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
     matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
     """
-    wide = accumulator_dtype(x.device)
     with matmul_precision(x.device):
-        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns, wide)
+        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns)
 
 
-def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, wide: torch.dtype) -> ScatterSketch:
+def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int) -> ScatterSketch:
     """The sketch of rows, centred twice; in float64 if its products leave the range of ``dtype``."""
-    dim = x.shape[1]
-    zero, row = (torch.zeros(shape, dtype=wide, device=x.device) for shape in ((), (dim,)))
+    wide, dim = accumulator_dtype(x.device), x.shape[1]
+    center = torch.zeros(dim, dtype=wide, device=x.device)
     omega = gaussian_columns(dim, columns, x.device)
-    n, m2, rest, product = zero + len(x), row.clone(), row.clone(), row.new_zeros(dim, columns)
-    center = row.clone()
+    n = center.new_full((), len(x))
+    m2, rest = torch.zeros_like(center), torch.zeros_like(center)
+    product = center.new_zeros(dim, columns)
     for chunk in row_chunks(x):
         center += x[chunk].to(wide).sum(0)
     center = (center / max(1, len(x))).to(dtype)
@@ -458,7 +452,7 @@ def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, wide: torch.dtype) -
         m2 += rows.square().sum(0)
         product += rows.T @ (rows @ omega.to(dtype))
     if len(x) and dtype != wide and not in_range(product.abs().to(dtype)):
-        return _sketch_in(wide, x, columns, wide)
+        return _sketch_in(wide, x, columns)
     rest /= n.clamp(min=1)
     product.addr_(n * rest, rest @ omega.to(wide), alpha=-1)
     return ScatterSketch(n, center + rest, m2.addcmul_(n * rest, rest, value=-1), product)
@@ -556,7 +550,6 @@ def _student(freedom: int) -> float:
 
 
 def _chi2(freedom: int, sign: int) -> float:
-    """The value that a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL`."""
-    # Wilson & Hilferty 1931
+    """The value a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL` (Wilson & Hilferty)."""
     variance = 2 / (9 * freedom)
     return float(freedom * (1 - variance + sign * _NORMAL * math.sqrt(variance)) ** 3)

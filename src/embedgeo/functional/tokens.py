@@ -26,6 +26,10 @@ from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
+_FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
+NUM_BINS = 10  # ranges of frequencies
+REGRESSION_COUNT_RANGE = (10, 100_000)
+"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
 
 
 class TokenTable(NamedTuple):
@@ -153,8 +157,8 @@ def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) 
     """Mean and m2 of the rows of each run, given the rows' places, run by run, and the number of rows in each.
 
     Rows are centred on the last one of their run (the first one of a text may be an outlier), then on the mean of the
-    differences, and what is left of the mean corrects it. So float32 rows need no float64 copy, and identical rows
-    have a variance of exactly 0. Some runs are worked on at a time, so that they stay in the processor's cache.
+    differences, whose rest corrects the mean. So float32 rows need no float64 copy, and identical rows vary by exactly
+    0.
     """
     mean = torch.empty(len(lengths), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     m2 = mean.new_zeros(len(lengths))
@@ -182,9 +186,6 @@ def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) 
 def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
     places = torch.arange(len(rows), device=rows.device)
     return embedding_bag(places, rows, first, mode="sum").div_(lengths[:, None])
-
-
-_FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 
 
 class SequenceCount(NamedTuple):
@@ -298,10 +299,6 @@ def unbiased_split(n: Tensor, variance: Tensor, within: Tensor) -> dict[str, Ten
     }
 
 
-REGRESSION_COUNT_RANGE = (10, 100_000)
-"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
-
-
 def type_values(types: TokenTable) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
     values = variance_values(types.n, types.mean, types.m2)
@@ -346,13 +343,11 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.numel() == 0:
         return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
-    n, dx, dy = x.new_tensor(x.numel()), x - x.mean(), y - y.mean()
+    n = x.new_tensor(x.numel())
+    dx, dy = x - x.mean(), y - y.mean()
     xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
     xy = dx @ dy
     return ratio(xy, xx), ratio(xy.square(), xx * yy)
-
-
-NUM_BINS = 10  # ranges of frequencies
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

@@ -23,10 +23,6 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
 
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
-
-    >>> V = {"layer_index": 0, "width": 8, "metric": "V"}
-    >>> tagged_scalars([{"layer": "block.00", "value": 2.0, **V}, {"layer": "block.01", "value": 4.0, **V}])
-    {'geometry.V/block.00': 2.0, 'geometry.V/block.01': 4.0, 'geometry.V/mean': 3.0}
     """
     records = list(records)
     layers = _layer_tags(record["layer"] for record in records)
@@ -42,27 +38,24 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     return scalars | {tag: sum(values) / len(values) for tag, values in block_values.items()}
 
 
-def tag_part(name: str) -> str:
+def _tag_part(name: str) -> str:
     """A name as it stands in tags: an underscore for whatever is not a letter, a digit or one of ``_ . -``.
 
     TensorBoard's custom scalars show nothing in a chart that has a tag with an opening parenthesis (2.21).
-
-    >>> tag_part("mean(last4)"), tag_part("encoder.block.07"), tag_part("a/b [1]")
-    ('mean_last4', 'encoder.block.07', 'a_b_1')
     """
     return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
 
 
 def _chart(prefix: str, metric: str) -> str:
     """Start of the tags of a metric, up to the slash before the layer."""
-    return f"{'/'.join(map(tag_part, prefix.split('/')))}.{tag_part(metric)}"
+    return f"{'/'.join(map(_tag_part, prefix.split('/')))}.{_tag_part(metric)}"
 
 
 def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
-    """The name of each layer in tags, distinct from each other's and from the means over blocks."""
+    """Names of layers in tags, distinct from each other and from those of the means over blocks."""
     tags: dict[str, str] = {}
     for layer in dict.fromkeys(layers):
-        tag = tag_part(layer)
+        tag = _tag_part(layer)
         while tag in (*_MEANS, *tags.values()):
             tag += "_"
         tags[layer] = tag
@@ -70,13 +63,7 @@ def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
-    """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line for each layer.
-
-    >>> import embedgeo.metrics
-    >>> layout = custom_scalars_layout(["V", "anisotropy", "M_over_Q"])
-    >>> {group: list(charts) for group, charts in layout.items()}
-    {'geometry: at a glance': ['M / Q (M_over_Q)', 'anisotropy'], 'geometry: size and variance': ['V']}
-    """
+    """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line for each layer."""
     layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
     for metric in in_order(metrics):
         chart = ["Multiline", [rf"^{re.escape(_chart(prefix, metric))}\/"]]
@@ -85,12 +72,7 @@ def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> d
 
 
 def chart_title(metric: str) -> str:
-    """The name of a metric and, where they differ, its key.
-
-    >>> import embedgeo.metrics
-    >>> chart_title("M_over_Q"), chart_title("mean_cosine")
-    ('M / Q (M_over_Q)', 'mean cosine')
-    """
+    """The name of a metric and, where they differ, its key."""
     name = term(metric).name
     return name if name.replace(" ", "_") == metric else f"{name} ({metric})"
 
@@ -113,11 +95,9 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
 
 
 def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
-    """Read the records in the event files of one TensorBoard run; of a step that was repeated, the last value.
+    """Read the prefixes of tags in the event files of one TensorBoard run, and the records that each stands before.
 
-    Yields:
-        A prefix of the tags, and the records that were written under it. Layers have their names in the tags, but for
-        ``mean(last4)``. Event files hold neither width (here 0) nor stderr (NaN).
+    Of a step that was repeated it is the last value. Event files hold neither width (here 0) nor stderr (NaN).
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

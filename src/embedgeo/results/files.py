@@ -15,11 +15,9 @@ _ONE_DAY = 86_400
 
 
 def temporary_path(path: Path) -> Path:
-    """A hidden path beside ``path`` whose name says which process of which machine uses it.
-
-    Of a long name it has the end: with all of it, it could be too long for the file system.
-    """
-    return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{path.name[-100:]}"
+    """A hidden path beside ``path`` whose name says which process of which machine uses it."""
+    end = path.name[-100:]  # all of a long name could be too long for the file system
+    return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{end}"
 
 
 @contextmanager
@@ -74,10 +72,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextmanager
 def replacing_contents(out: Path) -> Iterator[Path]:
-    """A temporary folder in ``out`` whose entries take the place of those of the same names at the end.
-
-    Where that is not reached, ``out`` is as it was; what a killed process left is removed the next time.
-    """
+    """A temporary folder in ``out`` whose entries take the place of those of the same names at the end, all or none."""
     is_new = not out.exists()
     new = temporary_path(out / "new")
     try:
@@ -119,10 +114,7 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
 
 
 def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
-    """Make the output folder of a command, or remove results of an earlier run of the command from it.
-
-    A later run recognizes the folder by the marker, a file in it with this text.
-    """
+    """Make the output folder of a command, marked by a file in it, or remove the results of an earlier run from it."""
     out = marker.parent
     require_own(out, command, is_earlier=marker.exists())
     try:
@@ -137,10 +129,9 @@ def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> 
 
 
 class Locks:
-    """Locks on bytes of a file, one byte for each name; nothing is written into it.
+    """Locks on bytes of a file, one byte for each name; this process must not open the file elsewhere meanwhile.
 
-    Where the file system has no locks, every name can be taken, and `error` says why. A process holds its locks until
-    it closes the file by any means: it must not open it a second time meanwhile.
+    Where the file system has no locks, every name can be taken, and `error` says why.
     """
 
     def __init__(self, path: Path) -> None:

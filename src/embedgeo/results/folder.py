@@ -32,11 +32,7 @@ _PARQUET = "[!.]*.parquet"
 
 _PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
 CKA = pa.schema(
-    [
-        *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
-        ("n", pa.int64()),
-        ("cka", pa.float64()),
-    ]
+    [*((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE), ("n", pa.int64()), ("cka", pa.float64())]
 )
 """Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at checkpoint and layer b."""
 
@@ -60,21 +56,17 @@ def read_cka(folder: Path) -> pd.DataFrame:
 
 
 class SweepFolder:
-    """The results of a sweep on disk, complete at every moment.
+    """The results of a sweep on disk, complete at every moment; `open` makes the folder.
 
     - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``<kind>/<name>.parquet``, where asked for: its tables, see `embedgeo.results.parquet.TABLES`. They are written
-      before the records; so is ``samples/<name>.safetensors``, where asked for: see `embedgeo.load_sample`.
+    - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before the records; so is
+      ``samples/<name>.safetensors``, where asked for.
     - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the samples.
-    - ``metrics.csv`` and ``tensorboard/<run>/``: the same values, rebuilt from the records alone.
+    - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
-    Every file is written under a temporary name, then renamed. Several processes may write into one folder, each its
-    own checkpoints; `Locks` on the manifest share them out.
-
-    Args:
-        path: the folder; `open` makes it.
+    Several processes may write into one folder, each its own checkpoints; `Locks` on the manifest share them out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,10 +76,7 @@ class SweepFolder:
         self.tensorboard = self.path / "tensorboard"
 
     def open(self, settings: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-        """Make the folder, or go on with one that was made with these settings, which the results depend on.
-
-        Further ``entries`` of ``manifest.json`` are those of the first run.
-        """
+        """Make the folder, with further ``entries`` in its manifest, or go on with one made with these settings."""
         self.require_settings(settings)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -155,11 +144,11 @@ class SweepFolder:
         return records
 
     def facts(self, name: str) -> dict[str, str]:
-        """Facts about a checkpoint that is done, as `write` was given them."""
+        """Facts about a checkpoint that is done, from `write`."""
         return read_metadata(self._file(name))
 
     def tables(self, kind: str) -> dict[str, Path]:
-        """Files of the tables of one kind, a key of `TABLES`, by checkpoint; for `read_table`."""
+        """Files of the tables of one kind, by checkpoint."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
 
     def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
@@ -175,10 +164,12 @@ class SweepFolder:
         """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
 
         A run has the name of its series, fit for a folder; a single series that of the model, unless the sweep is to
-        have ``num_series`` of them. Models of different widths, depths or classes in one series are runs of their own:
-        their ``series`` says by what they differ.
+        have ``num_series`` of them. Different models in one series are runs of their own.
         """
-        found = {name: records for name in self.done() if len(records := self._read_measured(name))}
+        frames = {
+            name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True) for name in self.done()
+        }
+        found = {name: records for name, records in frames.items() if len(records)}
         weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
         series = _series(found, {name: self.facts(name).get("model_class", "") for name in found})
         found = {name: records.assign(series=series[name]) for name, records in found.items()}
@@ -204,9 +195,8 @@ class SweepFolder:
     ) -> None:
         """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
 
-        Its `facts` are ``model_class``, by which models of one series are told apart; ``files``, by which a change of
-        local weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and ``group``, that of its
-        model.
+        Facts are ``model_class``, by which models of one series are told apart; ``files``, by which a change of local
+        weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and ``group``.
         """
         if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
             self._file(name).unlink(missing_ok=True)
@@ -215,11 +205,11 @@ class SweepFolder:
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
         write_parquet(self._file(name), records, SCHEMA, facts)
-        self._failure_file(name).unlink(missing_ok=True)
+        (self.failed / f"{name}.txt").unlink(missing_ok=True)
 
     def write_failure(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for people to read; the next run tries it again."""
-        with suppress(OSError), replacing(self._failure_file(name)) as temporary:  # the summary names the reason, too
+        with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:  # the summary names it, too
             temporary.write_text(reason + "\n")
 
     def write_groups(self, groups: Mapping[str, str]) -> None:
@@ -283,15 +273,9 @@ class SweepFolder:
     def _file(self, name: str) -> Path:
         return self.checkpoints / f"{name}.parquet"
 
-    def _failure_file(self, name: str) -> Path:
-        return self.failed / f"{name}.txt"
-
     def _measured_files(self, name: str) -> list[Path]:
         drift = drift_file(self.path, name)
         return [self._file(name), drift] if drift.exists() else [self._file(name)]
-
-    def _read_measured(self, name: str) -> pd.DataFrame:
-        return pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:

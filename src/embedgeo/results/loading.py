@@ -38,12 +38,16 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     require_extra("report", "load_results", "pandas", "pyarrow")
     import pandas as pd
 
+    from embedgeo.results.folder import SweepFolder
     from embedgeo.results.parquet import SCHEMA
 
     path = Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
-    tables = [records.assign(run=run) for run, records in _runs(path)]
+    sweep = SweepFolder(path)
+    swept = {run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()}
+    runs = swept.items() if sweep.done() else monitored_runs(path)
+    tables = [records.assign(run=run) for run, records in runs]
     if not tables:
         raise ValueError(
             "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
@@ -56,23 +60,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
-def _runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    import pandas as pd
-
-    from embedgeo.results.folder import SweepFolder
-
-    sweep = SweepFolder(folder)
-    if not sweep.done():
-        yield from monitored_runs(folder)
-    for run, checkpoints in sweep.runs().items():
-        yield run, pd.concat(checkpoints.values(), ignore_index=True)
-
-
 def monitored_runs(folder: Path) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """Names and records of the runs of monitors in a folder, from their histories or else from event files.
-
-    A name is the folder of the run, inside the given one, and the prefix of its monitor.
-    """
+    """Names (folder and prefix) and records of monitored runs, from their histories or else from event files."""
     import pandas as pd
 
     from embedgeo.results.parquet import read_histories

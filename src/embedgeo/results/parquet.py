@@ -16,21 +16,24 @@ from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.files import replacing
 from embedgeo.results.records import Record
 
+
+def _texts(*names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.string()) for name in names]
+
+
+def _numbers(*names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.float64()) for name in names]
+
+
 SCHEMA = pa.schema(
     [
-        ("model", pa.string()),
-        ("revision", pa.string()),
+        *_texts("model", "revision"),
         ("step", pa.int64()),
-        ("commit", pa.string()),
-        ("series", pa.string()),
-        ("weights_sha256", pa.string()),
-        ("duplicate_of", pa.string()),
-        ("layer", pa.string()),
+        *_texts("commit", "series", "weights_sha256", "duplicate_of", "layer"),
         ("layer_index", pa.int64()),
         ("width", pa.int64()),
         ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("stderr", pa.float64()),
+        *_numbers("value", "stderr"),
     ]
 )
 """Columns of the records of a sweep."""
@@ -39,40 +42,21 @@ RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of `SCHEMA` that differ from record to record of a checkpoint."""
 HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
 """Columns of the records of a training run."""
-_PAUSE = 50
-"""Pause after writing, as a multiple of what writing took: it takes at most some 2 % of the time."""
+_PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
-
-
-def _numbers(*names: str) -> list[tuple[str, pa.DataType]]:
-    return [(name, pa.float64()) for name in names]
-
-
+_COORDINATE = _numbers("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
+_UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_numbers("n", "Q", "M", "V", "num_tokens"), _TEXT]),
     "distances": pa.schema([*_TYPE, *_numbers("n", "distance"), _TEXT]),
     "projections": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
     "occurrences": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
     "spectra": pa.schema([*_LAYER, ("index", pa.int64()), *_numbers("eigenvalue"), ("n", pa.int64())]),
-    "coordinates": pa.schema(
-        [
-            *_LAYER,
-            ("coordinate", pa.int64()),
-            *_numbers("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs"),
-        ]
-    ),
-    "vocabulary": pa.schema(
-        [
-            *_TYPE,
-            ("token", pa.string()),
-            ("same_as", pa.int64()),
-            ("without_token", pa.bool_()),
-            ("untrained", pa.bool_()),
-        ]
-    ),
+    "coordinates": pa.schema([*_LAYER, ("coordinate", pa.int64()), *_COORDINATE]),
+    "vocabulary": pa.schema([*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED]),
 }
 """Columns of the tables beside the records, by their folder.
 
@@ -81,11 +65,8 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 `embedgeo.OutlierCoordinates.coordinates`.
 """
 
-_TERMS = b"terms"
-"""Name of the terms of metrics in the metadata of records."""
-
-_UNKNOWN = {"num_tokens": nan, "token": None}
-"""Columns that a table may lack, by hand or of earlier versions."""
+_TERMS = b"terms"  # of metrics, in the metadata of records
+_UNKNOWN = {"num_tokens": nan, "token": None}  # columns that a table may lack, by hand or of earlier versions
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -169,9 +150,8 @@ def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
 class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
 
-    Records of earlier steps than the first one that is added stay in it: a resumed run goes on with the file of the run
-    before, and a run that starts anew replaces it. It is always written whole. So that this takes at most 2 % of the
-    time, `add` leaves it out soon after the last time; `close` writes the rest, or else the interpreter when it exits.
+    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. It is
+    written whole, and as this takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
     """
 
     def __init__(self, folder: Path, prefix: str = "geometry") -> None:

@@ -43,14 +43,7 @@ class LayerSample:
 
 @dataclass(frozen=True)
 class SavedSample:
-    """A saved sample of a checkpoint.
-
-    Attributes:
-        model: the checkpoint's model.
-        revision: its revision.
-        step: its step.
-        layers: by the name of the layer, in forward order.
-    """
+    """A saved sample of a checkpoint; its layers are in forward order."""
 
     model: str
     revision: str

@@ -14,9 +14,6 @@ END_OF_TEXT = "<|endoftext|>"
 Tokenizer = Any
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
 
-Decoder = Callable[..., str]
-"""The method ``decode`` of a tokenizer."""
-
 SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 """The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
 
@@ -101,7 +98,7 @@ def tokenize_texts(
 
 
 def _surrounded(
-    texts: Iterable[tuple[list[int], list[int]]], before: list[int], after: list[int], decode: Decoder | None
+    texts: Iterable[tuple[list[int], list[int]]], before: list[int], after: list[int], decode: Callable[..., str] | None
 ) -> TokenizedText:
     """Texts, given by token ids and places of words, between special tokens; with words if they can be decoded."""
     token_ids: list[int] = []
@@ -176,7 +173,7 @@ def _encoded(
                 return
 
 
-def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Decoder) -> SpelledWords:
+def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., str]) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
 
     ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for tokens of no word.

@@ -48,72 +48,41 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class DescribedLayer:
-    """A layer that was found.
+    """A layer that was found."""
 
-    Attributes:
-        name: as in records.
-        path: of the module in the model, as ``named_modules`` has it.
-        kind: class of the module.
-        width: of the hidden state; None where no forward pass has told.
-        state_bytes: what its metrics hold at the end of a measurement; None likewise.
-    """
-
-    name: str
-    path: str
-    kind: str
-    width: int | None
-    state_bytes: int | None
+    name: str  # as in records
+    path: str  # of the module in the model, as `named_modules` has it
+    kind: str  # class of the module
+    width: int | None  # of the hidden state; None where no forward pass has told
+    state_bytes: int | None  # what its metrics hold at the end of a measurement; None where the width is
 
 
 @dataclass(frozen=True)
 class DescribedMetric:
-    """A metric that layers would have.
+    """A metric that layers would have."""
 
-    Attributes:
-        name: its class.
-        num_layers: how many layers have it.
-        layer_bytes: what it holds at the widest of them, at the end of a measurement.
-        total_bytes: what it holds at all of them.
-    """
-
-    name: str
-    num_layers: int
-    layer_bytes: int = 0
-    total_bytes: int = 0
+    name: str  # its class
+    num_layers: int  # that have it
+    layer_bytes: int = 0  # what it holds at the widest of them, at the end of a measurement
+    total_bytes: int = 0  # what it holds at all of them
 
 
 @dataclass(frozen=True)
 class Description:
-    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100 columns.
+    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100 columns."""
 
-    Attributes:
-        model: class of the model that is measured.
-        num_parameters: of it.
-        layers: in forward order; empty where the monitor could not start: the first warning says why.
-        token_ids: where the token ids come from: a module's path, or an argument of the monitor.
-        mask: where the mask comes from: the path of a module and its argument, or an argument of the monitor.
-        num_rows: rows of a measurement on one rank, padding included.
-        num_types: token types among them, at most: of each the token table holds a row.
-        rows: how the number of rows comes about.
-        metrics: of all layers.
-        state_bytes: what all metrics hold at the end of a measurement.
-        seconds: an estimate of what a measurement adds to its steps on this machine, beside the forward passes of a
-            probe; None where the widths are not known.
-        warnings: what to change, or to know, before training starts.
-    """
-
-    model: str
+    model: str  # class of the model that is measured
     num_parameters: int
-    layers: tuple[DescribedLayer, ...] = ()
-    token_ids: str = "unknown"
-    mask: str = "unknown"
-    num_rows: int = 0
-    num_types: int = 0
-    rows: str = "unknown"
-    metrics: tuple[DescribedMetric, ...] = ()
-    state_bytes: int = 0
-    seconds: float | None = None
-    warnings: tuple[str, ...] = ()
+    layers: tuple[DescribedLayer, ...] = ()  # in forward order; empty where the first warning says why
+    token_ids: str = "unknown"  # their source: a module's path, or an argument of the monitor
+    mask: str = "unknown"  # its source: the path of a module and its argument, or an argument of the monitor
+    num_rows: int = 0  # of a measurement on one rank, padding included
+    num_types: int = 0  # token types among them, at most: of each the token table holds a row
+    rows: str = "unknown"  # how their number comes about
+    metrics: tuple[DescribedMetric, ...] = ()  # of all layers
+    state_bytes: int = 0  # what all metrics hold at the end of a measurement
+    seconds: float | None = None  # a measurement's estimate, without a probe's forward passes; None without widths
+    warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
 
     def __str__(self) -> str:
         facts = [["model", f"{self.model}, {self.num_parameters:,} parameters"]]
@@ -180,10 +149,7 @@ def outline(model: nn.Module, geometry: Geometry) -> Description:
 
 
 def opening(monitor: str, outlined: Description, schedule: object, path: Path | None, notes: Sequence[str] = ()) -> str:
-    """Say, when training starts, what a monitor measures when, and where it goes: the history file, if it has a path.
-
-    Each of the ``notes`` is a line of its own, after those on what the width has decided.
-    """
+    """Say, when training starts, what a monitor measures, when, and where it goes: ``path`` is the history file's."""
     layers = listed([layer.name for layer in outlined.layers], 4)
     metrics = listed([metric.name for metric in outlined.metrics])
     why_not = missing_for_history() or "folder= has it written"
@@ -225,21 +191,12 @@ def describe(
 ) -> Description:
     """Describe what a monitor would do on a model: layers, sources, bytes, seconds, and what to change before training.
 
-    The model is run on 2 sequences of 8 token ids, or on ``batch``, without gradients and in eval mode, and metrics are
-    timed on random rows; modes, buffers and random states are afterwards what they were. A model on the meta device can
-    be described, too. Call it on a model that is not yet sharded over ranks.
+    The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without gradients and in
+    eval mode, and metrics are timed on random rows; modes, buffers and random states are afterwards what they were. A
+    model on the meta device can be described, too. Call it on a model that is not yet sharded over ranks.
 
-    Args:
-        monitor: any of the monitors.
-        make_geometry: finds the layers of a model.
-        model: as it is given to the trainer.
-        batch: one to run the model on, where it does not take token ids alone: given by keyword if it is a mapping.
-            Its shape is then that of training batches.
-        batch_size: sequences in the batches of one optimizer step on one rank; of a probe that has its own, that.
-        seq_len: tokens in a sequence; of a probe that is a list of batches, theirs.
-
-    Raises:
-        ValueError: ``batch_size`` or ``seq_len`` is not positive.
+    ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the tokens of each; where the
+    batch or the monitor's probe has a shape, that counts instead.
     """
     if batch_size < 1 or seq_len < 1:
         raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
@@ -252,16 +209,15 @@ def describe(
             return replace(_without_layers(model), warnings=(_unresolved(model, error),))
         make = geometry.make_metrics
         inspected = inspect_forward(geometry.model, geometry.layers, batch)
-        rows, origin = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
+        rows = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
         shapes = inspected.hidden
         guess = None if inspected.error is None else model_width(geometry.model)
         widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in geometry.layers}
         counts = Counter(width for width in widths.values() if width is not None)
-        held = {width: _held_bytes(make(width), width, rows, monitor.drift) for width in counts}
+        held = {width: _held_bytes(make(width), width, rows) for width in counts}
         metrics = _totals(counts, held)
         device = weights_device(model)
-        seconds = [count * _seconds(make(width), width, rows, monitor.drift, device) for width, count in counts.items()]
-        tried = "synthetic token ids" if batch is None else "this batch"
+        seconds = [count * _seconds(make(width), width, rows, device) for width, count in counts.items()]
         return replace(
             _without_layers(model),
             layers=_described_layers(model, geometry, widths, held),
@@ -269,11 +225,11 @@ def describe(
             mask=_mask_source(monitor, model, inspected),
             num_rows=rows.total,
             num_types=rows.num_types,
-            rows=origin,
+            rows=rows.origin,
             metrics=metrics,
             state_bytes=sum(metric.total_bytes for metric in metrics),
             seconds=sum(seconds) if seconds else None,
-            warnings=tuple(_warnings(monitor, model, geometry, inspected, tried, held)),
+            warnings=tuple(_warnings(monitor, model, geometry, inspected, batch, held)),
         )
 
 
@@ -291,7 +247,7 @@ def _described_layers(
         modules = [call.module for call in layer.calls]
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
         path = start + ", ".join(_paths(model, modules))
-        width = widths.get(layer.name)
+        width = widths[layer.name]
         state_bytes = held[width].total() if width and held else None
         layers.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
     return tuple(layers)
@@ -304,7 +260,6 @@ def _paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
 
 
 def _unresolved(model: nn.Module, error: ValueError) -> str:
-    """Why no layers were found, and which can be given instead."""
     try:
         names = token_modules(model)
     except Exception:  # of what could only have been a suggestion
@@ -336,11 +291,12 @@ def _warnings(
     model: nn.Module,
     geometry: Geometry,
     inspected: Inspection,
-    tried: str,
+    batch: Any,
     held: Mapping[int, Counter[str]],
 ) -> Iterator[str]:
     reached = [layer for layer in geometry.layers if layer.name in inspected.hidden]
     if inspected.error is not None:
+        tried = "synthetic token ids" if batch is None else "this batch"
         yield (
             f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
             "missing or guessed. Give a batch: monitor.describe(model, batch)."
@@ -366,25 +322,25 @@ def _warnings(
                 remedy = remedies.get(name, "Measure fewer layers (layers=).")
                 yield f"{name} holds {size(of_metric)} at each layer of width {width}. {remedy}"
                 excess -= of_metric
-    is_stable = monitor.compiled == "stable" and geometry.probe.is_prepared()
-    if is_compiled(model) and not is_stable:
+    if is_compiled(model) and not (monitor.compiled == "stable" and geometry.probe.is_prepared()):
         yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
     if geometry.part is not None:
         yield "The model is one stage of a pipeline: layers and bytes are those of this stage."
 
 
-class ExpectedRows(NamedTuple):
-    """The rows of a measurement at a layer: as many of each sequence, of so many token types (0: no token ids)."""
+class _ExpectedRows(NamedTuple):
+    """The rows of a measurement at a layer."""
 
     num_sequences: int
-    seq_len: int
-    num_types: int
+    seq_len: int  # rows of each sequence
+    num_types: int  # of tokens; 0: no token ids
     num_groups: int  # of sequences, for standard errors
+    num_compared: int  # by the drift, at most; 0: none
     itemsize: int  # bytes of a number that is kept of a row
+    origin: str  # of their number
 
     @property
     def total(self) -> int:
-        """Number of rows."""
         return self.num_sequences * self.seq_len
 
     def drawn(self, width: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -392,15 +348,15 @@ class ExpectedRows(NamedTuple):
         positions = min(self.seq_len, _TIMED_ROWS)
         shape = max(1, min(self.num_sequences, _TIMED_ROWS // positions)), positions
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(*shape, width, generator=generator)
+        rows = torch.randn(*shape, width, generator=generator).to(device)
         ids = torch.randint(self.num_types, shape, generator=generator).to(device) if self.num_types else None
-        return rows.to(device), ids, torch.arange(shape[0])[:, None].expand(shape).to(device)
+        return rows, ids, torch.arange(shape[0])[:, None].expand(shape).to(device)
 
 
 def _expected_rows(
     monitor: "Monitor", geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
-) -> tuple[ExpectedRows, str]:
-    """The rows of a measurement of batches of a shape, or of the probe, and how their number comes about."""
+) -> _ExpectedRows:
+    """The rows of a measurement of batches of a shape, or of the probe."""
     batch_size, seq_len = shape
     num_batches = monitor.schedule.window
     probe = monitor.probe
@@ -418,8 +374,15 @@ def _expected_rows(
     has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
     num_sequences = num_batches * batch_size
     num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
-    itemsize = 8 if inspected.dtype == torch.float64 else 4
-    return ExpectedRows(num_sequences, seq_len, num_types, geometry.settings["jackknife"], itemsize), origin
+    return _ExpectedRows(
+        num_sequences,
+        seq_len,
+        num_types,
+        num_groups=geometry.settings["jackknife"],
+        num_compared=monitor.drift,
+        itemsize=8 if inspected.dtype == torch.float64 else 4,
+        origin=origin,
+    )
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
@@ -429,17 +392,17 @@ def _shape(batch: Any) -> tuple[int, int] | None:
     return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
 
 
-def _held_bytes(metrics: Sequence[Metric], width: int, rows: ExpectedRows, num_compared: int) -> Counter[str]:
+def _held_bytes(metrics: Sequence[Metric], width: int, rows: _ExpectedRows) -> Counter[str]:
     """Bytes that the metrics of a layer hold at the end of a measurement, by their names."""
     held: Counter[str] = Counter()
     for metric in metrics:
         held[metric_name(metric)] += _metric_bytes(metric, width, rows)
-    if num_compared:  # of the first measurement, of the last one and of this one
-        held["drift"] = 3 * min(num_compared, rows.total) * width * rows.itemsize
+    if rows.num_compared:  # of the first measurement, of the last one and of this one
+        held["drift"] = 3 * min(rows.num_compared, rows.total) * width * rows.itemsize
     return held
 
 
-def _metric_bytes(metric: Metric, width: int, rows: ExpectedRows) -> int:
+def _metric_bytes(metric: Metric, width: int, rows: _ExpectedRows) -> int:
     """Bytes of a metric with its copies for standard errors; one of another package is updated to find them."""
     if not isinstance(metric, GeometryMetric):
         empty = _state_bytes(metric)
@@ -469,14 +432,12 @@ def _totals(counts: Mapping[int, int], held: Mapping[int, Counter[str]]) -> tupl
     return tuple(metrics)
 
 
-def _seconds(
-    metrics: Sequence[Metric], width: int, rows: ExpectedRows, num_compared: int, device: torch.device
-) -> float:
+def _seconds(metrics: Sequence[Metric], width: int, rows: _ExpectedRows, device: torch.device) -> float:
     """An estimate of what the metrics of a layer take, and comparing its rows: with three others, and those below."""
     total = sum(_metric_seconds(metric, width, rows, device) for metric in metrics)
-    if num_compared:
+    if rows.num_compared:
         timed_width = min(width, _TIMED_WIDTH)
-        shape = 2, min(num_compared, rows.total), timed_width
+        shape = 2, min(rows.num_compared, rows.total), timed_width
         below, compared = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
         drift = _timed(lambda: drift_values(below, compared), device)
         linearity = _timed(lambda: linearity_values(below, compared), device)
@@ -484,36 +445,30 @@ def _seconds(
     return total
 
 
-def _metric_seconds(metric: Metric, width: int, rows: ExpectedRows, device: torch.device) -> float:
-    """An estimate of what updating a metric of a layer, and computing its values, takes on this machine.
-
-    It is timed on up to 4096 random rows, and of up to 1024 columns: more rows take longer in proportion, more columns
-    in proportion to what the metric holds: d, or d² for a scatter.
-    """
+def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: torch.device) -> float:
+    """Updating and computing, timed on some random rows: of more columns in proportion to the bytes held, d or d²."""
     timed_width = width
     share = 1.0
     if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
         timed_width = _TIMED_WIDTH
-        whole = metric.state_bytes(rows.total, 1)
+        share = metric.state_bytes(rows.total, 1)
         metric = metric.of_width(timed_width)
-        share = whole / metric.state_bytes(rows.total, 1)
+        share /= metric.state_bytes(rows.total, 1)
     hidden, ids, sequences = rows.drawn(timed_width, device)
     seconds = 0.0
     for part in (slice(1), slice(None)):  # the first time threads and memory are set up
         timed = LayerMetrics(lambda _: [deepcopy(metric)], timed_width, device=device, jackknife=rows.num_groups)
-        arguments = hidden[part], None if ids is None else ids[part], None, sequences[part]
-        updating = _timed(partial(timed.update, *arguments), device)
-        seconds = updating * rows.total / hidden.shape[:-1].numel() + _timed(timed.compute, device)
+        update = partial(timed.update, hidden[part], None if ids is None else ids[part], None, sequences[part])
+        seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel() + _timed(timed.compute, device)
     return share * seconds
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:
-    started = _now(device)
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    started = now()
     call()
-    return _now(device) - started
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return now() - started

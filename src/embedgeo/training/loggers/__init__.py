@@ -12,16 +12,13 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.records import Record
-from embedgeo.training.loggers.base import Adapter, Charts, Picture
-from embedgeo.training.loggers.local import Csv, TensorBoard
-from embedgeo.training.loggers.services import Aim, Comet, MLflow, Trackio
+from embedgeo.training.loggers.adapters import Adapter, Aim, Charts, Comet, Csv, MLflow, Picture, TensorBoard, Trackio
 from embedgeo.training.loggers.wandb import Wandb
 
 if TYPE_CHECKING:
     from embedgeo.report.live import LivePictures
 
 _ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv, MLflow, Comet, Trackio, Aim)
-_EVERYTHING = "charts, text and pictures"
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:
@@ -36,15 +33,9 @@ class Media:
 
     A text that explains each metric is written at the first measurement. Pictures are drawn at the first, second,
     fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
-    Nothing is drawn where no logger takes pictures.
-
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
-
-    Args:
-        prefix: the monitor's.
-        num_earlier: how many records of other runs its history holds already.
-        tag_start: what the trainer puts in front of the tags of scalars.
-        on_error: the monitor's.
+    ``num_earlier`` records of other runs are in the monitor's history already; ``tag_start`` is what the trainer puts
+    in front of the tags of scalars.
     """
 
     def __init__(
@@ -61,16 +52,11 @@ class Media:
         self._can_draw = True
 
     def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
-        """Write what is new: after each measurement, and once more after the ``last`` one.
-
-        Loggers are the run's: Lightning's, callbacks of a Hugging Face Trainer, or a StepMonitor's ``log``.
-        """
+        """Write what is new: after each measurement, and once more after the ``last`` one."""
         history = history[self._num_earlier :]
-        if not history:
-            return
-        if self._adapters is None:
+        if history and self._adapters is None:
             self._adapters = list(self._found(loggers))
-        if not self._adapters:
+        if not history or not self._adapters:
             return
         step = history[-1]["step"]
         self._num_measurements += not last
@@ -92,10 +78,9 @@ class Media:
             try:
                 yield from adapters([logger])
             except Exception as error:
-                self._warn(f"{type(logger).__name__} gets", _EVERYTHING, error)
+                self._warn(f"{type(logger).__name__} gets", error)
 
     def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Picture]]:
-        """The pictures to write now; none, said once, where what draws them is not installed or fails."""
         try:
             if self._pictures is None:
                 require_extra("report", "drawing them")
@@ -108,7 +93,7 @@ class Media:
             rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
         except Exception as error:
             self._can_draw = False
-            self._warn("loggers get", "pictures", error)
+            self._warn("loggers get", error, "pictures")
 
     def _give(self, write: Callable[[Adapter], None]) -> None:
         """Call each adapter, and leave out from now on those that fail."""
@@ -118,9 +103,9 @@ class Media:
                 write(adapter)
             except Exception as error:
                 self._adapters.remove(adapter)
-                self._warn(f"{type(adapter).__name__.lower()} gets", _EVERYTHING, error)
+                self._warn(f"{type(adapter).__name__.lower()} gets", error)
 
-    def _warn(self, who_gets: str, what: str, error: Exception) -> None:
+    def _warn(self, who_gets: str, error: Exception, what: str = "charts, text and pictures") -> None:
         if self._on_error == "raise":
             raise error
         rule = f"{who_gets} no more {what} of {self._prefix}; scalars and training go on"

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from embedgeo.results.events import chart_title
 from embedgeo.results.records import Record
-from embedgeo.training.loggers.base import HF_CALLBACKS, Adapter, Charts, Picture, is_instance, png_file
+from embedgeo.training.loggers.adapters import HF_CALLBACKS, Adapter, Charts, Picture, is_instance, png_file
 
 _MOST_STEPS, _MOST_ROWS = 128, 10_000
 """Steps in a chart, each row of which takes some 30 µs to log; rows of a table that Weights & Biases draws."""
@@ -33,7 +33,6 @@ class Wandb(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Wandb | None":
-        """Of Lightning's logger, the Hugging Face Trainer's callback, a run, or ``wandb`` itself where it has one."""
         if isinstance(logger, WandbLogger):
             return cls(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING)
         if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
