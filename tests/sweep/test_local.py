@@ -23,7 +23,7 @@ from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
-from embedgeo.sweep import check
+from embedgeo.sweep import SweepSettings, check
 from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenize_sequences, tokenizer_files, write_files
@@ -159,6 +159,10 @@ def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options
     for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
         assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
         assert SweepFolder(options["out"]).done() == done
+
+
+def test_parts_count_from_0_or_from_1():
+    assert [SweepSettings("model", shard=shard).part for shard in ("1/4", "4/4")] == [(1, 4), (0, 4)]
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):
