@@ -209,10 +209,9 @@ class ForwardInputs:
     def row_tokens(
         self, layer: Layer, hidden: Tensor, token_ids: PerToken | None, mask: PerToken | None, word_ids: PerToken | None
     ) -> RowTokens:
-        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first.
+        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first; given ones go first.
 
-        The ids and the mask given are used instead of the model's, also in the order of its rows; functions are called
-        with the batch. With word ids, the token ids given are the types of the words; those to ignore are the model's.
+        With word ids, the token ids given are the types of the words; those to ignore are the model's.
         """
         key = hidden.shape[:-1], layer.positions_first
         if key not in self.forward.row_tokens:

@@ -131,7 +131,7 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
         rows = table[table["layer"] == layer]
         parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
         if len(without := rows[rows.without_token]):
-            parts.append(f"{len(without)} without a token ({_ranges(without.token_id)})")
+            parts.append(f"{len(without)} without a token ({ranges(without.token_id)})")
         if len(copied := rows[rows.same_as >= 0]):
             groups = [" = ".join(_named(of_one)) for _, of_one in copied.groupby("same_as")]
             parts.append(f"{len(copied)} equal to another one ({'; '.join(groups[:3])})")
@@ -147,12 +147,8 @@ def _named(rows: pd.DataFrame) -> Sequence[str]:
     return named if len(named) <= _MOST_NAMED else [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
 
 
-def _ranges(ids: Iterable[int]) -> str:
-    """Numbers in ascending order, those in a row as a range.
-
-    >>> _ranges([3, 7, 8, 9])
-    '3, 7–9'
-    """
+def ranges(ids: Iterable[int]) -> str:
+    """Numbers in ascending order, those in a row as a range."""
     runs = [[i for _, i in run] for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0])]
     return listed([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], _MOST_NAMED)
 
