@@ -181,10 +181,7 @@ class Operand(NamedTuple):
         return self.lost[rows] + 4 * torch.finfo(self._summed).eps * self.norm[rows] + self.rounding * reach
 
     def _slack(self, rows: Tensor | slice, reach: Tensor) -> Tensor:
-        """The most by which products of these rows with rows of such norms differ from squared distances.
-
-        By rounding of one product and sum a column; the rest of the norms, and their errors; denormals flushed to zero.
-        """
+        """The most by which rounding changes products of these rows with rows of such norms, denormals included."""
         dim, finfo = self.rows.shape[1] - 2 * _NORM_PARTS, torch.finfo(self._summed)
         return finfo.eps * (dim + 24) * (self.norm[rows] + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
 
@@ -203,8 +200,7 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     """The two smallest distances of each row, shape (n, 2), and for which rows they are not known, (n,).
 
-    Each product of two rows serves both: those of a strip of rows with all later ones are looked through by row, then
-    by column. Of the products in a group only the smallest is looked at, unless it is within the limit.
+    Each product serves two rows: those of a strip with all later ones are looked through by row, then by column.
     """
     n, dtype = len(x), operand.rows.dtype
     step = blocked(_STRIP_ROWS, x.device)
@@ -225,7 +221,7 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
             by_column = squared[:, later.start - first : later.stop - first].unflatten(0, (_GROUP, -1))
             sides.append((later, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
         for own, offset, groups, minima in sides:
-            one, place = minima.min(1, keepdim=True)
+            one, place = minima.min(1, keepdim=True)  # of a group only the smallest, unless that is within the limit
             other = minima.scatter(1, place, torch.inf).amin(1, keepdim=True)
             smallest[own] = torch.cat((smallest[own], one, other), dim=1).topk(2, largest=False).values
             limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))

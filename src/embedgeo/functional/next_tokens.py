@@ -15,8 +15,7 @@ from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_spli
 def labelled_by_next(rows: Rows) -> Rows | None:
     """The rows that have a next token, with it as their token type; None where there are no token ids.
 
-    The next token is that of the next position of the sequence, which need not count itself; a row that no counted one
-    follows in its sequence has none.
+    It is at the next position of the sequence, counted or not; a row has none that no counted one follows.
     """
     ids, batch = rows.ids, rows.ids.batch
     if ids.token_ids is None or batch.token_ids is None:
@@ -44,12 +43,11 @@ def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:
-    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, of all classes.
+    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr Σ_B.
 
-    They are the ratio of the traces tr Σ_W / tr Σ_B = V_W / V_B, each class weighted by its rows; the first of exactly
-    the rows seen, the second of the estimates of `unbiased_split`, NaN where that of V_B is not positive. (Papyan et
-    al.'s tr(Σ_W Σ_B⁺) / C weights the directions of Σ_B alike, and is unstable where there are more classes than
-    dimensions.)
+    The first is of exactly the rows seen, each class weighted by its rows; the second of the estimates of
+    `unbiased_split`, NaN where that of V_B is not positive. (Papyan et al.'s tr(Σ_W Σ_B⁺) / C is unstable for more
+    classes than dimensions.)
     """
     split, (n, _, m2) = variance_split(types), types.pooled()
     unbiased = unbiased_split(n, ratio(m2, n), within_variance(types, num_sequences))

@@ -222,10 +222,9 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
 def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
     """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
 
-    Position ids, shape (batch or 1, positions), start another packed sequence where they do not increase, and are
-    ignored if they do not fit. Where the rows of all sequences follow each other, ``shape`` is (n,), and (batch,
-    positions) are those of the first of ``position_ids`` and ``token_ids`` that has n elements; else each row is a
-    sequence of its own.
+    Position ids, shape (batch or 1, positions), start another one where they do not increase, and are ignored if they
+    do not fit. For rows of shape (n,), (batch, positions) are those of the first ids with n elements; else each row is
+    a sequence.
     """
     grid = shape
     if len(shape) == 1:
@@ -272,10 +271,8 @@ def pool_tokens(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
 
-    A maximum is taken in each coordinate (Conneau et al. 2017); means are summed in float64 and are float32 at least.
-    The hidden states, shape (batch, positions, d), the ids and the bool mask become those of the sequences: no ids for
-    means and maxima; a mask, False where no token counts, or None if there are no such sequences. All is kept for
-    ``"tokens"``.
+    Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask become those of the
+    sequences: no ids for means and maxima; a mask, False where no token counts, or None. All is kept for ``"tokens"``.
     """
     if rows == "tokens":
         return hidden, token_ids, mask
@@ -329,9 +326,8 @@ def find_words(
 ) -> Words:
     """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix J.
 
-    Tokens of a sequence with equal word ids are one word, those with negative ones of none; sequence ids are not
-    negative. A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked
-    ones among them.
+    A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked ones among
+    them. Tokens with negative word ids are of none; sequence ids are not negative.
     """
     words = word_ids.reshape(-1).to(device, torch.int64)
     sequences = sequence_ids.reshape(-1).to(device, torch.int64)
@@ -357,7 +353,7 @@ def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:
     """A number for each word, equal for equal ids in equal order: a polynomial in its token ids, word after word.
 
     The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have equal numbers; that
-    any two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million. Lengths are at least 1.
+    any two of T longer ones do has a probability of about T² / 2 ** 64. Lengths are at least 1.
     """
     if not len(lengths):
         return lengths
