@@ -179,8 +179,8 @@ def _letters_above(ax: Axes) -> int:
 
 
 def _inches(ax: Axes) -> tuple[float, float]:
-    width, height = ax.get_window_extent().size / ax.figure.dpi
-    return width, height
+    box = ax.get_window_extent()
+    return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
 def legend(figure: Figure, ax: Axes) -> None:
