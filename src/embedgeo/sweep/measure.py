@@ -54,7 +54,7 @@ class Downloads:
 
     def __init__(self, out: Path, *, evict: bool) -> None:
         remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
-        self._folder = temporary_path(out / "downloads")
+        self.folder = temporary_path(out / "downloads")
         self._evict = evict
         self._thread = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}
@@ -69,7 +69,7 @@ class Downloads:
 
     def discard(self) -> None:
         """Remove all that has been downloaded."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, planned: Planned) -> Future[Path]:
         """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
@@ -82,17 +82,13 @@ class Downloads:
         if checkpoint.path is not None:
             return checkpoint.path
         assert planned.contents is not None
-        cache = self._folder / planned.name if self._evict else None
+        cache = self.folder / planned.name if self._evict else None
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
-
-    def offload_folder(self, planned: Planned) -> Path:
-        """A folder for the weights of a checkpoint that a device map keeps on disk."""
-        return self._folder / planned.name / "offloaded"
 
     def remove(self, planned: Planned) -> None:
         """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
         self._fetches.pop(planned.name, None)
-        shutil.rmtree(self._folder / planned.name, ignore_errors=True)
+        shutil.rmtree(self.folder / planned.name, ignore_errors=True)
 
 
 @dataclass
@@ -147,7 +143,7 @@ class Worker:
             dtype=dtype,
             trust_remote_code=self.settings.trust_remote_code,
             device_map=self.settings.device_map,
-            offload_folder=self.downloads.offload_folder(planned),
+            offload_folder=self.downloads.folder / planned.name / "offloaded",
         )
 
     def _load_ahead(self, planned: Planned | None) -> None:

@@ -226,7 +226,7 @@ class Sweep:
 
     def copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
-        copied: Measured | None = None
+        copied = None
         original = planned.duplicate_of
         if self.fabric.is_global_zero and original in self.folder.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
