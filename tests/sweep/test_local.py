@@ -61,6 +61,7 @@ class SaveFolders(pl.Callback):
         self.save(trainer, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["with a mask", "without"])
 def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files()))
@@ -93,6 +94,7 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     assert all(error > 0 for (_, layer, metric), (_, error) in online.items() if (layer, metric) == ("block.01", "V"))
 
 
+@pytest.mark.slow
 def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     assert sweep(str(tmp_path / "run"), **options, layers="hidden_states") == 0
@@ -277,6 +279,7 @@ def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, option
         sweep(str(tmp_path / "run"), **options, spectrum=True)
 
 
+@pytest.mark.slow
 def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     asked = {**options, "num_tokens": 256, "text": str(tmp_path / "text")}
