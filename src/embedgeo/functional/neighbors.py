@@ -54,7 +54,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     x, n = x.detach(), len(x)
     if n <= _FEW_ROWS:
         return nearest_distances(x, 2)
-    operand = Operand.of(x, fast_dtype(x.device), rounded=True)
+    is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
+    has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
+    operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
         return nearest_distances(x, 2)
@@ -188,13 +190,6 @@ class Operand(NamedTuple):
     @property
     def _summed(self) -> torch.dtype:
         return torch.promote_types(self.rows.dtype, torch.float32)
-
-
-def fast_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which ``device`` gives products of numbers that bfloat16 represents fastest, with float32 sums."""
-    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):  # older versions of torch cannot tell
-        return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
-    return torch.float32
 
 
 def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Neural collapse of the rows before one token: their spread about their mean, and the alignment of that mean.
 
-Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the class-distance normalized
-variance; Wu & Papyan 2024 (arXiv 2405.17767) for both in language models, whose classes are the tokens that follow.
+Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121); Wu & Papyan 2024 (arXiv
+2405.17767), for language models, whose classes are the tokens that follow.
 """
 
 import torch
@@ -21,8 +21,7 @@ def labelled_by_next(rows: Rows) -> Rows | None:
     if ids.token_ids is None or batch.token_ids is None:
         return None
     if ids.sequence_ids is None or batch.sequence_ids is None:
-        none = ids.token_ids[:0]
-        return Rows(rows.embeddings[:0], RowIds.of(Batch(none, None)))
+        return Rows(rows.embeddings[:0], RowIds.of(Batch(ids.token_ids[:0], None)))
     following = _next_places(batch.sequence_ids, batch.kept)
     following = following if ids.kept is None else following[ids.kept]
     places = (following >= 0).nonzero().flatten()
@@ -61,10 +60,9 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
 def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
 
-    ``cdnv`` is with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
-    σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the inverse
-    of what is near 0 by chance would outweigh all others; ``cdnv_plugin`` is as published. All types have two or more
-    rows.
+    ``cdnv`` has sample variances, and not what noise adds to the squared distance of two means, σ_s² / n_s + σ_t² /
+    n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for inverses of what is
+    near 0 by chance would outweigh all others. All types have two or more rows.
     """
     n, norm = types.n, torch.linalg.vector_norm(types.mean, dim=1)
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)

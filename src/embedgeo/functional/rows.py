@@ -73,10 +73,7 @@ class RowIds:
         return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
     def dealt(self, first: int, num_groups: int) -> tuple[Tensor, list[tuple[int, "RowIds"]]]:
-        """The group of each row that counts, shape (n,), and the groups that have such rows, each with its number.
-
-        Whole sequences are dealt: sequence i into group first + i, modulo ``num_groups``.
-        """
+        """Group first + i, modulo ``num_groups``, of each row of sequence i, and the ids of each group with rows."""
         assert self.sequence_ids is not None
         groups = (first + self.sequence_ids) % num_groups
         present = groups.unique().tolist()
@@ -138,8 +135,11 @@ class Rows:
             x = x[torch.unravel_index(ids.kept, x.shape[:-1])]
         if x.dtype.itemsize == 1:  # float8 has no arithmetic
             x = x.float()
-        finite = _finite(x)
-        if finite is None:
+        total = x @ x.new_ones(x.shape[1]) if x.dtype == torch.float16 else x.sum()
+        if bool(total.isfinite().all()):  # one sum in the usual case
+            return cls(x, ids)
+        finite = torch.isfinite(x).all(dim=1)  # a sum may overflow although every term is finite
+        if bool(finite.all()):
             return cls(x, ids)
         places = finite.nonzero().flatten()
         return cls(x.index_select(0, places), ids.select(places), len(x) - len(places), finite)
@@ -162,18 +162,8 @@ class Rows:
 
     def relabelled(self, sequence_ids: Tensor) -> "Rows":
         """These rows with other sequence ids, which those with a NaN or Inf have, too."""
-        ids = sequence_ids if self.finite is None else sequence_ids[self.finite]
-        labelled = RowIds.of(Batch(self.token_ids, ids))
-        return Rows(self.embeddings, labelled, self.num_nonfinite, self.finite)
-
-
-def _finite(rows: Tensor) -> Tensor | None:
-    """Marks of the rows that are finite, or None where all are: one sum in the usual case."""
-    total = rows @ rows.new_ones(rows.shape[1]) if rows.dtype == torch.float16 else rows.sum()
-    if bool(total.isfinite().all()):
-        return None
-    finite = torch.isfinite(rows).all(dim=1)  # a sum may overflow although every term is finite
-    return None if bool(finite.all()) else finite
+        ids = RowIds.of(Batch(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
+        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
 
 
 def select_rows(
@@ -184,10 +174,10 @@ def select_rows(
     *,
     dim: int,
 ) -> Rows:
-    """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
+    """Flatten a batch to rows of width ``dim``, and drop masked rows and rows with a NaN or Inf.
 
-    Default of ``sequence_ids``: each index of the leading axis of three or more is a sequence, and each row of an (n,
-    d) input is one of its own. Rows that are selected already are returned.
+    Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each row of an (n, d)
+    input.
     """
     x = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -48,9 +48,9 @@ class Sample(NamedTuple):
     def extend(
         self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
     ) -> "Sample":
-        """The sample once the next rows of the stream have been seen, without those that are left out.
+        """The sample once the next rows of the stream have been seen, of which ``x`` are those that ``kept`` marks.
 
-        Of these, ``x`` are those that ``kept`` marks; ``labels`` are of ``x``; ``seed`` is that of the keys.
+        ``labels`` are of ``x``; ``seed`` is that of the keys.
         """
         count = len(x) if kept is None else len(kept)
         keys = row_keys(self.seen, count, seed=seed, stream=stream, device=self.keys.device)
@@ -123,8 +123,7 @@ def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
     """Numbers of rows among those of all streams, from 0, in the order in which one process would see their batches.
 
-    ``positions`` are those of `Sample`, ``batches`` the numbers of rows of the batches of each stream; of R streams,
-    stream r has the batches r, r + R, ….
+    ``batches`` are the sizes of each stream's batches; of R streams, stream r has the batches r, r + R, ….
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
     before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch

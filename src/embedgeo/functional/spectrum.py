@@ -1,7 +1,6 @@
 """Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a sketch of it.
 
-Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Johnstone 2001 and Ma 2012 for the Gaussian
-baseline; those of the sketch are beside `ScatterSketch`.
+Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Token tables: count, mean and squared deviations of each token type, and of each within single sequences.
-
-Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1, for the moments of a token type.
-"""
+"""Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
 
 import math
 from functools import partial
