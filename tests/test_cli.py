@@ -56,6 +56,7 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(ar
     assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

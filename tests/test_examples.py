@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.text import builtin_corpus, train_tokenizer
@@ -25,6 +26,7 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Path) -> None:
     text = tmp_path / "my.txt"
     text.write_text("\n\n".join(f"Paragraph {i} says that {i} is followed by {i + 1}." for i in range(400)))
@@ -59,6 +61,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 def test_observe_prints_numbers_that_the_documentation_defines_and_what_random_weights_should_show() -> None:
     printed = run_example("observe.py").stdout
     for word in ("embed", "block.03", "final_norm", "gpt_neox.layers.00.mlp", "mean(last4)"):
@@ -83,6 +86,7 @@ def test_observe_prints_numbers_that_the_documentation_defines_and_what_random_w
         assert 2 < at["anisotropy"] / at["anisotropy_null"] < 8
 
 
+@pytest.mark.slow
 def test_observe_says_nothing_about_random_weights_of_a_model_that_is_given(tmp_path: Path) -> None:
     text = "\n\n".join(builtin_corpus()[:2])
     train_tokenizer(text, 300).save_pretrained(tmp_path)

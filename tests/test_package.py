@@ -21,6 +21,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
     """``embedgeo.metrics`` loads scipy, by way of torchmetrics."""
     done = run("""if True:

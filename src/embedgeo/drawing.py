@@ -41,35 +41,19 @@ GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
-MEAN_DASHES = ("-", (0, (3, 1, 1, 1)))
-"""Of the means over the blocks of an encoder and of its decoder."""
-
+MEAN_DASHES = ("-", (0, (3, 1, 1, 1)))  # of the means over the blocks of an encoder and of its decoder
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
 
-_LEGEND_LETTERS = 34
-"""Letters in the names of a legend in one row, of ordinary size."""
-
-_LEGEND_LINE = 0.165
-"""Inches of a line of a legend."""
-
-_X_LABEL = 0.285
-"""Inches from the axes down to the label of the x axis."""
-
-_USUAL_AXES = (2.8, 2.2)
-"""Width and height, in inches, of the axes of a report's figure."""
-
-_FILLED = 0.3
-"""Share of an axis that blocks fill at least where layers far from them are shown, too."""
-
-_LONGEST_LABEL = 30
-"""Letters of ordinary size beside an axis."""
-
-_LEAST_LENGTH = 1e-300
-"""Length of an axis of which there are fractions."""
-
+_LEGEND_LETTERS = 34  # letters in the names of a legend in one row, of ordinary size
+_LEGEND_LINE = 0.165  # inches of a line of a legend
+_X_LABEL = 0.285  # inches from the axes down to the label of the x axis
+_USUAL_AXES = (2.8, 2.2)  # width and height, in inches, of the axes of a report's figure
+_FILLED = 0.3  # share of an axis that blocks fill at least where layers far from them are shown, too
+_LONGEST_LABEL = 30  # letters of ordinary size beside an axis
+_LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _SUBTITLE = "embedgeo.subtitle"
 
 _STYLE: dict[str, Any] = {
@@ -104,10 +88,7 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure of fixed margins that has its own look, whatever the settings of the session it is painted in.
-
-    pyplot does not know it: a notebook shows it once, as the value of a cell.
-    """
+    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell shows it once."""
 
     def draw(self, renderer: RendererBase) -> None:
         """Paint it."""
@@ -152,10 +133,10 @@ def new_figure(
     names: Sequence[str] = (),
     ax: Axes | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side; its margins are fixed, which is much faster than fitting them.
+    """A figure with axes side by side; somebody else's axes get the title and the look instead.
 
-    There is room for a colour bar in the sidebar, and for names in `legend_below`. Given axes of somebody else's
-    figure get the title and the look instead.
+    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the sidebar, and for names
+    in `legend_below`.
     """
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
@@ -164,9 +145,10 @@ def new_figure(
     height = HEIGHT + below - (0.22 if names else 0)
     figure = new_picture(width, height, title, subtitle)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    left, right, bottom = 0.88, 0.96 if sidebar else 0.32, 0.54 + below
+    right = 0.96 if sidebar else 0.32
+    bottom = 0.54 + below
     top = 0.5 if names else 0.88 if panels > 1 else 0.72
-    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
+    figure.subplots_adjust(0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
         panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
     return figure, list(axes)
@@ -217,27 +199,13 @@ def legend(figure: Figure, ax: Axes) -> None:
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend between the subtitle and axes of somebody else's figure."""
-    most, longest = _letters_above(ax), max(map(len, names)) + 6
+    most = _letters_above(ax)
     is_row = sum(len(name) + 4 for name in names) <= most
-    ncols = len(names) if is_row else max(1, most // longest)
+    ncols = len(names) if is_row else max(1, most // (max(map(len, names)) + 6))
     height = 11.5 * math.ceil(len(names) / ncols) + 2
-    box = ax.legend(
-        handles,
-        names,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=ncols,
-        frameon=True,
-        facecolor="white",
-        edgecolor="none",
-        framealpha=1,
-        fontsize=8,
-        columnspacing=1.0,
-        handlelength=1.5,
-        labelspacing=0.2,
-        borderpad=0.1,
-        borderaxespad=0.2,
-    )
+    look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1, "fontsize": 8}
+    look |= {"columnspacing": 1.0, "handlelength": 1.5, "labelspacing": 0.2, "borderpad": 0.1, "borderaxespad": 0.2}
+    box = ax.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, **look)
     box.set_in_layout(False)  # the title, which makes room for it, is
     rows = 0
     for text in ax.texts:
@@ -250,17 +218,10 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
 def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend below the axes of a figure that was made with these names."""
     width = figure.get_size_inches()[0]
-    figure.legend(
-        handles,
-        [f" {name}" for name in names],  # the first letter may be "_", which would hide it
-        loc="lower left",
-        bbox_to_anchor=(0.06 / width, 0.0),
-        ncols=_legend_columns(names, width),
-        labelspacing=0.25,
-        columnspacing=1.2,
-        handlelength=2.6,
-        fontsize=8,
-    )
+    labels = [f" {name}" for name in names]  # the first letter may be "_", which would hide it
+    look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
+    place = (0.06 / width, 0.0)
+    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=place, ncols=_legend_columns(names, width), **look)
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:
@@ -309,20 +270,12 @@ def tick_label(number: float, _: object = None) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last included.
-
-    >>> thinned(5, 9), thinned(34, 6)
-    ([0, 1, 2, 3, 4], [0, 7, 13, 20, 26, 33])
-    """
+    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last included."""
     return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
 
 
 class StepAxis:
-    """An axis of ascending steps, logarithmic in 1 + step if the first ones are much closer together than most.
-
-    >>> StepAxis([0, 1, 2, 4, 8, 16, 32]).is_log, StepAxis([0, 100, 200, 300]).is_log
-    (True, False)
-    """
+    """An axis of ascending steps, logarithmic in 1 + step if the first ones are much closer together than most."""
 
     def __init__(self, steps: Sequence[int], *, is_log: bool | None = None) -> None:
         gaps = np.diff(np.asarray(steps, dtype=float))
@@ -409,17 +362,10 @@ def value_axis(
 ) -> None:
     """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
 
-    A baseline of which most lies so far away that showing it would squeeze the measured values is only named in the
-    legend. Layers that are no blocks, if they would leave these less than 30 % of the axis, are named at the margin,
-    with their values.
-
-    Args:
-        ax: the axes.
-        term: of the metric.
-        values: all that is drawn.
-        baseline: the expected values, by abscissa.
-        layers: of the columns of ``values``; the axis then spans those of the blocks.
-        errors: of ``values``, whose bands the axis spans too, unless that would squeeze the lines.
+    A baseline (by abscissa) of which most lies so far away that showing it would squeeze the measured values is only
+    named in the legend. Layers (of the columns of ``values``) that are no blocks, if they would leave these less than
+    30 % of the axis, are named at the margin, with their values. Bands of errors are spanned unless they would squeeze
+    the lines.
     """
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
@@ -433,7 +379,7 @@ def value_axis(
         near = more[(more >= room[0]) & (more <= room[1])]
         return min([low, *near]), max([high, *near])
 
-    inner = low, high
+    inner = (low, high)
     low, high = extended(finite, *_widened(inner, inner, finite, is_log=is_log))
     room = min(room[0], low), max(room[1], high)
     ends = np.array([values - errors, values + errors])[:, (values >= low) & (values <= high)]
@@ -463,9 +409,9 @@ def value_axis(
 
 
 def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, str]:
-    """The range of the blocks, if their values differ, else of all values, shape (steps, layers); where others lie.
+    """The range of the blocks, if their values differ, else of all values, shape (steps, layers).
 
-    Values lie beyond ``"neither"`` of its ends, ``"min"``, ``"max"`` or ``"both"``.
+    And the ends beyond which values lie: ``"neither"``, ``"min"``, ``"max"`` or ``"both"``.
     """
     blocks = {block for blocks in blocks_by_side(layers).values() for block in blocks}
     finite = values[np.isfinite(values)]

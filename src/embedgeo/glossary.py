@@ -42,8 +42,7 @@ class Term(NamedTuple):
         return bool(self.ranges and finite.size and 1e-200 < 10 * finite.min() < finite.max() < 1e200)
 
 
-Family = Callable[[str], Term | None]
-"""Gives the term of a key that is made from a metric's arguments, None of another key."""
+Family = Callable[[str], Term | None]  # gives the term of a key made from a metric's arguments, None of another key
 
 
 class Glossary:
@@ -63,7 +62,7 @@ OWN, FOREIGN = Glossary(), Glossary()
 
 
 def in_group(group: str, order: int, /, **terms: Term) -> dict[str, Term]:
-    """Terms by key, of one group and at one place among all metrics."""
+    """Terms by key, of one group and at one place; tables of them have name and unit in a line, the meaning below."""
     return {key: each._replace(group=group, order=order) for key, each in terms.items()}
 
 
@@ -122,13 +121,11 @@ def _to_others(key: str, name: str, unit: str, meaning: str, gaussian: float | N
     terms = {}
     for other, what in _OTHERS.items():
         title = f"{name} {'layer ' * (other == 'below')}{other}"
-        terms[f"{key}_to_{other}"] = Term(
-            title, unit, f"{meaning} Of the same rows here and at {what}.", gaussian=gaussian
-        )
+        full_meaning = f"{meaning} Of the same rows here and at {what}."
+        terms[f"{key}_to_{other}"] = Term(title, unit, full_meaning, gaussian=gaussian)
     return terms
 
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 DRIFT = {
     **_to_others("cka", "CKA to", "linear, debiased",

@@ -13,8 +13,7 @@ from jsonargparse import ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
 
-_POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG"}
-"""Arguments that are given by position, as the help calls them."""
+_POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG"}  # as the help calls them
 
 
 class _GivenValues(list[Any]):

@@ -267,17 +267,12 @@ def _metrics(run: Run) -> str:
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:
-    """Check an option: ValueError if it is none of the known ones, which are named."""
     if value not in known:
         raise ValueError(f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {value!r}.")
 
 
 def _chosen_run(
-    results: Results,
-    run: str | None,
-    model: str | None,
-    ax: Axes | None,
-    tables: Literal["tokens", "spectra", ""] = "",
+    results: Results, run: str | None, model: str | None, ax: Axes | None, tables: Literal["tokens", "spectra", ""] = ""
 ) -> Run:
     """The one run that is meant, with those tables that a `Geometry` has to make, if they are named."""
     if ax is not None and not isinstance(ax, Axes):
@@ -301,7 +296,6 @@ def _chosen_run(
 
 
 def _models(run: Run) -> list[str]:
-    """The names of the models in a run, with and without their authors."""
     models = [str(model) for model in run.checkpoints["model"].unique()]
     return [*models, *(Path(model).name for model in models)]
 
@@ -314,7 +308,10 @@ def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Ru
         return read_folder(folder)
     if isinstance(results, Geometry):
         runs = _of_records(results.records(), results.token_tables() if tables == "tokens" else None)
-        return [_with_spectra(each, results) for each in runs] if tables == "spectra" else runs
+        table = results.layer_tables().get("spectra", pd.DataFrame()) if tables == "spectra" else pd.DataFrame()
+        shares = [table if table.empty else spectrum_shares(table, run.depth) for run in runs]
+        both = zip(runs, shares, strict=True)
+        return [run if share.empty else replace(run, spectra={run.steps[-1]: share}) for run, share in both]
     if isinstance(results, pd.DataFrame):
         return _of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
@@ -327,14 +324,7 @@ def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame 
     return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
 
 
-def _with_spectra(run: Run, geometry: Geometry) -> Run:
-    table = geometry.layer_tables().get("spectra", pd.DataFrame())
-    shares = table if table.empty else spectrum_shares(table, run.depth)
-    return run if shares.empty else replace(run, spectra={run.steps[-1]: shares})
-
-
 def _of_token_types(table: pd.DataFrame) -> list[Run]:
-    """A run of which only the table of token types is known."""
     missing = [column for column in ("n", "Q", "M", "V") if column not in table]
     if missing:
         raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")

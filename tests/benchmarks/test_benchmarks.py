@@ -126,6 +126,7 @@ def test_a_measured_step_in_the_background():
     holds(steps.background(TINY, rounds=1))
 
 
+@pytest.mark.slow
 def test_a_measured_step_that_is_compiled():
     for line in steps.compiled(TINY, 1.1, rounds=1, backend="eager"):
         holds(line)

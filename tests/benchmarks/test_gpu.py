@@ -18,6 +18,7 @@ def names(value):
     return set(value).union(*map(names, value.values())) if isinstance(value, dict) else set()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")
 def test_all_parts_run_and_their_fields_are_documented(tmp_path):
     file = tmp_path / "gpu.json"

@@ -4,6 +4,9 @@ import pytest
 
 from tests.browser.page import faults
 
+pytestmark = pytest.mark.slow
+
+
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 GOOD = f"""<h1>Title</h1><p>Text, <a href="#there">a link</a>.</p><h2 id="there">Part</h2><h3>Small part</h3>
 <h2>More</h2>

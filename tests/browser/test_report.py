@@ -6,6 +6,8 @@ from embedgeo.report import write_report
 from tests.browser.page import faults
 from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):

@@ -18,6 +18,9 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from tests.training.runs import fit
 
+pytestmark = pytest.mark.slow
+
+
 MEASURED = [0, 2, 4, 6, 8]
 BLOCKS = ["block.00", "block.01", "block.02"]
 MLPS = [f"gpt_neox.layers.{i:02d}.mlp" for i in range(3)]

@@ -107,6 +107,7 @@ def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_
     return geometry, counters["stats"]["unique_graphs"], runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "compiled", "graphs_a_step"),
     [

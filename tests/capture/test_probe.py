@@ -58,6 +58,7 @@ def backend():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 @pytest.mark.parametrize("compiled_first", [True, False])
 @pytest.mark.parametrize(

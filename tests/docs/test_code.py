@@ -46,6 +46,7 @@ def undrawn():
 
 
 # lightning's and transformers' advice on a run as short, and a machine as small, as these
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval:UserWarning")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")

@@ -261,6 +261,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
         assert largest.nbytes < 36e6
 
 
+@pytest.mark.slow
 def test_a_process_does_not_grow_by_all_distances(first_products):
     """Those of 8192 rows to each other would take 134 MB in bfloat16."""
     program = f"""

@@ -72,6 +72,7 @@ def test_a_layer_alone_has_all_threads():
     assert (in_another, num_threads) == (False, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_numbers_do_not_depend_on_how_many_layers_are_computed_at_a_time():
     geometry = observed(full_metrics, jackknife=3)

@@ -166,6 +166,7 @@ def full(*args):
     raise OSError("the disk is full")
 
 
+@pytest.mark.slow
 def test_the_report_draws_a_saved_folder(tmp_path, unpainted):
     for step in (0, 10):
         few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}  # each figure takes a second
@@ -277,6 +278,7 @@ def saved_on_rank(rank, folder):
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.slow
 def test_two_ranks_save_what_one_process_saves(tmp_path):
     for name in ("ranks", "out"):
         (tmp_path / name).mkdir()
@@ -300,6 +302,7 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
         assert sample.row_numbers.equal(kept.layers["embed"].row_numbers)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_saves_what_it_says(tmp_path, monkeypatch, unpainted):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

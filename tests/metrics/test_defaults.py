@@ -21,9 +21,10 @@ from embedgeo import (
     load_sample,
     observe,
 )
+from embedgeo.formatting import size
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import MAX_STATE_BYTES, default_metrics, full_metrics, streaming_metrics
-from embedgeo.metrics.defaults import left_out, metric_factory, metric_name
+from embedgeo.metrics.defaults import metric_factory, metric_name, width_notes
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
@@ -92,8 +93,15 @@ def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
 
 
 def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
-    missing = left_out(partial(auto_metrics, jackknife=16), 8192)
-    assert missing["Anisotropy"] == 17 * Anisotropy(8192).state_bytes(0) > 2**28
+    (note,) = width_notes(partial(auto_metrics, jackknife=16), 8192)
+    assert f"Anisotropy ({size(17 * Anisotropy(8192).state_bytes(0))})" in note
+
+
+def test_what_is_left_out_at_a_width_is_told_with_its_bytes():
+    assert list(width_notes(metric_factory("auto"), 4096)) == [
+        'metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096, with EmbeddingMoments in place of '
+        "TokenMoments. To have it raise max_state_bytes."
+    ]
 
 
 @pytest.mark.parametrize("n", [7, 5000])

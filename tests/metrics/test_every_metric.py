@@ -44,6 +44,7 @@ def test_every_key_has_a_term_and_every_picture_a_key(kind):
     assert plotted <= metric.terms.keys()
 
 
+@pytest.mark.slow
 @KIND
 @settings(max_examples=20)
 @given(parts=splits(N))
@@ -54,6 +55,7 @@ def test_any_split_over_updates_gives_the_same(kind, parts):
     assert_values(in_parts, independent_of_updates(kind, whole), rtol=1e-9)
 
 
+@pytest.mark.slow
 @KIND
 @settings(max_examples=15)
 @given(parts=splits(N))
@@ -75,6 +77,7 @@ def part_of(kind, index, **kwargs):
     return metric
 
 
+@pytest.mark.slow
 @KIND
 @settings(max_examples=20)
 @given(parts=splits(N))
@@ -336,6 +339,7 @@ def all_values(x, ids):
     return {key: value for kind in KINDS for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds)
 def test_translation_changes_no_variance_and_no_distance(seed):
@@ -344,6 +348,7 @@ def test_translation_changes_no_variance_and_no_distance(seed):
     assert_values(got, {key: v for key, v in expected.items() if key not in ABOUT_THE_ORIGIN}, rtol=1e-8)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds, scales)
 def test_scaling_scales_values_by_their_units(seed, scale):
@@ -356,6 +361,7 @@ def test_scaling_scales_values_by_their_units(seed, scale):
     assert_values(got, {"V_on_M_slope": before["V_on_M_slope"]}, rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds)
 def test_rotation_changes_only_what_is_said_of_axes(seed):
@@ -365,6 +371,7 @@ def test_rotation_changes_only_what_is_said_of_axes(seed):
     assert_values(got, {key: v for key, v in before.items() if key not in PER_AXIS}, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds)
 def test_the_order_of_rows_does_not_matter(seed):

@@ -80,6 +80,7 @@ def ranks(tmp_path_factory):
     return on_two_ranks(on_rank, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_standard_errors_are_those_of_one_process(ranks, name):
     one = measured(name)
@@ -96,6 +97,7 @@ def test_standard_errors_are_those_of_one_process_in_a_process_group(ranks):
             assert rank[key] == pytest.approx(pair, rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_values_are_bit_for_bit_those_without_standard_errors(name):
     plain = measured(name, jackknife=0)

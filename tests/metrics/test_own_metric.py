@@ -116,6 +116,8 @@ def test_it_stands_in_its_group_and_may_be_a_family():
             return Term(f"quantile {part}", "of ‖x‖", "…") if part != key else None
 
     assert term("own_quantile_07").name == "quantile 07"
+    assert term("anisotropy_top3_removed").name == "anisotropy, top 3 removed"
+    assert term("nobody_knows_it").name == "nobody_knows_it"
     assert "own_quantile_07" in foreign_terms(["own_quantile_07"])
     assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == ["Q", "positive_share", "n", "own_quantile_07"]
     assert Quantiles.terms == {}

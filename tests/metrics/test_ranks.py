@@ -189,6 +189,7 @@ def ranks(tmp_path_factory, worker_id):
     return torch.load(shared)
 
 
+@pytest.mark.slow
 def test_collectives_leave_their_arguments_and_take_any_length(ranks):
     for rank, result in enumerate(ranks):
         got = result["collectives_on"]

@@ -168,6 +168,7 @@ def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None
     assert moved == {id(metric) for metric in metrics._all()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_sequence", [True, False])
 def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_sequence) -> None:
     """Slow, about 8 s: samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ MOST = pd.DataFrame(  # of which no spectrum can be drawn
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, phases=UNSHRUNK, deadline=None, suppress_health_check=list(HealthCheck))
 @given(records())
 @example(TWO_GAPS)
@@ -105,6 +107,7 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=4, phases=UNSHRUNK, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tables(), st.booleans())
 def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_final: bool) -> None:
@@ -116,6 +119,7 @@ def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_f
         require_page(folder)
 
 
+@pytest.mark.slow
 def test_checkpoints_without_a_number(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 1, 8), 1, metrics=("n", "Q", "M", "V", "anisotropy"))
     sweep = SweepFolder(folder)

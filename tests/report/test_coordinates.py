@@ -103,6 +103,7 @@ def test_massive_activations_of_first_positions_are_beside_the_rest(run):
     assert {*by_layer} == {*by_step} == {key for key in KEYS if key.endswith(("_first", "_rest"))}
 
 
+@pytest.mark.slow
 def test_the_page_has_them(folder, unpainted):
     page = write_report([folder]).read_text()
     names = {path.stem for path in (folder / "report" / "figures").glob("*.png")}

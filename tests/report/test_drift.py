@@ -71,6 +71,7 @@ def test_what_is_undefined_is_grey_and_said(folder: Path) -> None:
     assert {data.text for data in drawn(folder).values()} == {"Undefined everywhere."}
 
 
+@pytest.mark.slow
 def test_the_report_has_a_section_of_drift(folder: Path) -> None:
     page = write_report([folder]).read_text()
     assert page.count("The same rows over time and depth") >= 2

@@ -74,6 +74,7 @@ def drawn(run: Run) -> list[FigureData]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["large", "two_sided"])
 def test_nothing_overlaps_or_leaves_the_picture(run: str, request: pytest.FixtureRequest) -> None:
     with style():
@@ -156,6 +157,7 @@ def test_steps_have_round_ticks(steps: list[int], ticks: list[int]) -> None:
     assert all(b > a for a, b in pairwise(places))
 
 
+@pytest.mark.slow
 def test_logarithmic_axes_say_so(large: Run) -> None:
     with style():
         for name, figure, *_ in drawn(large):
@@ -375,6 +377,7 @@ def test_twelve_runs_have_twelve_colours_and_their_names_below_the_axes(large: R
     assert figure.get_size_inches()[0] == pytest.approx(WIDTH)  # fits a narrow screen
 
 
+@pytest.mark.slow
 def test_steps_of_several_runs_are_logarithmic_where_those_of_one_are(tmp_path: Path) -> None:
     runs = read_runs(
         [make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",)) for i in range(12)]

@@ -79,6 +79,7 @@ class Writer(Adapter):
         return [step for tag, step, _ in self.images if tag.startswith(f"geometry.{kind}/")]
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
     monitor = GeometryMonitor(every_n_steps=1, on_error="raise")
     fit(tmp_path, monitor, max_steps=6, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
@@ -102,6 +103,7 @@ def test_tensorboard_gets_images_and_a_text(tmp_path, clock):
         assert known_terms()[metric].meaning in written
 
 
+@pytest.mark.slow
 def test_the_images_of_a_run_are_of_that_run_only(tmp_path):
     monitor = GeometryMonitor(every_n_steps=1, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
     for name, max_steps in (("first", 5), ("second", 2)):

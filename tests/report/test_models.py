@@ -63,6 +63,7 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report"
 
 
+@pytest.mark.slow
 def test_final_models_have_no_steps_and_are_compared_over_depth(six: Path) -> None:
     html = (six / "index.html").read_text()
     said = words(html)
@@ -95,6 +96,7 @@ def test_what_is_not_known_of_a_run_is_a_dash(tmp_path: Path) -> None:
     assert row["steps"] == "0 to 1"
 
 
+@pytest.mark.slow
 def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> None:
     folder = make_models(
         tmp_path / "a", SIX, metrics=("n", "Q", *OF_TYPES), groups={"co/gpt-s": "old", "co/gpt-l": "old"}
@@ -159,6 +161,7 @@ def test_one_figure_has_the_values_over_token_types_of_all_models(six: Path) -> 
     assert "Mean and variance over token types" in said
 
 
+@pytest.mark.slow
 def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "mix", (4, 8, 64), 2, metrics=("n", "M", "V"))
     make_models(folder, {"lab/final": 2, "lab/other": 3}, metrics=("n", "M", "V"))
@@ -213,6 +216,7 @@ def band_sizes(figure: object) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 8, 64), 2, metrics=("n", "anisotropy", *OF_BATCHES, "intrinsic_dimension"))
     sweep = SweepFolder(folder)
@@ -268,6 +272,7 @@ def test_standard_errors_and_spreads_are_not_mixed_in_one_picture(tmp_path: Path
     assert "standard error" in data.text
 
 
+@pytest.mark.slow
 def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
     folder = make_models(tmp_path / "a", {"lab/bert": 2}, metrics=("n",), tokens=True)
     (path,) = (folder / "tokens").iterdir()

@@ -104,6 +104,7 @@ INPUTS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_every_kind_of_results_gives_the_figures_of_the_report(sweep: Path, kind: str) -> None:
     (run,) = read_runs([sweep])
@@ -181,6 +182,7 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
     assert plot.profile(sweep, METRIC)._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_geometry_is_drawn_by_its_layers(geometry, ax: Axes) -> None:
     values = geometry.compute()
     for results in (geometry, geometry.to_frame()):

@@ -72,6 +72,7 @@ def page(sweep: Path) -> Page:
     return Page(write_report([sweep]))
 
 
+@pytest.mark.slow
 def test_every_figure_lies_as_png_and_svg_beside_its_numbers(sweep: Path, page: Page) -> None:
     figures = sweep / "report" / "figures"
     stems = {path.stem for path in figures.iterdir()}
@@ -97,6 +98,7 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
 
 
+@pytest.mark.slow
 def test_running_again_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "a", (0, 8, 64), 1, metrics=("n", "M", "anisotropy_null"), tokens=True)
     write_report([sweep])
@@ -128,6 +130,7 @@ def test_flags_are_in_plain_words(page: Page) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 def test_a_clean_run_has_no_flags(tmp_path: Path) -> None:
     make_sweep(tmp_path / "a", metrics=("n", "Q", "M"))
     text = Page(write_report([tmp_path / "a"])).text
@@ -191,6 +194,7 @@ def test_the_overview_shows_the_headlines_and_folds_the_others(tmp_path: Path) -
     assert "<summary>3 more numbers</summary>" in html
 
 
+@pytest.mark.slow
 def test_pictures_beyond_the_budget_are_only_linked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BUDGET < 5_000_000
     monkeypatch.setattr("embedgeo.report.page.BUDGET", 100_000)
@@ -214,6 +218,7 @@ def test_several_runs_are_compared_over_relative_depth(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "figures" / "same-1-M_over_Q-dynamics.png").exists()
 
 
+@pytest.mark.slow
 def test_the_series_of_one_sweep_are_runs_also_without_its_tensorboard_folder(tmp_path: Path) -> None:
     series = {step: "seed0" if step < 8 else "seed/1" for step in (0, 1, 8, 64, 512, 4000)}
     folder = make_sweep(tmp_path / "a", metrics=("n", "M"), series=series)
@@ -276,6 +281,7 @@ def test_an_encoder_and_its_decoder_are_told_apart(tmp_path: Path) -> None:
     assert numbers["run"].unique().tolist() == ["t5, encoder", "t5, decoder"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -292,6 +298,7 @@ def test_odd_records_are_drawn_too(options: dict, tmp_path: Path) -> None:
     assert Page(write_report([tmp_path / "a"])).all("img")
 
 
+@pytest.mark.slow
 def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 1, 8), 2, metrics=("n", "M"))
     other = make_sweep(tmp_path / "b", (64, 512), 3, dim=32, metrics=("n", "M"))
@@ -324,6 +331,7 @@ def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
     assert [(cell.get("scope"), cell.get("colspan")) for cell in page.all("th")].count(("colgroup", "5")) == 2
 
 
+@pytest.mark.slow
 def test_standard_errors_are_in_the_table_the_records_and_the_key(tmp_path: Path) -> None:
     changes = {(step, f"block.0{i}", "M"): 2.0 + step for step in (0, 8) for i in range(2)}
     folder = make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", "M"), changes=changes, stderr=0.05)
@@ -370,6 +378,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["write_page", "figures.profile", "_write_records"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_ends_it_the_earlier_report_stays(
@@ -419,6 +428,7 @@ def test_a_failure_while_the_new_report_takes_its_place_brings_the_old_one_back(
     assert contents(tmp_path / "a") == before
 
 
+@pytest.mark.slow
 def test_a_report_that_is_killed_leaves_the_earlier_one_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M"))
     script = "import os, sys, embedgeo.report as r; r.write_page = lambda *_: os.kill(os.getpid(), 9); "
@@ -495,6 +505,7 @@ def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(make_sweep(tmp_path / "a", steps=(0, 1), metrics=("n", "M")))
     for out, arguments in (("x", ["--out", "x", folder]), ("y", [folder, "--out=y"]), ("z", [folder])):
@@ -506,6 +517,7 @@ def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: 
 CHROMIUM = shutil.which("chromium")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, page: Page, tmp_path: Path) -> None:
     check = (

@@ -83,6 +83,7 @@ def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(web, 
     assert {texts[model].text_sha256 for model in models} == {hash_documents(taken)}
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options, tmp_path, monkeypatch):
     local_run(tmp_path / "run", (1,))
     on_web = {**options, "text": "hf://datasets/lab/web", "special_tokens": "none"}
@@ -149,6 +150,7 @@ def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, t
     assert Documents(given).sha256 != documents.sha256
 
 
+@pytest.mark.slow
 def test_a_process_that_stops_reading_ends_as_it_should(hub, tmp_path):
     hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS)})
     code = "from embedgeo.text import Documents; print(next(iter(Documents(['hf://datasets/lab/web']))))"

@@ -29,6 +29,7 @@ def require_same(out: Path, whole: Path) -> None:
             pd.testing.assert_frame_equal(tables[kind], expected[kind], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, options, kind, caplog):
     local_run(tmp_path / "run", steps=(1,), kind=kind)
@@ -40,6 +41,7 @@ def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, optio
     assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
 
 
+@pytest.mark.slow
 def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, as_bin=True))
     write_files(tmp_path / "run" / "step2", checkpoint_files(2, shards=True))

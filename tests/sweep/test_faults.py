@@ -43,6 +43,7 @@ def reasons(options):
     return {path.stem: path.read_text() for path in (Path(options["out"]) / "failed").glob("*.txt")}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*unclosed")
 @pytest.mark.parametrize(
     ("what", "faults"),
@@ -66,6 +67,7 @@ def test_a_fault_that_passes_is_mended(hub, commits, options, monkeypatch, what,
     assert hub.faults[what, commit] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "faults", "reason"),
     [
@@ -111,6 +113,7 @@ def without_a_weight():
     return save_safetensors(weights, {"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -188,6 +191,7 @@ def handlers():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("during", ["download", "measurement"])
 def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(

@@ -143,6 +143,7 @@ def several(hub, tmp_path):
     return ["lab/tiny", "other/tiny", str(tmp_path / "mine"), str(tmp_path / "here"), "lab/run"]
 
 
+@pytest.mark.slow
 def test_several_models_are_series_of_their_own(several, options, capsys):
     assert sweep(several, **options, model_group=["a=mine,lab/tiny", "b=run"]) == 0
     said = capsys.readouterr().out

@@ -48,6 +48,7 @@ def observed(step, token_ids, batch_size=2):
     return geometry.compute(), float(sum(losses) / token_ids[:, 1:].numel())
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_every_revision(run, hub, options, tmp_path, capsys):
     assert sweep(REPOSITORY, **options) == 0
     out = Path(options["out"])
@@ -115,6 +116,7 @@ def test_the_largest_coordinates_are_those_of_the_checkpoints_and_copied_with_du
         assert records["block.00", "max_abs_rest"] == pytest.approx(float(hidden[:, 1:].abs().max()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
     sweep(REPOSITORY, **options, token_tables=True, spectrum=True)
     out = Path(options["out"])
@@ -209,6 +211,7 @@ def test_what_is_wrong_in_the_users_cache_is_downloaded_and_left_as_it_is(run, h
     assert everything(constants.HF_HUB_CACHE) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host", "is_removed"), [(socket.gethostname(), True), ("another", False)])
 def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options, host, is_removed):
     left = Path(options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs", "1a2b.incomplete")

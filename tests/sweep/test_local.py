@@ -23,7 +23,7 @@ from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
-from embedgeo.sweep import check
+from embedgeo.sweep import SweepSettings, check
 from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenize_sequences, tokenizer_files, write_files
@@ -61,6 +61,7 @@ class SaveFolders(pl.Callback):
         self.save(trainer, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["with a mask", "without"])
 def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files()))
@@ -93,6 +94,7 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     assert all(error > 0 for (_, layer, metric), (_, error) in online.items() if (layer, metric) == ("block.01", "V"))
 
 
+@pytest.mark.slow
 def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     assert sweep(str(tmp_path / "run"), **options, layers="hidden_states") == 0
@@ -159,6 +161,10 @@ def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options
     for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
         assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
         assert SweepFolder(options["out"]).done() == done
+
+
+def test_parts_count_from_0_or_from_1():
+    assert [SweepSettings("model", shard=shard).part for shard in ("1/4", "4/4")] == [(1, 4), (0, 4)]
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):
@@ -273,6 +279,7 @@ def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, option
         sweep(str(tmp_path / "run"), **options, spectrum=True)
 
 
+@pytest.mark.slow
 def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, options, unpainted):
     local_run(tmp_path / "run", steps=(1, 2))
     asked = {**options, "num_tokens": 256, "text": str(tmp_path / "text")}

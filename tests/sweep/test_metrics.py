@@ -38,6 +38,7 @@ def observed(folder, make, rows="tokens"):
     return {(layer, key): value for layer, values in geometry.compute().items() for key, value in values.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "make"),
     [

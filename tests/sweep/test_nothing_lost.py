@@ -189,6 +189,7 @@ def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
 # ── other models ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", steps=(1, 2))
     assert sweep(str(run), **options) == 0

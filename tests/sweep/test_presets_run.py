@@ -60,6 +60,7 @@ def ran(datasets_hub, tmp_path, capsys, request):
     return asked, SweepFolder(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ran", ["yamagiwa2025"], indirect=True)
 def test_the_six_models_of_yamagiwa(ran):
     asked, folder = ran
@@ -80,6 +81,7 @@ def test_the_six_models_of_yamagiwa(ran):
         assert records["hidden.02", "V_on_M_r2"] >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ran", ["razzhigaev2024"], indirect=True)
 def test_the_batches_of_razzhigaev(ran):
     asked, folder = ran

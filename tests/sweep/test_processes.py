@@ -179,6 +179,7 @@ def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
     results(options["out"])  # no download is left
 
 
+@pytest.mark.slow
 def test_exit_statuses_and_help(options, environment, tmp_path):
     model = str(local_run(tmp_path / "run", steps=(1, 2)))
     config = tmp_path / "sweep.yaml"

@@ -74,6 +74,7 @@ def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_ma
         StepMonitor(gpt_neox(), compiled="stable")
 
 
+@pytest.mark.slow
 def test_a_function_that_ran_before_prepare_is_compiled_once_more_and_read():
     model = gpt_neox(use_cache=False, num_hidden_layers=1)
     run = torch.compile(lambda: model(**token_batch()), backend="eager")
@@ -95,6 +96,7 @@ class Compiling(TinyLM):
         self.model.compile(backend="eager", fullgraph=True)
 
 
+@pytest.mark.slow
 def test_the_lightning_monitor_prepares_the_model_before_it_is_compiled(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, compiled="stable", on_error="raise")
     fit(tmp_path, monitor, module=Compiling(), max_steps=4)
@@ -118,6 +120,7 @@ def test_a_model_that_training_makes_is_not_prepared(tmp_path):
     assert steps(monitor) == [0, 2]
 
 
+@pytest.mark.slow
 def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
     callback = GeometryCallback(2, metrics=moments, compiled="stable", on_error="raise", measure_last=False)
     trainer = hf_trainer(tmp_path, callback, torch_compile=True, torch_compile_backend="eager", max_steps=3)

@@ -22,6 +22,8 @@ from tests.training.on_ranks import (
 )
 from tests.training.runs import assert_same_values, by_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):

@@ -232,6 +232,7 @@ def test_the_hugging_face_trainer_logs_it(tmp_path):
     assert list(logged(trainer, "geometry.linearity/block.00")) == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(tmp_path, caplog):
     said = "GeometryCallback: drift has no rows from before step 2: the first measurement from now on is its first."
     saves = {"save_strategy": "steps", "save_steps": 2}

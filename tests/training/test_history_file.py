@@ -36,6 +36,7 @@ def read(folder, name="history.parquet"):
     return pd.read_parquet(folder / name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("kind", ["csv", "tensorboard", "remote", "two", "told", "told and logger"])
 def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):

@@ -16,6 +16,7 @@ from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, rando
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_training_is_bit_for_bit_the_same_with_the_monitor(tmp_path, with_probe):
     def outcome(*callbacks):
@@ -137,6 +138,7 @@ def test_validation_and_sanity_checking_are_left_alone(tmp_path):
     assert {r["value"] for r in monitor.history if r["metric"] == "n"} == {48}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
@@ -157,6 +159,7 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     assert set(monitor.history[0]) == {"step", "layer", "layer_index", "width", "metric", "value", "stderr"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("number", [0, 1])
 def test_each_tensorboard_gets_one_chart_per_metric(tmp_path, number):

@@ -125,6 +125,7 @@ def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
     assert torch._dynamo.eval_frame._stance is before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_tensorboard_shows_the_charts_of_both_monitors(tmp_path):
     second = GeometryMonitor(2, layers="embed", metrics=moments, prefix="second", on_error="raise")

@@ -32,6 +32,7 @@ def monitor_of(window=1, **options):
     return GeometryMonitor(**{**defaults, "window": window, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_steps_are_optimizer_steps_also_under_accumulation_and_after_a_resume(tmp_path, accumulate):
     whole, first, second = (monitor_of(extra_steps=(1,)) for _ in range(3))

@@ -18,6 +18,8 @@ from tests.training.pipeline_on_ranks import (
 )
 from tests.training.runs import assert_same_values, by_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):

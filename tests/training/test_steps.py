@@ -21,6 +21,7 @@ from tests.training.loops import assert_same_history, loop
 from tests.training.runs import Breaks, BreaksLate, UserError, fit, loader, moments, random_state, steps, trainer, value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lightning_monitor(tmp_path, with_probe):
     settings = DemoSettings(max_steps=7, num_layers=2, hidden_size=32, vocab_size=300, seq_len=32, batch_size=2)
@@ -57,6 +58,7 @@ def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lig
     pd.testing.assert_frame_equal(pd.DataFrame(monitor.history), pd.DataFrame(online.history), check_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer_inside", [False, True])
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_training_is_bit_for_bit_the_same_with_the_monitor(optimizer_inside, with_probe):
@@ -156,6 +158,7 @@ class Run:
         self.rows[step] = data
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     values, run = {}, Run()
@@ -324,6 +327,7 @@ def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation()
     assert not any(module.training for module in made.model.modules())
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_measured_and_its_other_steps_stay_compiled():
     _, plain = loop(4, every_n_steps=3, metrics=moments, model=lambda model: model.eval(), on_error="raise")
     compiled = lambda model: torch.compile(model.eval(), backend="aot_eager")  # noqa: E731

@@ -20,6 +20,8 @@ from tests.training.steps_on_ranks import (
     plain,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):

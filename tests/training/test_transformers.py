@@ -28,6 +28,7 @@ def n_at(monitor):
     return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
@@ -44,6 +45,7 @@ def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_p
     assert [event.step for event in scalars.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe):
     callback = GeometryCallback(3, probe=held_out() if with_probe else None, on_error="raise")
@@ -91,6 +93,7 @@ def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
         assert got == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_ids_and_mask_can_be_taken_from_the_batch_and_the_probe_run_by_hand(tmp_path):
     mask = lambda batch: batch["input_ids"] % 2 == 0  # noqa: E731
     callback = GeometryCallback(5, token_ids=lambda batch: batch["input_ids"] * 0 + 7, mask=mask, on_error="raise")
@@ -144,6 +147,7 @@ def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path
     assert callback.history == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 4}
     hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=4, **options).train()
@@ -174,6 +178,7 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
     assert is_unwrapped(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
@@ -191,6 +196,7 @@ def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_give
     assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disable_tqdm", [False, True])
 def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, capsys, disable_tqdm):
     trainer = hf_trainer(tmp_path, GeometryCallback(3), disable_tqdm=disable_tqdm)
@@ -254,6 +260,7 @@ class KeepsMeans(hf.Trainer):
         self.seen = ()
 
 
+@pytest.mark.slow
 def test_means_that_a_trainer_keeps_between_its_logs_stay_its_own(tmp_path):
     callback = GeometryCallback(1, metrics=moments, on_error="raise")
     plain, monitored = hf_trainer(tmp_path, kind=KeepsMeans), hf_trainer(tmp_path, callback, kind=KeepsMeans)

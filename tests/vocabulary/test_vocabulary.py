@@ -17,6 +17,7 @@ from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
 from embedgeo.report.runs import read_runs
 from embedgeo.vocabulary import VocabularySettings, vocabulary
+from embedgeo.vocabulary.command import ranges
 from tests.data import floats
 from tests.models import t5
 from tests.sweep.conftest import (
@@ -126,6 +127,10 @@ def test_both_matrices_are_measured_and_the_rows_to_be_known_are_named(tmp_path,
     assert heading.split()[3:] == ["M_over_Q", "anisotropy", "intrinsic_dimension", "time", "left"]
     model_records = values(tmp_path / "out", "mine", "model")
     assert model_records.to_dict() == {"tied_embeddings": 0.0}
+
+
+def test_numbers_in_a_row_are_named_as_a_range():
+    assert ranges([3, 7, 8, 9]) == "3, 7–9"
 
 
 def test_of_tied_matrices_both_layers_have_the_same_numbers(tmp_path, capsys):

@@ -13,17 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
-"""Makes the context in which a call runs, given the module and the call's arguments."""
+CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]  # for one call
 
 
 @contextmanager
 def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None]:
-    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside another context.
-
-    The module is an instance of a subclass of its class meanwhile, as `torch.nn.utils.parametrize` makes one; copies
-    and replicas of the module are not watched.
-    """
+    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside another context."""
     if not _is_watched(module):
         own: Any = type(module)
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
@@ -41,7 +36,7 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
 
 
 class _Watched:
-    """Mixed into the class of a watched module: a property comes before a ``forward`` of the instance itself."""
+    """Mixed into the class of a watched module, not of copies: a property comes before the instance's ``forward``."""
 
     _embedgeo_module: ClassVar[ReferenceType[nn.Module]]
     _embedgeo_contexts: ClassVar[list[CallContext]]
@@ -99,21 +94,14 @@ def _is_watched(module: Any) -> bool:
 
 
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` without what watches it: others may take one from a watched module, and put it back later.
-
-    What others wrap around one stays, though `functools.update_wrapper` gives it the attributes of what is inside.
-    """
+    """A ``forward`` without what watches it; what others wrap around one, with the attributes of the inside, stays."""
     inside = getattr(forward, "_embedgeo_forward", None)
     return inside if inside is not None and forward.__wrapped__ is inside else forward  # type: ignore[attr-defined]
 
 
 def has_gradients() -> bool:
-    """Tell whether gradients are on, here or where an autograd function began whose forward runs.
-
-    Such a function is reentrant activation checkpointing, which runs modules without gradients that it makes up for.
-    """
-    in_function = not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
-    return torch.is_grad_enabled() or in_function
+    """Tell whether gradients are on, here or where a running autograd function began, as of reentrant checkpointing."""
+    return torch.is_grad_enabled() or not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
 
 
 class StageRun(NamedTuple):
@@ -143,8 +131,7 @@ def first_float(value: Any) -> Tensor | None:
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for each in value:  # no generator: torch.compile follows this
-            found = first_float(each)
-            if found is not None:
+            if (found := first_float(each)) is not None:
                 return found
     return None
 
@@ -174,8 +161,7 @@ class _EagerMode:
             self._settings.close()
 
 
-eager_mode = _EagerMode()
-"""The one of this process."""
+eager_mode = _EagerMode()  # of this process
 
 
 @contextmanager

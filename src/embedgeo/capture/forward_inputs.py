@@ -20,12 +20,9 @@ from embedgeo.functional.rows import sequence_numbers, sequence_positions
 
 T = TypeVar("T")
 
-PerToken = Tensor | Callable[[Any], Tensor]
-"""A value for each token: a tensor, or a function that returns it, given the batch."""
-
+PerToken = Tensor | Callable[[Any], Tensor]  # a value for each token, or a function of the batch that returns it
 _PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own; True, or −∞, is padding
 READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
-"""Names of the arguments that are read."""
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
@@ -63,10 +60,7 @@ class LayerRows(NamedTuple):
     shape: torch.Size
 
     def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
-        """Token ids or a mask in the order of the rows; None if there is not one for each row.
-
-        If the model has positions first, they may be (positions, batch), unless they are known to be batch first.
-        """
+        """Token ids or a mask in the order of the rows, turned if need be; None if there is not one for each row."""
         if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
             return tensor.T
         is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
@@ -96,7 +90,6 @@ class _RunningCall(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
-        """The call of a module with these arguments; a TypeError if they do not fit its ``forward``."""
         by_name = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
         tensors = {(name, value.ndim): value for name, value in by_name.items() if isinstance(value, Tensor)}
         mask = tensors.get(("attention_mask", 2))
@@ -119,22 +112,14 @@ class _RunningCall(NamedTuple):
 
 @dataclass
 class ForwardPass:
-    """A forward pass so far.
+    """A forward pass so far."""
 
-    Attributes:
-        called: the enclosing modules that were called.
-        mask, position_ids: as of a call.
-        row_tokens: by the shape of the rows, and whether positions are first.
-        num_calls: of the modules of layers, by the layer's name and the number among its modules.
-        sums: of a layer that is a mean of several hidden states, how many there were and their sum.
-    """
-
-    called: set[nn.Module]
-    mask: Tensor | None = None
+    called: set[nn.Module]  # enclosing modules
+    mask: Tensor | None = None  # as of a call
     position_ids: Tensor | None = None
-    row_tokens: dict[tuple[torch.Size, bool], RowTokens] = field(default_factory=dict)
-    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
-    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    row_tokens: dict[tuple[torch.Size, bool], RowTokens] = field(default_factory=dict)  # by shape and positions_first
+    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)  # by layer and number among its modules
+    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # of calls to be averaged: number, sum
 
 
 class ForwardInputs:
@@ -143,12 +128,6 @@ class ForwardInputs:
     Token ids are what an embedding table is called with. The mask and the position ids are arguments of the outermost
     module called (of the encoder and of the decoder), or else of a module inside it. Where a model is given embeddings
     that end with those that were just looked up (prompt tuning), the positions in front are no tokens and do not count.
-
-    Attributes:
-        tables: the embedding tables, whose calls `record_token_ids` records.
-        num_token_types: of the largest of these tables; a large number where that is not known.
-        enclosing_modules: the modules around the blocks, whose calls `begin_call` and `end_call` record.
-        forward: the current forward pass.
     """
 
     def __init__(self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()) -> None:
@@ -171,7 +150,7 @@ class ForwardInputs:
         self.forward = ForwardPass(called=set())
         self._running: list[_RunningCall] = []  # the outermost call first
         self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None  # a table, its ids and rows, before any call
-        self._token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}
+        self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
         self._num_virtual = 0  # positions in front of the tokens
 
     @property
@@ -182,7 +161,7 @@ class ForwardInputs:
     @property
     def recorded(self) -> list[Tensor]:
         """The token ids and the mask that the model is given."""
-        return [*self._token_ids.values(), *([] if self.forward.mask is None else [self.forward.mask])]
+        return [*self.token_ids.values(), *([] if self.forward.mask is None else [self.forward.mask])]
 
     def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         """Record a call of an enclosing module; a forward pass begins with the outermost, or where one is repeated."""
@@ -190,7 +169,7 @@ class ForwardInputs:
         if not self._running or module in self.forward.called:
             self.forward = ForwardPass(called={each.module for each in self._running})
             if module in self._embedding_modules:  # otherwise the token ids were looked up before this call
-                self._token_ids = {}
+                self.token_ids = {}
                 self._num_virtual = 0
         self._running.append(call)
         self.forward.called.add(module)
@@ -201,7 +180,12 @@ class ForwardInputs:
             if self.forward.position_ids is None:
                 self.forward.position_ids = each.position_ids
         if self._lookup is not None and call.embeddings is not None:
-            self._take_lookup(*self._lookup, call.embeddings)
+            table, ids, rows = self._lookup
+            num_virtual = call.embeddings.shape[1] - rows.shape[1]
+            if num_virtual >= 0 and torch.equal(call.embeddings[:, num_virtual:].to(rows), rows):
+                self._num_virtual = num_virtual
+                ids = pad(ids, (num_virtual, 0))
+                self.token_ids[table, ids.shape] = ids
         self._lookup = None
 
     def end_call(self, *call: Any) -> None:
@@ -213,30 +197,20 @@ class ForwardInputs:
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
-            self._token_ids[table, ids.shape] = ids
+            self.token_ids[table, ids.shape] = ids
             self.forward.row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookup = table, ids, output.detach()
 
-    def _take_lookup(self, table: nn.Module, ids: Tensor, looked_up: Tensor, embeddings: Tensor) -> None:
-        """Take the token ids that were looked up before the call, if the embeddings given to it end with theirs."""
-        num_virtual = embeddings.shape[1] - looked_up.shape[1]
-        if num_virtual >= 0 and torch.equal(embeddings[:, num_virtual:].to(looked_up), looked_up):
-            self._num_virtual = num_virtual
-            ids = pad(ids, (num_virtual, 0))
-            self._token_ids[table, ids.shape] = ids
-
     def sequence_ids(self, shape: torch.Size) -> Tensor:
-        """The sequence of each row of a hidden state: see `embedgeo.functional.rows.sequence_numbers`."""
-        return sequence_numbers(shape, self.forward.position_ids, self._token_ids.values())
+        """The sequence of each row of a hidden state, whose shape is given."""
+        return sequence_numbers(shape, self.forward.position_ids, self.token_ids.values())
 
     def row_tokens(
         self, layer: Layer, hidden: Tensor, token_ids: PerToken | None, mask: PerToken | None, word_ids: PerToken | None
     ) -> RowTokens:
-        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first.
+        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first; given ones go first.
 
-        The ids and the mask given are used instead of those that the model was given, and may be in the order of the
-        model's rows. Functions are called with the batch: the outermost call's only argument, or its arguments by name.
         With word ids, the token ids given are the types of the words; those to ignore are the model's.
         """
         key = hidden.shape[:-1], layer.positions_first
@@ -271,10 +245,9 @@ class ForwardInputs:
         return found
 
     def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
-        """The given token ids, or those recorded."""
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
-        recorded = list(self._token_ids.values())
+        recorded = list(self.token_ids.values())
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
@@ -294,7 +267,6 @@ class ForwardInputs:
     def _fitting_mask(
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        """The given mask, or the recorded one, without the positions and token ids to leave out."""
         if mask is not None:
             mask = rows.require_fit(mask, "mask") != 0
         elif self.forward.mask is not None:

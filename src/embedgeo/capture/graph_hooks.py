@@ -20,19 +20,14 @@ from embedgeo.capture.calls import first_float, first_input, has_gradients
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
 
-Event = Literal["call", "return", "lookup", "input", "output"]
-"""A module's call or return, an embedding table's call, and the hidden state that a layer is given or gives."""
+Event = Literal["call", "return", "lookup", "input", "output"]  # lookup: an embedding table's; input: a hidden state's
 
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None:
-    """Put permanent hooks on modules of a model, before it is compiled: compiled graphs call none that are added later.
-
-    Each is an operator that looks at run time whether someone listens, so that measured and other steps run the same
-    graphs. All blocks of a stack get the same hooks, and can share a graph. Nobody can listen to those of copies.
-    """
+    """Put permanent hooks on modules of a model before it is compiled: its graphs call none that are added later."""
     wanted = dict.fromkeys(events)
     for stack in find_stacks(model):
         of_blocks = {event: None for block, event in wanted if block in stack.blocks}
@@ -77,9 +72,7 @@ def _is_hooked(module: nn.Module, event: Event) -> bool:
     return _HOOKS[event] in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
 
 
-# ── The hooks: torch.compile follows these functions, and calls them as they are where they are outside of its graphs
-
-
+# torch.compile follows these hooks, and calls them as they are where they are outside of its graphs
 def _on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     found = {}
     for name, value in (*zip(module.embedgeo_arguments, args, strict=False), *kwargs.items()):
@@ -130,9 +123,6 @@ _HOOKS: dict[Event, Callable[..., None]] = {
     "input": _on_input,
     "output": _on_output,
 }
-
-
-# ── The operator
 
 
 def _run_notify(key: Tensor, event: str, names: str, tensors: list[Tensor], has_gradients: bool) -> None:

@@ -17,6 +17,7 @@ LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 model that returns one of these or a mapping of names to modules."""
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
+_AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # whose first hidden state is the first block's output
 _TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
@@ -31,19 +32,12 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Layer:
-    """A hidden state of the model.
+    """A hidden state of the model: the output of a module call, or the mean of several."""
 
-    Attributes:
-        name: the same for every model family and every wrapper around the model.
-        calls: the module calls whose output is the hidden state; if there are several, the mean of their outputs is.
-        takes_input: the hidden state is the input of the (only) call instead.
-        positions_first: the shape is (positions, batch, d) instead of (batch, positions, d).
-    """
-
-    name: str
+    name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
-    takes_input: bool = False
-    positions_first: bool = False
+    takes_input: bool = False  # it is the input of the (only) call instead
+    positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
 
 
 def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None) -> list[Layer]:
@@ -73,16 +67,10 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     found = {layer.name: layer for layer in _resolve(model, layers, part)}
     if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
-    turned = _positions_first_modules(model)
-    return [replace(layer, positions_first=layer.calls[0].module in turned) for layer in found.values()]
-
-
-def _positions_first_modules(model: nn.Module) -> set[nn.Module]:
-    """The modules inside transformer modules of torch that were built with ``batch_first=False``."""
-    stacks = [module for module in model.modules() if isinstance(module, _TORCH_STACKS)]
-    attention = {stack: [m for m in stack.modules() if isinstance(m, nn.MultiheadAttention)] for stack in stacks}
-    turned = [stack for stack in stacks if any(not m.batch_first for m in attention[stack])]
-    return {inner for stack in turned for inner in stack.modules()}
+    stacks = [[*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)]
+    turned = [s for s in stacks if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in s)]
+    inside = {inner for stack in turned for inner in stack}
+    return [replace(layer, positions_first=layer.calls[0].module in inside) for layer in found.values()]
 
 
 def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
@@ -135,8 +123,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
             'decoder; it needs several. Use layers="blocks" or a pattern of names.'
         )
     if mean:
-        wanted, count = mean[1], int(mean[2])
-        return [_mean(submodel, pattern, count) for submodel in found if wanted in ("", submodel.prefix)]
+        return [_mean(submodel, pattern, int(mean[2])) for submodel in found if mean[1] in ("", submodel.prefix)]
     standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
     numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
     if pattern not in ("blocks", "hidden_states"):
@@ -152,7 +139,6 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
 
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
-    """Raise ValueError if there are blocks, but lists of modules that are never called, and so have no output."""
     for stack in structure.find_stacks(model):
         inside = set(map(structure.unwrapped, stack.blocks[0].children()))
         path = [name for name, module in structure.module_names(model).items() if module in inside][-1]
@@ -165,7 +151,6 @@ def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
 
 
 def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
-    """The mean of the last ``count`` blocks, before the final norm."""
     if not 1 <= count <= len(submodel.blocks):
         raise ValueError(
             f"layers={pattern!r} must average at least one block and at most all; the model has {len(submodel.blocks)}."
@@ -174,7 +159,6 @@ def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
-    """``embed``, the blocks and ``final_norm``, of a part those that it has; nothing if there are no blocks."""
     prefix, _, stack, blocks = submodel
     if stack is None:
         return
@@ -189,26 +173,29 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
-    """``hidden.00`` … ``hidden.L``; nothing if there are no blocks."""
     prefix, module, stack, blocks = submodel
     if stack is None:
         return
-    last = structure.last_hidden_state(module, stack)
-    is_late = structure.starts_after_first_block(module)
+    last = getattr(stack.parent, "project_out", None)  # OPT's, after the final norm
+    if not isinstance(last, nn.Module):
+        last = structure.final_norm(stack)
+    if (
+        getattr(module, "main_input_name", None) == "pixel_values"
+    ):  # models of images leave out what is after the blocks
+        last = None
+    is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
     calls = [*blocks[:1], *(blocks[1:] if is_late else blocks[:-1]), blocks[-1] if last is None else ModuleCall(last)]
     for i, call in enumerate(calls):
         yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,), takes_input=i == 0 and not is_late)
 
 
 def _padded(number: int, count: int) -> str:
-    """One of the numbers from 0 to ``count`` − 1, all with as many digits, two at least."""
     return f"{number:0{max(2, len(str(count - 1)))}}"
 
 
 def _glob(
     model: nn.Module, pattern: str, standard: list[Layer], numbered: list[Layer], part: Part | None
 ) -> list[Layer]:
-    """The layers and modules whose names match; only where none does, numbered hidden states."""
     taken = {layer.name for layer in standard}
     names = structure.module_names(model)
     if part is not None:
@@ -226,12 +213,11 @@ def _glob(
 
 
 def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
-    unpadded = {layer.name: re.sub(r"(?<![^.])0+(?=\d)", "", layer.name) for layer in layers}
-    return [layer for layer in layers if fnmatchcase(layer.name, pattern) or fnmatchcase(unpadded[layer.name], pattern)]
+    names = {layer: (layer.name, re.sub(r"(?<![^.])0+(?=\d)", "", layer.name)) for layer in layers}
+    return [layer for layer in layers if any(fnmatchcase(name, pattern) for name in names[layer])]
 
 
 def _numbered_in_model(names: Mapping[str, nn.Module], model: nn.Module, part: Part) -> dict[str, nn.Module]:
-    """The modules of a part by name, its blocks with the numbers that they have in the model."""
     blocks = [call.module for submodel in _submodels(model) for call in submodel.blocks]
     own = [next(name for name, module in names.items() if module is block) for block in blocks]
     stem = {

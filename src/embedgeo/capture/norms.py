@@ -1,6 +1,6 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
@@ -31,32 +31,23 @@ class Norm(NamedTuple):
     def expected_size(self) -> Tensor:
         """‖γ‖² + ‖β‖²: the mean of ‖γ z + β‖² over rows z whose coordinates have mean 0 and variance 1 over the rows.
 
-        In general Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ is added. Each row's mean of squares is 1: it is 0 where
-        ⟨z_j²⟩ does not vary with γ_j², nor ⟨z_j⟩ with γ_j β_j (Yamagiwa & Shimodaira 2025, appendix H).
+        Others add Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ (Yamagiwa & Shimodaira 2025, appendix H).
         """
         return self.scale.square().sum() + self.shift.square().sum()
 
     def deviation(self, rows: Tensor, *, of_embeddings: bool) -> float:
-        """The largest distance of rows, shape (m, d), from a mean of squares of 1 (and a mean of 0) before γ and β.
-
-        A norm makes the mean of squares v / (v + ε), of v before it. Embeddings may be small beside ε: then a centered
-        norm is told by means of 0, and an RMSNorm is not, as at the start of a training. Infinite without rows.
-        """
+        """The largest distance of rows, shape (m, d), from a mean of squares of 1 (and a mean of 0) before γ and β."""
         undone = (rows - self.shift) / self.scale
         sizes = undone.square().mean(1) - 1
         if self.is_centered:
-            if of_embeddings:
+            if of_embeddings:  # which may be small beside the norm's ε: means of 0 tell
                 sizes = sizes.where((sizes > 0) | (sizes < -_SHRUNK), 0)
             sizes = torch.maximum(sizes.abs(), undone.mean(1).abs())
         return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf)) if len(rows) else torch.inf
 
 
 def as_norm(module: nn.Module, width: int) -> Norm | None:
-    """The norm of rows of this width that a module is; None if it is none, or its weights are elsewhere.
-
-    It is run, without its hooks, on a row and on multiples of it. Only modules that have nothing but vectors of this
-    width are run, and random states stay as they are.
-    """
+    """The norm that a module with nothing but vectors of this width is, found by running it; None if it is none."""
     try:
         vectors = [*module.parameters(recurse=False)]
         is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
@@ -115,20 +106,16 @@ class Norms:
         self._is_output: dict[str, bool] = {}
 
     def expected_size(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> float:
-        """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output.
-
-        Several norms fit while their weights are alike, as at the start of a training: each measurement looks again at
-        those that were not far. Rows that the mask leaves out are not looked at: DeBERTa sets them to 0.
-        """
+        """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output."""
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
         if layer.name not in self._candidates:
-            self._candidates[layer.name] = [*self._possible(layer)]
+            self._candidates[layer.name] = self._possible(layer)
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
         least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
         norm = None
         rows = None
-        near = []
+        near = []  # several norms fit while their weights are alike: the next measurement looks at them again
         for module in self._candidates[layer.name]:
             found = as_norm(module, hidden.shape[-1])
             if found is None:
@@ -148,14 +135,12 @@ class Norms:
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
-    def _possible(self, layer: Layer) -> Iterator[nn.Module]:
-        """The modules that may be the norm: those of a block, or, of its input, those outside of blocks."""
+    def _possible(self, layer: Layer) -> list[nn.Module]:
         module = layer.calls[0].module
         if not layer.takes_input:
-            yield from unwrapped(module).modules()
-            return
+            return [*unwrapped(module).modules()]
         inside = {inner for block in self._blocks for inner in block.modules()}
-        yield from (each for each in self._model.modules() if each not in inside and not contains_any(each, [module]))
+        return [each for each in self._model.modules() if each not in inside and not contains_any(each, [module])]
 
     @cached_property
     def _late(self) -> set[nn.Module]:
@@ -168,11 +153,7 @@ class Norms:
         return [block for stack in find_stacks(self._model) for block in stack.blocks]
 
     def architecture(self, layers: Sequence[Layer]) -> str:
-        """``post-ln`` where the output of every measured block is that of a norm in it, ``pre-ln`` where none is.
-
-        Empty where only some are, no block was measured, or the blocks have no norm. A block that adds a norm's output
-        to its input (OLMo 2, Gemma 2) leaves that as it is: ``pre-ln``.
-        """
+        """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
         blocks = set(self._blocks)
         measured = {
             layer.calls[0].module: self._is_output[layer.name]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Hook:
-    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing.
-
-    ``read`` is called with the module, its arguments and, after a call, its output, unless the probe skips the call.
-    """
+    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
 
     module: nn.Module | None = None
     probe: "Probe | None" = None
@@ -48,24 +45,15 @@ class _Hook:
 class Probe:
     """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
 
-    Copies of the model, also those made while the probe is attached, are not read, nor is a forward pass that
-    activation checkpointing repeats during the backward pass, nor one in which a pipeline stage learns its shapes.
-    While the probe is attached, compiled models and torch's own transformer layers run eagerly, so that hooks are
-    called; where ``is_stable``, a model that was prepared before it was compiled is read in its graphs instead.
+    Copies of the model are not read, nor is a forward pass that activation checkpointing repeats during the backward
+    pass, nor one in which a pipeline stage learns its shapes. Compiled models and torch's own transformer layers run
+    eagerly meanwhile; where ``is_stable``, a model that was prepared before it was compiled is read in its graphs.
 
-    Args:
-        layers: those to read.
-        inputs: records what the model is given.
-        on_hidden: called with a layer, its hidden state, shape (..., d), batch first, detached, which the model may
-            overwrite later, and the tokens of its rows; without gradients and autocast.
-        on_error: called with an exception raised in a hook, with a note that names the layer. Default: it is raised.
-        no_grad_passes: whether to read forward passes without gradients; those of an `exclusive` probe are always read.
-            The calls of the modules around the blocks decide, or, where only blocks are called, these.
-
-    Attributes:
-        token_ids, mask, word_ids: see `ForwardInputs.row_tokens`.
-        sequence_mesh: the ranks of which each may have a part of the positions.
-        layers_without_gradients: names of layers that were not read because of ``no_grad_passes``.
+    ``on_hidden`` is called with a layer, its hidden state, shape (..., d), batch first, detached, which the model may
+    overwrite later, and the tokens of its rows; without gradients and autocast. ``on_error`` is called with an
+    exception raised in a hook, and a note that names the layer; by default it is raised. Passes without gradients are
+    read with ``no_grad_passes`` or by an `exclusive` probe: the calls of the modules around the blocks decide, or,
+    where only blocks are called, these.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
@@ -82,10 +70,10 @@ class Probe:
         self.token_ids: PerToken | None = None
         self.mask: PerToken | None = None
         self.word_ids: PerToken | None = None
-        self.sequence_mesh: DeviceMesh | None = None
+        self.sequence_mesh: DeviceMesh | None = None  # the ranks of which each may have a part of the positions
         self.is_stable = False
         self.on_error = on_error
-        self.layers_without_gradients: set[str] = set()
+        self.layers_without_gradients: set[str] = set()  # which were not read
         self._no_grad_passes = no_grad_passes
         self._layers = layers
         self._inputs = inputs
@@ -137,7 +125,7 @@ class Probe:
             Probe._exclusive = previous
 
     def prepare(self, model: nn.Module) -> None:
-        """Put permanent hooks on the model: see `embedgeo.capture.graph_hooks.prepare`."""
+        """Put permanent hooks on the model, before it is compiled."""
         from embedgeo.capture import graph_hooks
 
         graph_hooks.prepare(model, [(module, event) for module, event, _ in self._hooks()])
@@ -156,7 +144,6 @@ class Probe:
         return is_other or in_backward or (stage is not None and stage.infers_shapes)
 
     def _hooks(self) -> Iterator[tuple[nn.Module, "Event", _Hook]]:
-        """Hooks, and when they are to run: at which event of which module."""
         for module in self._inputs.enclosing_modules:
             yield module, "call", _Hook(module, self, "at the model's call", self._inputs.begin_call)
             yield module, "return", _Hook(module, self, "at the model's call", self._inputs.end_call)
@@ -169,7 +156,6 @@ class Probe:
 
     @contextmanager
     def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Context in which an enclosing module is called."""
         if self.should_skip():
             yield
             return
@@ -182,7 +168,6 @@ class Probe:
     def _read(
         self, layer: Layer, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
     ) -> None:
-        """Read ``layer.calls[i]``."""
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_LATE = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
@@ -74,10 +73,7 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def submodels(model: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a model that process different sequences, by the prefix of their layers' names.
-
-    These are ``encoder.`` and ``decoder.`` (of Hugging Face, or of an `nn.Transformer`), or the measured model alone.
-    """
+    """The encoder and the decoder, or the measured model alone, by the prefix of their layers' names."""
     measured = measured_model(model)
     both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
     if is_hugging_face(measured) and getattr(measured.config, "is_encoder_decoder", False):
@@ -112,16 +108,12 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
 
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
-    """Tell whether modules are transformer blocks: of one type, or as many as the configuration says.
-
-    In a `nn.Sequential` they also must have submodules and no convolution, as the stages of a CNN have; in a
-    `nn.ModuleDict` they must be of one type and numbered.
-    """
+    """Tell whether modules are transformer blocks: of one type, or as many as the configuration says."""
     if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
         return False
     if len({type(block) for block in blocks}) != 1:
         return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)  # attention and state-space blocks in turn
-    inner = [type(module) for module in blocks[0].modules()]
+    inner = [type(module) for module in blocks[0].modules()]  # the stages of a CNN have convolutions
     return not isinstance(stack, nn.Sequential) or (len(inner) > 1 and nn.Conv2d not in inner)
 
 
@@ -139,33 +131,14 @@ def final_norm(stack: Stack) -> nn.Module | None:
         if name == "layernorm_embedding":  # BART's, applied before the blocks though defined after them
             continue
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
-        is_norm = _is_norm(unwrapped(child)) and "proj" not in name
-        if is_norm and (follows_blocks or "emb" not in name):  # a norm of embeddings comes before the blocks
+        module = unwrapped(child)
+        leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
+        inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
+        # one with nothing but norms inside is one, too: an adapter may train a copy
+        is_norm = type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
+        if is_norm and "proj" not in name and (follows_blocks or "emb" not in name):  # of embeddings: before the blocks
             norms.append(child)
     return norms[-1] if norms else None
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a norm, or has nothing but norms inside, as where an adapter trains a copy."""
-    leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
-    inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
-    return type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
-
-
-def last_hidden_state(submodel: nn.Module, stack: Stack) -> nn.Module | None:
-    """The module after the blocks whose output a model calls its last hidden state; None: that is the last block's.
-
-    It is the final norm, or a projection after that (OPT); in Hugging Face models of images nothing after the blocks.
-    """
-    if getattr(submodel, "main_input_name", None) == "pixel_values":
-        return None
-    projection = getattr(stack.parent, "project_out", None)
-    return projection if isinstance(projection, nn.Module) else final_norm(stack)
-
-
-def starts_after_first_block(submodel: nn.Module) -> bool:
-    """Tell whether a model's first hidden state is the first block's output instead of its input, as in Mamba."""
-    return getattr(getattr(submodel, "config", None), "model_type", None) in _LATE
 
 
 def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
@@ -178,10 +151,8 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
 def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it is.
 
-    It is what ``get_input_embeddings`` returns, and what shares its weight (the encoder of T5 calls another table than
-    it names). Otherwise, of the tables outside the blocks, without those named after positions, segments and times
-    (unless they share the weight of an output head), it is those named after tokens; if there are none, those that
-    share the weight of a head; if there are none, those with as many rows as a head; if there are none, all.
+    Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that are not named after positions,
+    segments and times, the first of: those named after tokens, that share a head's weight, that have its rows, all.
     """
     get_table = getattr(submodel, "get_input_embeddings", None)
     if callable(get_table):
@@ -191,7 +162,7 @@ def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
             table = None
         if isinstance(table, nn.Module) or is_hugging_face(submodel):
             tables = [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
-            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
+            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]  # T5's encoder calls another
             return tied or ([table] if isinstance(table, nn.Module) else [])
     stack = find_stack(submodel)
     in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}

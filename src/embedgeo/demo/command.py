@@ -80,19 +80,18 @@ def run_demo(settings: DemoSettings) -> None:
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
     with muted_libraries():
-        sweep(
-            SweepSettings(
-                model=str(out / "checkpoints"),
-                text=str(out / "probe.txt"),
-                num_tokens=probe.numel(),
-                seq_len=settings.seq_len,
-                batch_size=PROBE_BATCH,
-                token_tables=True,
-                after_processing=True,
-                out=str(out / "sweep"),
-                trainer={"accelerator": "cpu"},
-            )
+        again = SweepSettings(
+            model=str(out / "checkpoints"),
+            text=str(out / "probe.txt"),
+            num_tokens=probe.numel(),
+            seq_len=settings.seq_len,
+            batch_size=PROBE_BATCH,
+            token_tables=True,
+            after_processing=True,
+            out=str(out / "sweep"),
+            trainer={"accelerator": "cpu"},
         )
+        sweep(again)
     console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
     write_report([out / "sweep"])
     show(console, out, records)

@@ -162,7 +162,6 @@ def _part(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _instance(model: dict[str, Any], class_name: str | None) -> Any:
-    """The model that a LightningCLI makes of its part of the file."""
     parser = ArgumentParser(exit_on_error=False)
     if class_name is None:
         parser.add_subclass_arguments(LightningModule, "model")

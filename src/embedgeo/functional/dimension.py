@@ -81,7 +81,7 @@ def twonn_dimension(
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    estimate = partial(_slope if method == "fit" else _most_likely, discard_fraction=discarded)
+    estimate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     kept, place = distinct_rows(x, duplicate_tolerance)
     nearest = two_nearest_distances(x if len(kept) == len(x) else x[kept])
     first, second = nearest.cpu().double().unbind(1)
@@ -102,23 +102,16 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
     return torch.where(least == most, least, -1)
 
 
-def _slope(log_mu: Tensor, discard_fraction: float) -> Tensor:
-    """Slope of the line through the origin of -log(1 - i/N) on log μ_i, shape (N,), ascending; a float64 scalar."""
-    num_fitted = int(len(log_mu) * (1 - discard_fraction))
-    if num_fitted < 2:
-        return log_mu.new_tensor(math.nan)
-    log_rank = -torch.log1p(-torch.arange(1, num_fitted + 1, dtype=log_mu.dtype, device="cpu") / len(log_mu))
-    log_mu = log_mu[:num_fitted]
-    return ratio(log_mu @ log_rank, log_mu @ log_mu)
-
-
-def _most_likely(log_mu: Tensor, discard_fraction: float) -> Tensor:
-    """Maximum-likelihood rate of the exponential law of log μ_i, shape (N,), ascending; a float64 scalar."""
+def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor:
+    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``; a float64 scalar."""
     num_used = int(len(log_mu) * (1 - discard_fraction))
     if num_used < 2:
         return log_mu.new_tensor(math.nan)
-    beyond = (len(log_mu) - num_used) * log_mu[num_used - 1]
-    return ratio(log_mu.new_tensor(num_used - 1), log_mu[:num_used].sum() + beyond)
+    used = log_mu[:num_used]
+    if method == "fit":
+        log_rank = -torch.log1p(-torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu))
+        return ratio(used @ log_rank, used @ used)
+    return ratio(used.new_tensor(num_used - 1), used.sum() + (len(log_mu) - num_used) * used[-1])
 
 
 def estimated_dimension(

@@ -38,10 +38,7 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
 
 
 def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
-    """Yield, for each of two or more groups in turn, the merged states of the others, and of further rows.
-
-    By halves: about G log G merges, of which log G are held at a time.
-    """
+    """Yield the merged states of all groups but each in turn, and of ``others``: about G log G merges, by halves."""
     if len(groups) == 1 and others is not None:
         yield others
         return

@@ -1,7 +1,6 @@
-"""Moments of rows, and the one rule that merges those of batches, ranks and token types.
+"""Moments of rows (Q, M and V: Yamagiwa & Shimodaira 2025, arXiv 2409.11253), and the one rule that merges them.
 
-Sources: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253) for Q, M and V; Chan, Golub & LeVeque 1983 for the merge. All
-sums of squares are of differences from a mean, so that no two large numbers are subtracted.
+All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -164,10 +163,7 @@ def row_moments(x: Tensor) -> Moments:
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them.
-
-    Equal values differ from their computed mean in the last digits; a variance of that size cannot be told from none.
-    """
+    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them."""
     rounding = n * (64 * torch.finfo(mean.dtype).eps * mean).square()
     return torch.where(m2 <= rounding, 0, m2)
 
@@ -178,12 +174,7 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """Q, M and V of the rows, or of those of each of several groups.
-
-    Returns:
-        ``n``; ``Q``, ``M`` and ``V`` in squared embedding units (Q = M + V); ``M_over_V`` and ``M_over_Q``; shape G.
-        The mean has shape (*G, d). What too few rows leave undefined is NaN.
-    """
+    """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of shape (*G, d)."""
     mean_norm2 = torch.where(n > 0, mean.square().sum(-1), torch.nan)
     variance = ratio(m2, n)
     return {

@@ -54,7 +54,9 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     x, n = x.detach(), len(x)
     if n <= _FEW_ROWS:
         return nearest_distances(x, 2)
-    operand = Operand.of(x, fast_dtype(x.device), rounded=True)
+    is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
+    has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
+    operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
         return nearest_distances(x, 2)
@@ -181,10 +183,7 @@ class Operand(NamedTuple):
         return self.lost[rows] + 4 * torch.finfo(self._summed).eps * self.norm[rows] + self.rounding * reach
 
     def _slack(self, rows: Tensor | slice, reach: Tensor) -> Tensor:
-        """The most by which products of these rows with rows of such norms differ from squared distances.
-
-        By rounding of one product and sum a column; the rest of the norms, and their errors; denormals flushed to zero.
-        """
+        """The most by which rounding changes products of these rows with rows of such norms, denormals included."""
         dim, finfo = self.rows.shape[1] - 2 * _NORM_PARTS, torch.finfo(self._summed)
         return finfo.eps * (dim + 24) * (self.norm[rows] + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
 
@@ -193,18 +192,10 @@ class Operand(NamedTuple):
         return torch.promote_types(self.rows.dtype, torch.float32)
 
 
-def fast_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which ``device`` gives products of numbers that bfloat16 represents fastest, with float32 sums."""
-    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):  # older versions of torch cannot tell
-        return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
-    return torch.float32
-
-
 def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     """The two smallest distances of each row, shape (n, 2), and for which rows they are not known, (n,).
 
-    Each product of two rows serves both: those of a strip of rows with all later ones are looked through by row, then
-    by column. Of the products in a group only the smallest is looked at, unless it is within the limit.
+    Each product serves two rows: those of a strip with all later ones are looked through by row, then by column.
     """
     n, dtype = len(x), operand.rows.dtype
     step = blocked(_STRIP_ROWS, x.device)
@@ -225,7 +216,7 @@ def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
             by_column = squared[:, later.start - first : later.stop - first].unflatten(0, (_GROUP, -1))
             sides.append((later, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
         for own, offset, groups, minima in sides:
-            one, place = minima.min(1, keepdim=True)
+            one, place = minima.min(1, keepdim=True)  # of a group only the smallest, unless that is within the limit
             other = minima.scatter(1, place, torch.inf).amin(1, keepdim=True)
             smallest[own] = torch.cat((smallest[own], one, other), dim=1).topk(2, largest=False).values
             limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))

@@ -1,7 +1,7 @@
 """Neural collapse of the rows before one token: their spread about their mean, and the alignment of that mean.
 
-Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121) for the class-distance normalized
-variance; Wu & Papyan 2024 (arXiv 2405.17767) for both in language models, whose classes are the tokens that follow.
+Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121); Wu & Papyan 2024 (arXiv
+2405.17767), for language models, whose classes are the tokens that follow.
 """
 
 import torch
@@ -15,15 +15,13 @@ from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_spli
 def labelled_by_next(rows: Rows) -> Rows | None:
     """The rows that have a next token, with it as their token type; None where there are no token ids.
 
-    The next token is that of the next position of the sequence, which need not count itself; a row that no counted one
-    follows in its sequence has none.
+    It is at the next position of the sequence, counted or not; a row has none that no counted one follows.
     """
     ids, batch = rows.ids, rows.ids.batch
     if ids.token_ids is None or batch.token_ids is None:
         return None
     if ids.sequence_ids is None or batch.sequence_ids is None:
-        none = ids.token_ids[:0]
-        return Rows(rows.embeddings[:0], RowIds.of(Batch(none, None)))
+        return Rows(rows.embeddings[:0], RowIds.of(Batch(ids.token_ids[:0], None)))
     following = _next_places(batch.sequence_ids, batch.kept)
     following = following if ids.kept is None else following[ids.kept]
     places = (following >= 0).nonzero().flatten()
@@ -44,12 +42,11 @@ def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:
-    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, of all classes.
+    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr Σ_B.
 
-    They are the ratio of the traces tr Σ_W / tr Σ_B = V_W / V_B, each class weighted by its rows; the first of exactly
-    the rows seen, the second of the estimates of `unbiased_split`, NaN where that of V_B is not positive. (Papyan et
-    al.'s tr(Σ_W Σ_B⁺) / C weights the directions of Σ_B alike, and is unstable where there are more classes than
-    dimensions.)
+    The first is of exactly the rows seen, each class weighted by its rows; the second of the estimates of
+    `unbiased_split`, NaN where that of V_B is not positive. (Papyan et al.'s tr(Σ_W Σ_B⁺) / C is unstable for more
+    classes than dimensions.)
     """
     split, (n, _, m2) = variance_split(types), types.pooled()
     unbiased = unbiased_split(n, ratio(m2, n), within_variance(types, num_sequences))
@@ -63,10 +60,9 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
 def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
 
-    ``cdnv`` is with sample variances, and without what noise adds to the squared distance of two means, σ_s² / n_s +
-    σ_t² / n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for the inverse
-    of what is near 0 by chance would outweigh all others; ``cdnv_plugin`` is as published. All types have two or more
-    rows.
+    ``cdnv`` has sample variances, and not what noise adds to the squared distance of two means, σ_s² / n_s + σ_t² /
+    n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for inverses of what is
+    near 0 by chance would outweigh all others. All types have two or more rows.
     """
     n, norm = types.n, torch.linalg.vector_norm(types.mean, dim=1)
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)

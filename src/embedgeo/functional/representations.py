@@ -36,7 +36,19 @@ def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
     >>> round(float(debiased_cka(x, 3 * x - 1)), 6)
     1.0
     """
-    return _debiased_cka(_pair(x, y))
+    x, y = _pair(x, y)
+    n = len(x)
+    if n < 4:
+        return x.new_tensor(torch.nan)
+
+    def hsic(a: Tensor, b: Tensor) -> Tensor:
+        """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its square."""
+        product = _product(a, b)
+        a2, b2 = a.square().sum(1), b.square().sum(1)
+        value = product - a2 @ b2 * (n / (n - 2)) + a2.sum() * b2.sum() / ((n - 1) * (n - 2))
+        return torch.where(value.abs() <= _ROUNDING * product, 0, value)
+
+    return ratio(hsic(x, y), (hsic(x, x) * hsic(y, y)).sqrt())
 
 
 def biased_cka(x: Tensor, y: Tensor) -> Tensor:
@@ -70,7 +82,11 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
     Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of `debiased_cka`; NaN for n < 2.
     """
-    return _procrustes(_pair(x, y))
+    pair = _pair(x, y)
+    if len(pair[0]) < 2 or not bool((pair[0].sum() + pair[1].sum()).isfinite()):  # singular values of NaN are an error
+        return pair[0].new_tensor(torch.nan)
+    x, y = (torch.linalg.qr(each.T, mode="r").R.T if each.shape[1] > len(each) else each for each in pair)
+    return (2 - 2 * torch.linalg.svdvals(x.T @ y).sum()).clamp(min=0)
 
 
 def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
@@ -84,7 +100,24 @@ def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
     """
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}.")
-    return _overlap(_pair(x, y), k)
+    pair = _pair(x, y)
+    n = len(pair[0])
+    if n <= k + 1 or any(bool(each.isnan().any()) for each in pair):
+        return pair[0].new_tensor(torch.nan)
+
+    def near(x: Tensor, start: int, stop: int) -> Tensor:
+        """Marks of the ``k`` rows nearest to each of these, shape (rows, n)."""
+        squares = x.square().sum(1)
+        distances = squares + squares[start:stop, None] - 2 * x[start:stop] @ x.T
+        distances.diagonal(start).fill_(torch.inf)
+        limit = distances.kthvalue(k, dim=1, keepdim=True).values
+        return distances <= limit + _ROUNDING * (squares[start:stop, None] + limit)
+
+    shares, step = [], max(1, _BLOCK // n)
+    for start in range(0, n, step):
+        a, b = (near(each, start, start + step) for each in pair)
+        shares.append((a & b).sum(1) / torch.maximum(a.sum(1), b.sum(1)))
+    return torch.cat(shares).to(torch.float64).mean()
 
 
 def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -92,9 +125,11 @@ def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
     Arguments and errors as of `debiased_cka`.
     """
-    pair = _pair(x, y)
-    values = {"cka": _debiased_cka(pair), "procrustes": _procrustes(pair)}
-    return values | {"neighbor_overlap": _overlap(pair, NEIGHBORS)}
+    return {
+        "cka": debiased_cka(x, y),
+        "procrustes": procrustes_distance(x, y),
+        "neighbor_overlap": neighbor_overlap(x, y),
+    }
 
 
 def linearity(x: Tensor, y: Tensor, adjusted: bool = True, residual: bool = True) -> Tensor:
@@ -196,22 +231,6 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return ((x @ x.T) * (y @ y.T)).sum()
 
 
-def _debiased_cka(pair: tuple[Tensor, Tensor]) -> Tensor:
-    x, y = pair
-    n = len(x)
-    if n < 4:
-        return x.new_tensor(torch.nan)
-
-    def hsic(a: Tensor, b: Tensor) -> Tensor:
-        """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its square."""
-        product = _product(a, b)
-        a2, b2 = a.square().sum(1), b.square().sum(1)
-        value = product - a2 @ b2 * (n / (n - 2)) + a2.sum() * b2.sum() / ((n - 1) * (n - 2))
-        return torch.where(value.abs() <= _ROUNDING * product, 0, value)
-
-    return ratio(hsic(x, y), (hsic(x, x) * hsic(y, y)).sqrt())
-
-
 def _u_centered(x: Tensor) -> Tensor:
     """Products of centred rows, whose scalar product with those of others is HSIC; flat, of norm 1, NaN for n < 4."""
     n = len(x)
@@ -220,31 +239,3 @@ def _u_centered(x: Tensor) -> Tensor:
     gram = (gram - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
     norm = torch.linalg.vector_norm(gram)
     return (gram / torch.where(norm > _ROUNDING, norm, torch.nan)).flatten()
-
-
-def _procrustes(pair: tuple[Tensor, Tensor]) -> Tensor:
-    x, y = pair
-    if len(x) < 2 or not bool((x.sum() + y.sum()).isfinite()):  # singular values of NaN are an error
-        return x.new_tensor(torch.nan)
-    x, y = (torch.linalg.qr(each.T, mode="r").R.T if each.shape[1] > len(each) else each for each in pair)
-    return (2 - 2 * torch.linalg.svdvals(x.T @ y).sum()).clamp(min=0)
-
-
-def _overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
-    n = len(pair[0])
-    if n <= k + 1 or any(bool(x.isnan().any()) for x in pair):
-        return pair[0].new_tensor(torch.nan)
-
-    def near(x: Tensor, start: int, stop: int) -> Tensor:
-        """Marks of the ``k`` rows nearest to each of these, shape (rows, n)."""
-        squares = x.square().sum(1)
-        distances = squares + squares[start:stop, None] - 2 * x[start:stop] @ x.T
-        distances.diagonal(start).fill_(torch.inf)
-        limit = distances.kthvalue(k, dim=1, keepdim=True).values
-        return distances <= limit + _ROUNDING * (squares[start:stop, None] + limit)
-
-    shares, step = [], max(1, _BLOCK // n)
-    for start in range(0, n, step):
-        a, b = (near(x, start, start + step) for x in pair)
-        shares.append((a & b).sum(1) / torch.maximum(a.sum(1), b.sum(1)))
-    return torch.cat(shares).to(torch.float64).mean()

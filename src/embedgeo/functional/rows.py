@@ -73,10 +73,7 @@ class RowIds:
         return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
     def dealt(self, first: int, num_groups: int) -> tuple[Tensor, list[tuple[int, "RowIds"]]]:
-        """The group of each row that counts, shape (n,), and the groups that have such rows, each with its number.
-
-        Whole sequences are dealt: sequence i into group first + i, modulo ``num_groups``.
-        """
+        """Group first + i, modulo ``num_groups``, of each row of sequence i, and the ids of each group with rows."""
         assert self.sequence_ids is not None
         groups = (first + self.sequence_ids) % num_groups
         present = groups.unique().tolist()
@@ -138,8 +135,11 @@ class Rows:
             x = x[torch.unravel_index(ids.kept, x.shape[:-1])]
         if x.dtype.itemsize == 1:  # float8 has no arithmetic
             x = x.float()
-        finite = _finite(x)
-        if finite is None:
+        total = x @ x.new_ones(x.shape[1]) if x.dtype == torch.float16 else x.sum()
+        if bool(total.isfinite().all()):  # one sum in the usual case
+            return cls(x, ids)
+        finite = torch.isfinite(x).all(dim=1)  # a sum may overflow although every term is finite
+        if bool(finite.all()):
             return cls(x, ids)
         places = finite.nonzero().flatten()
         return cls(x.index_select(0, places), ids.select(places), len(x) - len(places), finite)
@@ -162,18 +162,8 @@ class Rows:
 
     def relabelled(self, sequence_ids: Tensor) -> "Rows":
         """These rows with other sequence ids, which those with a NaN or Inf have, too."""
-        ids = sequence_ids if self.finite is None else sequence_ids[self.finite]
-        labelled = RowIds.of(Batch(self.token_ids, ids))
-        return Rows(self.embeddings, labelled, self.num_nonfinite, self.finite)
-
-
-def _finite(rows: Tensor) -> Tensor | None:
-    """Marks of the rows that are finite, or None where all are: one sum in the usual case."""
-    total = rows @ rows.new_ones(rows.shape[1]) if rows.dtype == torch.float16 else rows.sum()
-    if bool(total.isfinite().all()):
-        return None
-    finite = torch.isfinite(rows).all(dim=1)  # a sum may overflow although every term is finite
-    return None if bool(finite.all()) else finite
+        ids = RowIds.of(Batch(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
+        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
 
 
 def select_rows(
@@ -184,10 +174,10 @@ def select_rows(
     *,
     dim: int,
 ) -> Rows:
-    """Flatten a batch to rows, and drop masked rows and rows with a NaN or Inf.
+    """Flatten a batch to rows of width ``dim``, and drop masked rows and rows with a NaN or Inf.
 
-    Default of ``sequence_ids``: each index of the leading axis of three or more is a sequence, and each row of an (n,
-    d) input is one of its own. Rows that are selected already are returned.
+    Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each row of an (n, d)
+    input.
     """
     x = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -222,10 +212,9 @@ def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tens
 def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
     """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
 
-    Position ids, shape (batch or 1, positions), start another packed sequence where they do not increase, and are
-    ignored if they do not fit. Where the rows of all sequences follow each other, ``shape`` is (n,), and (batch,
-    positions) are those of the first of ``position_ids`` and ``token_ids`` that has n elements; else each row is a
-    sequence of its own.
+    Position ids, shape (batch or 1, positions), start another one where they do not increase, and are ignored if they
+    do not fit. For rows of shape (n,), (batch, positions) are those of the first ids with n elements; else each row is
+    a sequence.
     """
     grid = shape
     if len(shape) == 1:
@@ -272,10 +261,8 @@ def pool_tokens(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
 
-    A maximum is taken in each coordinate (Conneau et al. 2017); means are summed in float64 and are float32 at least.
-    The hidden states, shape (batch, positions, d), the ids and the bool mask become those of the sequences: no ids for
-    means and maxima; a mask, False where no token counts, or None if there are no such sequences. All is kept for
-    ``"tokens"``.
+    Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask become those of the
+    sequences: no ids for means and maxima; a mask, False where no token counts, or None. All is kept for ``"tokens"``.
     """
     if rows == "tokens":
         return hidden, token_ids, mask
@@ -329,9 +316,8 @@ def find_words(
 ) -> Words:
     """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix J.
 
-    Tokens of a sequence with equal word ids are one word, those with negative ones of none; sequence ids are not
-    negative. A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked
-    ones among them.
+    A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked ones among
+    them. Tokens with negative word ids are of none; sequence ids are not negative.
     """
     words = word_ids.reshape(-1).to(device, torch.int64)
     sequences = sequence_ids.reshape(-1).to(device, torch.int64)
@@ -357,7 +343,7 @@ def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:
     """A number for each word, equal for equal ids in equal order: a polynomial in its token ids, word after word.
 
     The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have equal numbers; that
-    any two of T longer ones do has a probability of about T² / 2 ** 64: 5e-8 for a million. Lengths are at least 1.
+    any two of T longer ones do has a probability of about T² / 2 ** 64. Lengths are at least 1.
     """
     if not len(lengths):
         return lengths

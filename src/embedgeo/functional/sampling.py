@@ -1,8 +1,7 @@
-"""Uniform sampling without replacement from a stream of rows.
+"""Uniform sampling without replacement from a stream of rows: of those with the smallest keys.
 
-Every row gets a key, a uniform random number that depends only on the seed, the stream and the position of the row in
-the stream; the rows with the smallest keys are the sample. So neither batches nor ranks matter, no global random state
-is touched, and of streams of one length, such as those of the layers of a model, equal positions are drawn.
+A key is a uniform random number that depends only on the seed, the stream and the position of the row in the stream. So
+neither batches nor ranks matter, and of streams of one length, such as those of layers, equal positions are drawn.
 """
 
 from collections.abc import Sequence
@@ -49,9 +48,9 @@ class Sample(NamedTuple):
     def extend(
         self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
     ) -> "Sample":
-        """The sample once the next rows of the stream have been seen, without those that are left out.
+        """The sample once the next rows of the stream have been seen, of which ``x`` are those that ``kept`` marks.
 
-        Of these, ``x`` are those that ``kept`` marks; ``labels`` are of ``x``; ``seed`` is that of the keys.
+        ``labels`` are of ``x``; ``seed`` is that of the keys.
         """
         count = len(x) if kept is None else len(kept)
         keys = row_keys(self.seen, count, seed=seed, stream=stream, device=self.keys.device)
@@ -109,10 +108,7 @@ class Sample(NamedTuple):
 def row_keys(
     start: int | Tensor, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Keys of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), float64 in [0, 1).
-
-    They are SplitMix64 (Steele, Lea & Flood 2014) of the position of the row, in wrapping int64 arithmetic.
-    """
+    """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,), float64 in [0, 1)."""
     z = stream_positions(start, count, stream=stream, device=device)
     # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
     z = _mix(z) + _mix(_mix(torch.full((), seed, device=device)))
@@ -127,8 +123,7 @@ def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
     """Numbers of rows among those of all streams, from 0, in the order in which one process would see their batches.
 
-    ``positions`` are those of `Sample`, ``batches`` the numbers of rows of the batches of each stream; of R streams,
-    stream r has the batches r, r + R, ….
+    ``batches`` are the sizes of each stream's batches; of R streams, stream r has the batches r, r + R, ….
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
     before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
@@ -142,19 +137,15 @@ def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    z = z + _int64(0x9E3779B97F4A7C15)
-    z = (z ^ _shift(z, 30)) * _int64(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _int64(0x94D049BB133111EB)
+    z = z + (0x9E3779B97F4A7C15 - (1 << 64))
+    z = (z ^ _shift(z, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    z = (z ^ _shift(z, 27)) * (0x94D049BB133111EB - (1 << 64))
     return z ^ _shift(z, 31)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Logical shift to the right (that of int64 is arithmetic and repeats the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _int64(unsigned: int) -> int:
-    return unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
 
 
 def sample_batches(sample: Sample, batch_size: int) -> list[tuple[Tensor, Tensor]]:

@@ -47,10 +47,7 @@ class SequenceSimilarity(NamedTuple):
 
 
 def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of ``x``, shape (n, d), scaled to norm 1 in the accumulator's dtype, and their places, shape (m,).
-
-    A row of norm 0 has no direction, nor has one whose norm exceeds the range of float64.
-    """
+    """Rows scaled to norm 1 in the accumulator's dtype, and the places, (m,), of those that have a direction."""
     norms = row_norms(x)
     places = ((norms > 0) & norms.isfinite()).nonzero().flatten()
     kept = x if len(places) == len(x) else x.index_select(0, places)
@@ -85,8 +82,8 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
 def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Tensor]:
     """1 - ``within_sequence_similarity`` and 1 - ``intra_sentence_similarity``, and 1 - the mean cosine of all pairs.
 
-    The first similarity is the mean cosine over all pairs of distinct rows of one sequence; the second, Ethayarajh's,
-    the mean over sequences of two or more rows of the mean cosine of their rows with their mean row.
+    Of pairs of rows of one sequence; and (Ethayarajh's) of rows with the mean row of their sequence, mean over
+    sequences.
     """
     distances = {
         "within_sequence_similarity": ratio(state.distances, state.pairs),
@@ -98,8 +95,7 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
 def type_distances(types: TokenTable) -> dict[str, Tensor]:
     """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows scaled to norm 1.
 
-    The first similarity, Ethayarajh's, is the mean over token types of two or more rows of the mean cosine of two
-    distinct rows; the second the mean cosine over all pairs of rows of different types.
+    Of pairs of rows of one token type, mean over types (Ethayarajh's); and of all pairs of rows of different types.
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)

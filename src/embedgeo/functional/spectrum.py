@@ -1,7 +1,6 @@
 """Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a sketch of it.
 
-Sources: Razzhigaev et al. 2024 (arXiv 2311.05928) for the anisotropy; Johnstone 2001 and Ma 2012 for the Gaussian
-baseline; those of the sketch are beside `ScatterSketch`.
+Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
@@ -139,10 +138,7 @@ def spectrum_values(
 
 
 def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
-    """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter.
-
-    IsoScore is (k - 1) / (d - 1), with k the participation ratio, to which the steps of Rudman et al. 2022 reduce.
-    """
+    """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter."""
     dim, total = len(eigenvalues), eigenvalues.sum()
     participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
     rest = eigenvalues[5:]
@@ -150,6 +146,7 @@ def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = AL
     return {
         "effective_rank": entropy_rank(eigenvalues.sqrt()),
         "effective_rank_eigenvalues": entropy_rank(eigenvalues),
+        # to which the steps of Rudman et al. 2022 reduce
         "isoscore": (participation - 1) / (dim - 1) if dim > 1 else total * torch.nan,
         "top1_share": ratio(eigenvalues[0], total),
         "top5_share": ratio(eigenvalues[:5].sum(), total),

@@ -1,7 +1,4 @@
-"""Token tables: count, mean and squared deviations of each token type, and of each within single sequences.
-
-Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1, for the moments of a token type.
-"""
+"""Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
 
 import math
 from functools import partial
@@ -156,9 +153,8 @@ def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Te
 def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and m2 of the rows of each run, given the rows' places, run by run, and the number of rows in each.
 
-    Rows are centred on the last one of their run (the first one of a text may be an outlier), then on the mean of the
-    differences, whose rest corrects the mean. So float32 rows need no float64 copy, and identical rows vary by exactly
-    0.
+    Rows are centred on the last of their run, then on the mean of the differences, whose rest corrects the mean: so
+    float32 rows need no float64 copy, and identical rows vary by exactly 0.
     """
     mean = torch.empty(len(lengths), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     m2 = mean.new_zeros(len(lengths))

@@ -29,7 +29,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SKETCH = "How far the estimate may be from the exact value, where wide layers have a sketch of their scatter."
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _SPECTRUM = {
     "effective_rank": Term("effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True),
@@ -192,14 +191,13 @@ class Anisotropy(GeometryMetric):
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         gaussian = rows.value("anisotropy_null")
-        dim = rows.dim
         free = rows.n - 1
         return {
             **rows.simulated(_SPECTRUM, _gaussian_spectrum, rows.n),
             "anisotropy": gaussian,
             "top1_share": gaussian,
             "anisotropy_standardized": gaussian,
-            "participation_ratio": (dim * free + 2) / (free + dim + 1),
+            "participation_ratio": (rows.dim * free + 2) / (free + rows.dim + 1),
         }
 
     def compute(self) -> dict[str, Tensor]:
@@ -210,21 +208,16 @@ class Anisotropy(GeometryMetric):
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
 
     def _spectrum(self) -> Table:
-        eigenvalues = self.eigenvalues()
         index = torch.arange(1, self.dim + 1)
-        return {"index": index, "eigenvalue": eigenvalues, "n": self.num_rows.expand(self.dim)}
+        return {"index": index, "eigenvalue": self.eigenvalues(), "n": self.num_rows.expand(self.dim)}
 
 
 @cache
 def gaussian_eigenvalues(free: int, dim: int) -> Array:
-    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows with ``free`` degrees of freedom, n - 1 of centred ones.
-
-    They are drawn from their law (Dumitriu & Edelman 2002).
-    """
+    """Eigenvalues of Σ x xᵀ, descending, of Gaussian rows of ``free`` degrees of freedom (Dumitriu & Edelman 2002)."""
     from scipy import linalg
 
-    small = min(free, dim)
-    large = max(free, dim)
+    small, large = sorted((free, dim))
     random = np.random.default_rng(0)
     diagonal = np.sqrt(random.chisquare(large - np.arange(small)))
     beside = np.sqrt(random.chisquare(small - 1 - np.arange(small - 1)))

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
     from embedgeo.metrics.gaussian import Array, GaussianRows
 
-Values = Mapping[str, Tensor]
-"""Values by key, as ``compute`` or ``forward`` of a metric returns them."""
-
-Table = dict[str, Tensor]
-"""Columns of one length, by name."""
+Values = Mapping[str, Tensor]  # by key, as `compute` or `forward` of a metric returns them
+Table = dict[str, Tensor]  # columns of one length, by name
 
 
 class State(Protocol):
@@ -46,8 +43,7 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 
-ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Values and their standard errors by key."""
+ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]  # both by key
 
 
 class GeometryMetric(Metric):
@@ -59,9 +55,6 @@ class GeometryMetric(Metric):
 
     How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about 1e-7 for rows in
     float32 or less, where some products are computed in float32 before they are summed).
-
-    torchmetrics synchronises by gathering the whole states of all ranks. Here ``_sync_dist`` is overridden to reduce
-    them instead, and ``_apply`` to keep their dtype. Both are private, hence the upper bound on the version.
 
     To have Lightning log a value, make it an attribute of the module and log that: ``self.share =
     self.moments["V_W_over_V_unbiased"]`` in ``__init__``, then ``self.moments.update(…)`` and ``self.log("share",
@@ -314,6 +307,7 @@ class GeometryMetric(Metric):
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
+    # torchmetrics' own gathers whole states and `_apply` casts them; both are private, hence the bound on its version
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         group = process_group or self.process_group
         for kind in self._declared:

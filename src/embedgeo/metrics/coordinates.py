@@ -18,7 +18,6 @@ _OF_ROWS = {
     "_first": (", first positions", " Here of the first row of each sequence: attention sinks show here."),
     "_rest": (", the rest", " Here of the rows that are not the first of their sequence."),
 }
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _OF_ALL_ROWS = {
     "kurtosis": Term("kurtosis of coordinates", "excess kurtosis over rows, mean over coordinates",

@@ -26,8 +26,7 @@ from embedgeo.metrics.tokens import TokenMoments
 MAX_STATE_BYTES = 2**28
 """What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
 
-SKETCH_COLUMNS = 512
-"""Columns of the sketch that stands in for a scatter which is too large."""
+SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
 
 EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
     "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
@@ -37,11 +36,8 @@ EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
 }
 """Makes each of them, given the width of a layer and the seed of samples."""
 
-_NUM_TYPES = 2**14
-"""Token types that a token table is expected to have at most: 65,536 tokens of text have about 10,000."""
-
-_NUM_ROWS = 2**20
-"""More rows than any sample draws."""
+_NUM_TYPES = 2**14  # of a token table, at most: 65,536 tokens of text have about 10,000
+_NUM_ROWS = 2**20  # more than any sample draws
 
 
 def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metric]:
@@ -267,30 +263,26 @@ def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
     return partial(function, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
 
 
-def left_out(make: MetricFactory, dim: int) -> dict[str, int]:
-    """The default metrics that `auto_metrics` leaves out at a width, with their bytes; none of another function."""
-    if not is_auto(make):
-        return {}
-    kept = [type(metric) for metric in make(dim)]
-    function: Any = make
-    keywords: dict[str, Any] = getattr(make, "keywords", {})
-    sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
-    whole = function(dim, max_state_bytes=inf)
-    return {type(metric).__name__: _largest(metric, **sizes) for metric in whole if type(metric) not in kept}
-
-
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
-    if missing := left_out(make, width):
-        names = [f"{name} ({size(num_bytes)})" for name, num_bytes in missing.items()]
-        moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in missing else ""
-        yield (
-            f'metrics="auto" leaves out {", ".join(names)} at layers of width {width}{moments}. '
-            f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
-        )
     if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
         return
-    columns = [metric.sketch for metric in make(width) if isinstance(metric, Anisotropy) and metric.sketch is not None]
+    metrics = make(width)
+    if is_auto(make):
+        function: Any = make
+        keywords: dict[str, Any] = getattr(make, "keywords", {})
+        sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
+        kept = {type(metric) for metric in metrics}
+        missing = [metric for metric in function(width, max_state_bytes=inf) if type(metric) not in kept]
+        names = {type(metric).__name__: size(_largest(metric, **sizes)) for metric in missing}
+        if names:
+            listing = ", ".join(f"{name} ({held})" for name, held in names.items())
+            moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in names else ""
+            yield (
+                f'metrics="auto" leaves out {listing} at layers of width {width}{moments}. '
+                f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
+            )
+    columns = [metric.sketch for metric in metrics if isinstance(metric, Anisotropy) and metric.sketch is not None]
     if columns:
         yield (
             f"Anisotropy holds a sketch ({size(8 * width * columns[0])}) at layers of width {width}, not the scatter "

@@ -33,7 +33,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
 
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _TERMS = {
     **in_group("at a glance", 130,
@@ -198,8 +197,7 @@ class IntrinsicDimension(GeometryMetric):
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys have NaN.
 
-        The groups of the jackknife are the ``sequence_ids`` of the sampled rows: see
-        `embedgeo.functional.twonn_dimension`. ``groups`` are not used.
+        The groups of the jackknife are the ``sequence_ids`` of the sampled rows; ``groups`` are not used.
         """
         sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)
@@ -249,8 +247,7 @@ class IntrinsicDimension(GeometryMetric):
         }
 
 
-_NUM_CENTRES = 1024
-"""Rows whose neighbours are drawn: as many as give a dimension to about 3 %."""
+_NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 
 def _power(n: int) -> int:

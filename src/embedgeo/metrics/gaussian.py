@@ -11,8 +11,7 @@ from embedgeo.metrics.base import metric_classes
 
 Array = NDArray[np.float64]
 
-_MOST, _WIDEST = 1e15, 1e6
-"""Rows and width beyond which nothing is simulated."""
+_MOST, _WIDEST = 1e15, 1e6  # rows and width beyond which nothing is simulated
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,7 @@ class GaussianRows:
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything
 def baseline_values(rows: GaussianRows) -> dict[str, Array]:
-    """The expected values by key, of those asked for that have any.
-
-    Expected values (medians of largest ones) are in closed form where there is one; the rest is simulated once for each
-    number of rows and width, from a fixed seed.
-    """
+    """The expected values (medians of largest ones) by key, of those keys that have any."""
     constants = {key: term(key).gaussian for key in rows.keys}
     values = {key: np.where(np.isnan(rows.n), np.nan, each) for key, each in constants.items() if each is not None}
     for metric in metric_classes():

@@ -17,7 +17,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _TERMS = {
     **in_group("at a glance", 110,

@@ -13,7 +13,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _TERMS = in_group("more", 740,
     nc1=Term("NC1, plug-in", "variance within over that between next tokens, plug-in estimate",
@@ -80,9 +79,7 @@ class NextTokenGeometry(GeometryMetric):
     plotted = ("nc1", "cdnv", "unembedding_alignment")
 
     _unembedding: Tensor | None = None
-
-    _compared: Tensor | None = None
-    """The frequent types; None: those that the rows show."""
+    _compared: Tensor | None = None  # ids of the frequent types; None: those that the rows show
 
     def __init__(self, dim: int, min_count: int = 10, max_types: int = 1000, **kwargs: Any) -> None:
         super().__init__(dim, min_count, max_types, **kwargs)
@@ -104,8 +101,7 @@ class NextTokenGeometry(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         labelled = labelled_by_next(rows)
         if labelled is not None and labelled.token_ids is not None:
-            ids = labelled.ids
-            self.extend(token_table(labelled.embeddings, labelled.token_ids, ids.sequence_ids))
+            self.extend(token_table(labelled.embeddings, labelled.token_ids, labelled.sequence_ids))
             self.extend(SequenceCount(torch.full((), float(labelled.num_sequences), device=labelled.embeddings.device)))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
@@ -133,6 +129,5 @@ class NextTokenGeometry(GeometryMetric):
         if self._compared is not None:
             return types.select(torch.isin(types.token_ids, self._compared) & (types.n > 1))
         most = types.n.argsort(descending=True, stable=True)[: self.max_types]
-        return types.select(
-            torch.zeros_like(types.n, dtype=torch.bool).index_fill(0, most, 1) & (types.n >= self.min_count)
-        )
+        is_among_most = torch.zeros_like(types.n, dtype=torch.bool).index_fill(0, most, 1)
+        return types.select(is_among_most & (types.n >= self.min_count))

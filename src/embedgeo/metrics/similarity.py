@@ -18,7 +18,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.moments import has_token_values
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _SIMILARITIES = {
     "self_similarity": Term("self-similarity",

@@ -29,9 +29,7 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, has_token_values
 
 Labels = Literal["own", "next"]
-"""By what rows are of a token type: by their own token, or by the one that follows."""
 
-# A table: name and unit in a line, the meaning below.
 # fmt: off
 _OVER_TYPES = in_group("token types", 510,
     Q_t_cv=Term("C.V. of Q over tokens", "std / mean of Q_t over token types",
@@ -118,8 +116,7 @@ class TokenMoments(GeometryMetric):
     (10.0, 1.0, 9.0, 2.0)
     """
 
-    _regressed: Tensor | None = None
-    """Token types that the values over token types are of; None: those in ``regression_count_range``."""
+    _regressed: Tensor | None = None  # ids of the types in the regressions; None: those in `regression_count_range`
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
@@ -148,8 +145,8 @@ class TokenMoments(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         labelled = rows if self.labels == "own" else labelled_by_next(rows)
-        needed = 'labels="next"' if self.labels == "next" else "count_range"
         if labelled is None or (self.count_range is not None and rows.token_ids is None):
+            needed = 'labels="next"' if self.labels == "next" else "count_range"
             raise ValueError(f"{needed} needs token_ids in every update; got none.")
         rows = labelled
         x, ids = rows.embeddings, rows.token_ids
@@ -236,8 +233,7 @@ class TokenMoments(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         types = self._types_in(self.count_range)
-        is_whole = self.count_range is None
-        values = moment_values(self.load(Moments)) if is_whole else variance_values(*types.pooled())
+        values = moment_values(self.load(Moments)) if self.count_range is None else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
         if not has_token_values(n, n_with_ids):
@@ -262,10 +258,7 @@ class TokenMoments(GeometryMetric):
         return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
     def hold(self, whole: Self) -> None:
-        """Take the values over the token types that are in the range among all rows.
-
-        If types left the range with a group, that would make the errors about twice too large.
-        """
+        """Regress over the types in the range among all rows: types leaving it with a group would double the errors."""
         self._regressed = whole._types_in(self.regression_count_range).token_ids
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
@@ -277,8 +270,7 @@ class TokenMoments(GeometryMetric):
         return types.select((types.n >= lo) & (types.n <= hi))
 
 
-_DRAWS = 16
-"""Of the token types of Gaussian rows."""
+_DRAWS = 16  # of the token types of Gaussian rows
 
 
 def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:

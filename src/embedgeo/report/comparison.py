@@ -17,8 +17,7 @@ from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import band_text, course, with_errors
 from embedgeo.report.runs import Bands, Run
 
-OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
-"""Values over token types that all models are compared by in one figure."""
+OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")  # all models are compared by them in one figure
 
 
 class Curve(NamedTuple):
@@ -60,7 +59,7 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     named = term(metric)
     figure, (ax,), text = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
     _draw(ax, metric, curves)
-    _depth_axis(ax, "relative depth (1: output of the last block)")
+    ax.set(xlabel="relative depth (1: output of the last block)", xlim=(-0.02, 1.02))
     values, errors = _columns(curves, metric)
     numbers = with_errors(values, errors, is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
@@ -74,10 +73,11 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     labels = profiles[OVER_TYPES[0]][0]
     subtitle = f"over the token types in the regressions{_last_step(runs)}"
     figure, axes, text = _compared("Token types of all models over relative depth", subtitle, labels, panels=3)
-    parts, ranges = [], []
+    parts = []
+    ranges = []
     for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
         _draw(ax, metric, curves)
-        _depth_axis(ax, "relative depth (1: last block)")
+        ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
         values, errors = _columns(curves, metric)
         parts.append(with_errors(values, errors, is_spread=is_spread))
         known = values[metric].dropna()
@@ -123,11 +123,6 @@ def _last_step(runs: Sequence[Run]) -> str:
     return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
 
 
-def _depth_axis(ax: Axes, label: str) -> None:
-    ax.set_xlabel(label)
-    ax.set_xlim(-0.02, 1.02)
-
-
 def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups, and the groups in words."""
     names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
@@ -153,20 +148,14 @@ def _looks(curves: Curves) -> dict[str, dict[str, Any]]:
     """The look of each curve: colour and marker are its own; the dashes are its group's, where there are groups."""
     by_group = _dashes_by_group(curves)
     own = zip(curves, run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
-    return {
-        label: {
-            "color": colour,
-            "marker": marker,
-            "ls": by_group.get(curves[label].group, dashes),
-            "ms": 3.5,
-            "lw": 1.3,
-        }
-        for label, colour, marker, dashes in own
-    }
+    looks = {}
+    for label, colour, marker, dashes in own:
+        ls = by_group.get(curves[label].group, dashes)
+        looks[label] = {"color": colour, "marker": marker, "ls": ls, "ms": 3.5, "lw": 1.3}
+    return looks
 
 
 def _draw(ax: Axes, metric: str, curves: Curves) -> None:
-    """Draw a line and a band for each curve, and the axis of values."""
     values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
     value_axis(ax, term(metric), values, errors=np.concatenate([curve.errors.to_numpy() for curve in curves.values()]))
     most, share = (13, 0.12) if _dashes_by_group(curves) else (40, 0.06)  # dashes are seen between the markers
@@ -175,8 +164,8 @@ def _draw(ax: Axes, metric: str, curves: Curves) -> None:
         curve = curves[label]
         every = 1 if len(curve.values) <= most else share  # of the diagonal
         ax.plot(curve.values.dropna(), markevery=every, **look)
-        x, y = curve.values.index.to_numpy(), curve.values.to_numpy()
-        band(ax, x, y, curve.errors.to_numpy(), look["color"], alpha=alpha)
+        x = curve.values.index.to_numpy()
+        band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), look["color"], alpha=alpha)
 
 
 def _courses(curves: Curves) -> str:

@@ -22,9 +22,7 @@ COORDINATES_TEXT = (
     "thousands of times as large as most, often at the first position of every sequence, where attention sinks are."
 )
 
-_NAMED = 10
-"""Coordinates of a layer that are named."""
-
+_NAMED = 10  # coordinates of a layer that are named
 _SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
 _MOST_LAYERS = 36
 _FOLLOWED = 8
@@ -33,6 +31,7 @@ _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 _POSITIONS = {"_first": (draw.ACCENT, "o", "first positions"), "_rest": (draw.RUNS[0], "s", "the rest")}
 """By the end of a key: colour, marker and name of the rows that are compared."""
 
+_ALT = "Largest entry, share of massive rows and kurtosis of coordinates against {}: first positions and the rest."
 _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
@@ -40,8 +39,8 @@ def coordinate_figures(run: Run) -> Iterator[FigureData]:
     """All of them that there are numbers for."""
     if run.coordinates:
         yield largest(run)
-        if len(run.coordinates) > 1:
-            yield followed(run)
+    if len(run.coordinates) > 1:
+        yield followed(run)
     if set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any():
         if len(run.depth) > 1:
             yield massive(run)
@@ -72,9 +71,8 @@ def largest(run: Run) -> FigureData:
             text.set(color="white" if norm(size) > 0.6 else "black", fontsize=6.5 if coordinate < 10_000 else 5.5)
         ax.set_title(f"by {name}", fontsize=8.8)
         ax.set_xticks(range(columns), [str(rank + 1) for rank in range(columns)], fontsize=7.5)
-        ax.set_yticks(
-            range(len(layers)), layer_labels(layers)[0] if ax is axes[0] else [""] * len(layers), fontsize=7.5
-        )
+        names = layer_labels(layers)[0] if ax is axes[0] else [""] * len(layers)
+        ax.set_yticks(range(len(layers)), names, fontsize=7.5)
         ax.set_xlabel("rank")
         ax.grid(visible=False)
         ax.tick_params(length=0)
@@ -110,16 +108,11 @@ def followed(run: Run) -> FigureData:
     )
     figure, axes = draw.new_figure("The largest coordinates against step", subtitle, panels=len(layers))
     for ax, (layer, of_layer) in zip(axes, by_layer.items(), strict=True):
+        marker = "o" if len(of_layer) <= 40 else ""
         for coordinate in reversed(of_layer.columns):
-            is_coloured = coordinate in colours
-            ax.plot(
-                of_layer[coordinate],
-                marker="o" if len(of_layer) <= 40 else "",
-                ms=2.5,
-                color=colours.get(coordinate, _GREY),
-                lw=1.5 if is_coloured else 0.8,
-                zorder=3 if is_coloured else 2,
-            )
+            lw, zorder = (1.5, 3) if coordinate in colours else (0.8, 2)
+            colour = colours.get(coordinate, _GREY)
+            ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
         if "top_dim_share" in run.baseline:
             ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **draw.BASELINE)
         draw.step_axis(ax, list(shares.index))
@@ -135,9 +128,13 @@ def followed(run: Run) -> FigureData:
     place = (0.04 / figure.get_size_inches()[0], 1 - 0.43 / draw.HEIGHT)
     row: dict[str, Any] = {"ncols": _FOLLOWED + 2, "columnspacing": 1.0, "handlelength": 1.2, "borderpad": 0}
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=place, **row)
-    text = "; ".join(_course(layer, of_layer) for layer, of_layer in by_layer.items())
+    courses = []
+    for layer, of_layer in by_layer.items():
+        top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
+        start = f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step {top.index[0]:,}"
+        courses.append(f"{start} to {number(top.iloc[-1])}")
     alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
-    return FigureData("coordinates-followed", figure, shares, alt, f"{text}.")
+    return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(courses)}.")
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
@@ -146,13 +143,6 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
     ranks = descending.groupby("layer").cumcount() + 1
     ranked = descending.assign(rank=ranks, share=descending[share])[["layer", "rank", "coordinate", "share"]]
     return ranked[ranked["rank"] <= _NAMED]
-
-
-def _course(layer: str, shares: pd.DataFrame) -> str:
-    """The coordinate that is the largest at the last step, and its share where it is first known."""
-    top = shares[shares.iloc[-1].idxmax()].dropna()
-    start = f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step {top.index[0]:,}"
-    return f"{start} to {number(top.iloc[-1])}"
 
 
 def massive(run: Run) -> FigureData:
@@ -167,10 +157,7 @@ def massive(run: Run) -> FigureData:
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
     numbers = last.reindex(run.depth)
-    alt = (
-        "Largest entry, share of massive rows and kurtosis of coordinates against layer: first positions and the rest."
-    )
-    return FigureData("massive-activations", figure, numbers, alt, _in_words(numbers.max()))
+    return FigureData("massive-activations", figure, numbers, _ALT.format("layer"), _in_words(numbers.max()))
 
 
 def massive_by_step(run: Run) -> FigureData:
@@ -182,12 +169,11 @@ def massive_by_step(run: Run) -> FigureData:
         _draw(ax, key, numbers, has_markers=len(numbers) <= 40)
         draw.step_axis(ax, run.steps)
     draw.legend(figure, axes[0])
-    alt = "Largest entry, share of massive rows and kurtosis of coordinates against step: first positions and the rest."
-    return FigureData("massive-activations-dynamics", figure, numbers, alt, _in_words(numbers.iloc[-1]))
+    text = _in_words(numbers.iloc[-1])
+    return FigureData("massive-activations-dynamics", figure, numbers, _ALT.format("step"), text)
 
 
 def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, random: pd.Series | None = None) -> None:
-    """Draw a metric at first positions and of the rest."""
     for suffix, (colour, marker, name) in _POSITIONS.items():
         ax.plot(table[key + suffix], color=colour, marker=marker if has_markers else "", ms=3, lw=1.6, label=name)
     draw.value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, random)

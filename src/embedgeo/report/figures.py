@@ -44,13 +44,10 @@ _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M
 _SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
 _GRIDE = "dimensions, GRIDE"
 
-_CURVES_SIZE = (3.5, 3.3)
-"""Inches: TensorBoard's image cards are 350 pixels wide."""
-
+_CURVES_SIZE = (3.5, 3.3)  # inches: TensorBoard's image cards are 350 pixels wide
 _STRIP_HEIGHT, _STRIP_GAP = 0.38, 0.1
 _FINAL_NORMS = ("final_norm", "encoder.final_norm", "decoder.final_norm")
-_LEAST_OF_BLOCKS = 0.6
-"""Share of the height that blocks fill beside a norm that is drawn with them."""
+_LEAST_OF_BLOCKS = 0.6  # share of the height that blocks fill beside a norm that is drawn with them
 
 
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
@@ -58,8 +55,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
 
     Without the bar of the layers' colours, and with fewer ticks, it is drawn faster; the text then says what they are.
     """
-    table, (errors, mean_errors, is_spread), named = run.table(metric), run.bands(metric), term(metric)
-    means, random = run.means(table), run.means(run.table(metric, run.baseline))
+    table = run.table(metric)
+    errors, mean_errors, is_spread = run.bands(metric)
+    named = term(metric)
+    means = run.means(table)
+    random = run.means(run.table(metric, run.baseline))
     sidebar = has_bar and len(run.layers) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
     draw.step_axis(ax, run.steps)
@@ -110,8 +110,8 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         ax.plot(x, known.to_numpy(), **marks)
     look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
-    with_known, known_errors = np.vstack([table, known]), np.vstack([errors, known * np.nan])
-    draw.value_axis(ax, named, with_known, pd.Series(random.iloc[-1].to_numpy(), x), run.axis, known_errors)
+    baseline = pd.Series(random.iloc[-1].to_numpy(), x)
+    draw.value_axis(ax, named, np.vstack([table, known]), baseline, run.axis, np.vstack([errors, known * np.nan]))
     if _is_seen(ax, known):
         ax.plot([], label=_EXPECTED, **marks)
     draw.legend(figure, ax)
@@ -176,10 +176,11 @@ def _cell_edges(ax: Axes, steps: Sequence[int]) -> Array:
 def curves(run: Run, metric: str) -> FigureData:
     """A metric against the step, in a small picture: a line a layer, from dark at the first to bright at the last.
 
-    `embed` is drawn in a strip below, on a scale of its own; and so is the final norm where it would squeeze the lines
-    of the blocks. Means of the last blocks are dashed.
+    `embed`, and a final norm that would squeeze the lines of the blocks, are in strips below, on scales of their own.
     """
-    table, errors, named = run.table(metric), run.table(metric, run.errors), term(metric)
+    table = run.table(metric)
+    errors = run.table(metric, run.errors)
+    named = term(metric)
     apart = [layer for layer in run.depth if _is_apart(layer, table, named)]
     apart = apart if len(apart) < len(run.depth) else []
     along = [layer for layer in run.depth if layer not in apart]
@@ -189,8 +190,7 @@ def curves(run: Run, metric: str) -> FigureData:
     figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
     ax, *strips = _add_axes(figure, len(apart))
     colours = draw.depth_colours(len(along))
-    key_colours = ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours))
-    key = draw.value_bar(ax, key_colours, "").ax
+    key = draw.value_bar(ax, ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours)), "").ax
     draw.layer_axis(key, along, vertical=True)
     key.set_ylabel("")
     key.tick_params(length=0, pad=2, labelsize=9.5)
@@ -239,16 +239,14 @@ def _span(values: Array) -> float:
 
 
 def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
-    """The main axes of a small picture, and strips below them."""
     width, height = _CURVES_SIZE
-    left, right, bottom, top = 0.56, 0.68, 0.47, 0.54
-    room = height - bottom - top
+    low = height - 0.54
+    room = height - 0.47 - 0.54
     strip = min(_STRIP_HEIGHT, 0.5 * room / max(1, num_strips) - _STRIP_GAP)
     axes = []
-    low = height - top
     for size in (room - (strip + _STRIP_GAP) * num_strips, *[strip] * num_strips):
         low -= size
-        axes.append(figure.add_axes((left / width, low / height, 1 - (left + right) / width, size / height)))
+        axes.append(figure.add_axes((0.56 / width, low / height, 1 - (0.56 + 0.68) / width, size / height)))
         low -= _STRIP_GAP
     return axes
 
@@ -260,7 +258,7 @@ def after_processing(run: Run) -> FigureData:
     errors: dict[str, pd.Series] = {}
     colours = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
-        processed = [key for key in processed_metrics(run) if key.startswith(f"{metric}_")]
+        processed = [key for key in run.metrics if is_processed(key) and key.startswith(f"{metric}_")]
         for key in (*([metric] if metric in run.values else []), *processed):
             values[key] = run.table(key).iloc[-1].reindex(run.axis)
             errors[key] = run.table(key, run.errors).iloc[-1].reindex(run.axis)
@@ -276,11 +274,6 @@ def after_processing(run: Run) -> FigureData:
     text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
     return FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
-
-
-def processed_metrics(run: Run) -> list[str]:
-    """Names of the metrics that describe the rows after processing."""
-    return [metric for metric in run.metrics if is_processed(metric)]
 
 
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:
@@ -309,8 +302,8 @@ def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) 
     shares = parts.div(total.where(total > 0), axis=0).rename(columns=lambda part: part.removesuffix("_unbiased"))
     shares = shares.reindex(run.depth, level="layer")
     means = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step").mean()
-    pairs, plug_in = ", from pairs in different sequences", ", plug-in estimates"
-    estimates = pairs if "V_W_unbiased" in parts else plug_in if "V_W" in parts else ""
+    estimates = ", plug-in estimates" if "V_W" in parts else ""
+    estimates = ", from pairs in different sequences" if "V_W_unbiased" in parts else estimates
     title = run.titled("What Q is made of", run.steps[-1]) if by == "layer" else "What Q is made of, mean over blocks"
     figure, (ax,) = draw.new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
     labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
@@ -319,8 +312,8 @@ def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) 
     if by == "layer":
         heights = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0).to_numpy()
         bottoms = heights.cumsum(axis=1) - heights
+        width = 0.86 if len(heights) <= 12 else 1
         for height, bottom, label, colour in zip(heights.T, bottoms.T, labels, colours, strict=True):
-            width = 0.86 if len(heights) <= 12 else 1
             ax.bar(np.arange(len(heights)), height, width, bottom, color=colour, label=label)
         draw.layer_axis(ax, run.axis)
         alt += "by layer."
@@ -409,9 +402,8 @@ def _scale_axes(
 
 def _ends(values: pd.Series) -> str:
     known = values.dropna()
-    if known.empty:
-        return "undefined"
-    return f"{number(known.iloc[0])} at scale {known.index[0]}, {number(known.iloc[-1])} at scale {known.index[-1]}"
+    ends = [f"{number(known.iloc[i])} at scale {known.index[i]}" for i in (0, -1) if len(known)]
+    return ", ".join(ends) or "undefined"
 
 
 def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
@@ -477,13 +469,11 @@ def cka_of_layers(run: Run, step: int, ax: Axes | None = None) -> FigureData:
 def _square(
     pairs: pd.DataFrame, column: str, places: list[Any], title: str, ax: Axes | None
 ) -> tuple[Figure, Axes, pd.DataFrame]:
-    """A figure of the similarity of places, and the numbers."""
     half = pairs.pivot_table(index=f"{column}_a", columns=f"{column}_b", values="cka", dropna=False)
     half = half.reindex(index=places, columns=places)
     matrix = half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
-    figure, (ax,) = draw.new_figure(
-        title, f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows", sidebar=True, ax=ax
-    )
+    subtitle = f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows"
+    figure, (ax,) = draw.new_figure(title, subtitle, sidebar=True, ax=ax)
     norm = Normalize(0, 1)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)

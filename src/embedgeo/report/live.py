@@ -13,31 +13,21 @@ from embedgeo.report import figures
 from embedgeo.report.runs import make_run
 from embedgeo.results.records import Record
 
-Image = tuple[bytes, int, int]
-"""A PNG, its width and height."""
-
+Image = tuple[bytes, int, int]  # a PNG, its width and height
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _OFTEN = ("curves", "heatmap")
 _GROWTH = 1.05
 _MOST_STEPS = 512
 _PIXELS = 700
-_PAUSE = 50
-"""Pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time."""
+_PAUSE = 50  # pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time
 
 
 class LivePictures:
-    """The pictures of a monitor's history while a model trains.
+    """The pictures of a monitor's history while a model trains; their tags begin with a prefix.
 
-    For each metric to look at first, its curves (value against step, a coloured line for each layer), a heatmap (layer
-    against step) and a profile (value against layer, a line for each step); and the shares of M, V_W and V_B in the
-    embeddings' size at each layer. They are drawn when they are due; curves and heatmaps also whenever there are 5 %
-    more measurements, unless that would take more than 2 % of the time: what is drawn does not grow with the square of
-    a run's length. At most 512 steps are drawn, evenly spaced along the axis.
-
-    They are 700 pixels wide, twice the width at which TensorBoard shows them.
-
-    Args:
-        prefix: of the tags.
+    For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and V_B at each layer.
+    They are drawn when they are due; curves and heatmaps also whenever there are 5 % more measurements, unless that
+    would take more than 2 % of the time: what is drawn does not grow with the square of a run's length.
     """
 
     def __init__(self, prefix: str = "geometry") -> None:
@@ -48,14 +38,9 @@ class LivePictures:
         self._paused_until = 0.0
 
     def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Image]]:
-        """Draw the history, unless drawing is paused.
+        """Tags and pictures of a history with one more measurement than at the last call, unless drawing is paused.
 
-        Args:
-            history: with the records of one more measurement than at the last call.
-            is_due: draw all kinds of pictures that have not been drawn of this history.
-
-        Yields:
-            A picture's tag, and the picture.
+        Where they are due, those of all kinds that have not been drawn of this history.
         """
         self._num_measurements += 1
         started = monotonic()

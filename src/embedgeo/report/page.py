@@ -23,27 +23,13 @@ from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, facts, flags, outlier_steps, overview
 from embedgeo.report.tokens import TableData
 
-BUDGET = 4_500_000
-"""Bytes of pictures inside the page; later ones are only linked to."""
-
-FIRST = "At a glance"
-"""The section at the top of the page, beside how to read its figures."""
-
-ALL_RUNS = "All runs"
-"""The label of the figures of all runs together."""
-
-MAIN = 11
-"""Metrics, of those to look at first, that have a section of their own."""
-
-IN_FULL = 40
-"""Metrics that have all their figures; of more, all but the headlines have one each."""
-
-_ORDINARY = 500
-"""Width of most figures in CSS pixels, at most."""
-
-_LONGEST_NAME = 200
-"""Bytes of a file's name; file systems take 255."""
-
+BUDGET = 4_500_000  # bytes of pictures inside the page; later ones are only linked to
+FIRST = "At a glance"  # the section at the top of the page, beside how to read its figures
+ALL_RUNS = "All runs"  # the label of the figures of all runs together
+MAIN = 11  # metrics, of those to look at first, that have a section of their own
+IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
+_ORDINARY = 500  # width of most figures in CSS pixels, at most
+_LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
 _OF_BATCHES = "anisotropy_batch_mean"
 _OVER_TYPES = (
@@ -54,22 +40,18 @@ _OVER_TYPES = (
 
 
 class PageFigure(NamedTuple):
-    """A figure on the page: its PNG in base64, empty where the budget is spent, its size in CSS pixels, its texts.
-
-    Or a table in its place, whose caption is ``alt``.
-    """
+    """A figure on the page, or a table in its place, whose caption is ``alt``."""
 
     name: str
-    picture: str
-    width: int
+    picture: str  # the PNG in base64; empty where the budget is spent
+    width: int  # in CSS pixels
     height: int
     alt: str
     text: str
     table: pd.DataFrame | None = None
 
 
-Group = tuple[str, list[PageFigure]]
-"""The figures of one run, or of all runs together, under a label."""
+Group = tuple[str, list[PageFigure]]  # the figures of one run, or of all runs together, under a label
 
 
 class Panel(NamedTuple):
@@ -88,20 +70,12 @@ class Panel(NamedTuple):
 
 
 def _anchor(name: str) -> str:
-    """A name as an id: other names give other ids, and none needs quoting in a link.
-
-    >>> _anchor("token types"), _anchor("M_over_Q")
-    ('token-20types', 'M_over_Q')
-    """
+    """A name as an id: other names give other ids, and none needs quoting in a link."""
     return quote(name, safe="").replace("%", "-").replace("~", "-7E")
 
 
 class FigureWriter:
-    """Saves figures, and puts them onto the page until the budget is spent.
-
-    Args:
-        folder: where the files go, those of tables into ``tables`` beside it; must not be there yet.
-    """
+    """Saves figures in a new folder (tables beside it), and puts them onto the page until the budget is spent."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -123,16 +97,14 @@ class FigureWriter:
             data.numbers.to_csv(tables / f"{name}.csv", lineterminator="\n")
             return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
-        if len(picture) > self._left:
-            picture = ""
+        picture = picture if len(picture) <= self._left else ""
         self._left -= len(picture)
         width, height = (round(96 * inches) for inches in data.figure.get_size_inches())
         return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
 
 
 Draw = Callable[[Run], Iterable[FigureData | TableData]]
-Plan = list[tuple[str, Callable[[], Panel]]]
-"""Drawing of each panel, with the title of its section."""
+Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
 def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None) -> Plan:
@@ -155,14 +127,13 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
 
     def draw_metric(metric: str) -> list[Group]:
         compared = [run for run in runs if run.varies(metric)]
-        groups = []
-        if len(compared) > 1:
-            groups = [(ALL_RUNS, [writer.add(data) for data in _compared(compared, metric)])]
+        together = [writer.add(data) for data in _compared(compared, metric)] if len(compared) > 1 else []
+        groups = [(ALL_RUNS, together)] if together else []
         in_full = metric in headlines() or len(metrics) <= IN_FULL
         return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
     def draw_drift(metric: str) -> list[Group]:
-        return by_run(lambda run: figures.drift_figures(run, metric))
+        return by_run(partial(figures.drift_figures, metric=metric))
 
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
@@ -170,9 +141,8 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         return Panel("", "", _OVER_TYPES, groups)
 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-    metrics = [
-        metric for metric in varying if term(metric).is_drawn and not is_processed(metric) and metric not in DRIFT
-    ]
+    drawn = [metric for metric in varying if term(metric).is_drawn and metric not in DRIFT]
+    metrics = [metric for metric in drawn if not is_processed(metric)]
     if {_OF_BATCHES, "anisotropy"} <= set(metrics):
         metrics.remove(_OF_BATCHES)
         metrics.insert(metrics.index("anisotropy") + 1, _OF_BATCHES)
@@ -198,10 +168,8 @@ def _side_by_side(groups: list[Group]) -> list[Group]:
     """The figures of final models in one group, where each has only one: its text then says whose it is."""
     if len(groups) < 2 or any(len(group) > 1 for _, group in groups):
         return groups
-    labelled = [
-        figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}") for label, (figure,) in groups
-    ]
-    return [("", labelled)]
+    whose = ((f"{label}: ", figure) for label, (figure,) in groups)
+    return [("", [figure._replace(text=label + figure.text, alt=label + figure.alt) for label, figure in whose])]
 
 
 def _of_metric(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
@@ -243,7 +211,7 @@ def _of_loss(run: Run) -> Iterator[FigureData]:
 
 
 def _of_processed(run: Run) -> Iterator[FigureData]:
-    if figures.processed_metrics(run):
+    if any(map(is_processed, run.metrics)):
         yield figures.after_processing(run)
 
 

@@ -23,25 +23,17 @@ from embedgeo.results.loading import monitored_runs
 from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.results.records import MODEL, groups_of
 
-_LARGEST = 1e300
-"""Value beyond which the length of an axis would be infinite."""
-
-_LARGEST_OF_TYPE = 1e100
-"""Value of a token type that can be squared."""
-
+_LARGEST = 1e300  # value beyond which the length of an axis would be infinite
+_LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _SPREADS = {"anisotropy_batch_mean": "anisotropy_batch_std", "intrinsic_dimension": "intrinsic_dimension_std"}
 """Means over batches of rows, and their standard deviations over them."""
 
-_SPECTRA, _EIGENVALUES = 9, 120
-"""Steps whose spectra are drawn, and eigenvalues of each."""
+_SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
 class Bands(NamedTuple):
-    """Widths of the bands of a metric at each step and layer, and of those of its means over blocks; NaN where unknown.
-
-    They are standard errors, or spreads: standard deviations over batches of rows.
-    """
+    """Widths of a metric's bands, and of those of its means over blocks: standard errors, or spreads over batches."""
 
     values: pd.DataFrame
     means: pd.DataFrame
@@ -50,53 +42,29 @@ class Bands(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, or one final model.
-
-    Attributes:
-        label: its name.
-        layers: names in forward order.
-        values: a column per metric; the index is (step, layer).
-        errors: standard errors of the values, shaped as ``values``; NaN where unknown.
-        widths: d at each row of ``values``; NaN where unknown.
-        baseline: the values of Gaussian embeddings, shaped as ``values``; NaN where unknown.
-        model: a column per metric of the whole model, such as the loss; the index is the step.
-        checkpoints: model, revision, weights_sha256 and duplicate_of, where known; the index is the step.
-        tokens: tables of token types of the first, a middle and the last checkpoint that have one, by step.
-        projections: the last checkpoint's table of chosen tokens in the plane, by step.
-        spectra: eigenvalues of some checkpoints, by step: see `read_spectra`.
-        coordinates: tables of the largest coordinates of all checkpoints that have one, by step.
-        occurrences: the last checkpoint's table of occurrences of chosen tokens in their plane, by step.
-        distances: the last checkpoint's table of how far token types are from the mean, by step.
-        text_lengths: how many texts were measured of each length in tokens; none where it was one length, or unknown.
-        failures: reasons, by name of a checkpoint that failed.
-        apart: checkpoints of each run, by its name, where it was told from other models of its series.
-        cka: similarity of steps and of layers, as `embedgeo drift` has found it; the columns are those of `CKA`.
-        has_steps: whether it is a training run; a final model is of no step, and stands at step 0.
-        group: the name of its group of models, if it is in one.
-        num_parameters: of the last checkpoint's model; NaN where unknown.
-    """
+    """One training run, or one final model, whose tables are by step."""
 
     label: str
-    layers: list[str]
-    values: pd.DataFrame
-    errors: pd.DataFrame
-    widths: pd.Series
-    baseline: pd.DataFrame
-    model: pd.DataFrame
-    checkpoints: pd.DataFrame
-    tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
-    projections: dict[int, pd.DataFrame] = field(default_factory=dict)
-    spectra: dict[int, pd.DataFrame] = field(default_factory=dict)
-    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
-    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)
-    distances: dict[int, pd.DataFrame] = field(default_factory=dict)
-    text_lengths: dict[int, int] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    apart: dict[str, str] = field(default_factory=dict)
+    layers: list[str]  # in forward order
+    values: pd.DataFrame  # a column per metric; the index is (step, layer)
+    errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
+    widths: pd.Series  # d at each row of values; NaN where unknown
+    baseline: pd.DataFrame  # of Gaussian embeddings, shaped as values; NaN where unknown
+    model: pd.DataFrame  # a column per metric of the whole model, such as the loss; the index is the step
+    checkpoints: pd.DataFrame  # model, revision, weights_sha256, duplicate_of, where known; the index is the step
+    tokens: dict[int, pd.DataFrame] = field(default_factory=dict)  # of the first, a middle and the last one of any
+    projections: dict[int, pd.DataFrame] = field(default_factory=dict)  # chosen tokens in the plane, at the last step
+    spectra: dict[int, pd.DataFrame] = field(default_factory=dict)  # of some steps: see `read_spectra`
+    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)  # the largest, of all steps that have any
+    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)  # in their plane, at the last step
+    distances: dict[int, pd.DataFrame] = field(default_factory=dict)  # of token types from the mean, at the last step
+    text_lengths: dict[int, int] = field(default_factory=dict)  # texts by tokens; none where of one length, or unknown
+    failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
+    apart: dict[str, str] = field(default_factory=dict)  # checkpoints by run, if told from other models of its series
     cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
-    has_steps: bool = True
-    group: str = ""
-    num_parameters: float = np.nan
+    has_steps: bool = True  # a final model is of no step, and stands at step 0
+    group: str = ""  # of models, if it is in one
+    num_parameters: float = np.nan  # of the last checkpoint's model; NaN where unknown
 
     @property
     def metrics(self) -> list[str]:
@@ -116,8 +84,7 @@ class Run:
     @property
     def axis(self) -> list[str]:
         """`depth` with a gap, named "", between an encoder and its decoder."""
-        sides = groupby(self.depth, side)
-        return [layer for _, layers in sides for layer in ("", *layers)][1:]
+        return [layer for _, layers in groupby(self.depth, side) for layer in ("", *layers)][1:]
 
     @property
     def blocks(self) -> dict[str, list[str]]:
@@ -159,7 +126,9 @@ class Run:
 
     def bands(self, metric: str) -> Bands:
         """The bands around the values of a metric: standard errors; else the spread over batches of rows."""
-        table, errors, std = self.table(metric), self.table(metric, self.errors), _SPREADS.get(metric)
+        table = self.table(metric)
+        errors = self.table(metric, self.errors)
+        std = _SPREADS.get(metric)
         is_spread = False
         if std in self.values and not errors.notna().to_numpy().any():
             spread = self.table(str(std)).where(table.notna())
@@ -184,10 +153,7 @@ class Run:
 
 
 def make_run(label: str, records: pd.DataFrame, **attributes: Any) -> Run:
-    """A run from records in a table, with further attributes. Its baseline is unknown.
-
-    An infinite value at a layer counts as undefined.
-    """
+    """A run from records in a table, with further attributes; infinite values at layers are undefined."""
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
@@ -238,7 +204,6 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
 
 
 def _type_counts(run: Run) -> Array | None:
-    """Occurrences of each token type, at the first layer of the last table."""
     if not run.tokens:
         return None
     _, table = run.token_types
@@ -250,10 +215,6 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     """The runs of some folders, with distinct labels. A final model has its own name, a run that of its folder.
 
     Groups of models are by the name of the model or the label of the run; instead of what the sweep was told.
-
-    Raises:
-        FileNotFoundError: a folder that is not there.
-        ValueError: a folder that holds no results, a file that cannot be read, or a group of models that are not there.
     """
     runs: list[Run] = []
     for folder in folders:
@@ -277,11 +238,8 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
 def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
     """The runs in a table of records, labelled by their names, or by their models where these are at the same steps.
 
-    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model.
-
-    Args:
-        records: columns layer, metric and value, and those known of what `embedgeo.load_results` has besides.
-        token_types: the table of token types of the last step: columns layer, token_id, n, Q, M and V.
+    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model; token types are those
+    of the last step.
     """
     missing = [column for column in ("layer", "metric", "value") if column not in records]
     if missing:
@@ -330,12 +288,9 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     by_series = sweep.runs()
     facts = {name: sweep.facts(name) for checkpoints in by_series.values() for name in checkpoints}
     finals = {name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"}
-    apart = {
-        series: listed(list(checkpoints), 4)
-        for series, checkpoints in by_series.items()
-        if _is_split(sweep, checkpoints)
-    }
-    failures, cka = sweep.failures(), read_cka(sweep.path)
+    apart = {name: listed(list(found), 4) for name, found in by_series.items() if _is_split(sweep, found)}
+    failures = sweep.failures()
+    cka = read_cka(sweep.path)
     if not by_series:
         yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
@@ -347,10 +302,8 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates")
         }
         with_types = [*tables["tokens"]]
-        last_types = {
-            kind: _read_types(tables[kind], layers, [*tables[kind]][-1:])
-            for kind in ("projections", "occurrences", "distances")
-        }
+        read = {"tokens": [with_types[i] for i in thinned(len(with_types), 3)]}
+        read |= {kind: [*tables[kind]][-1:] for kind in ("projections", "occurrences", "distances")}
         last = facts[[*checkpoints][-1]]
         lengths = json.loads(last.get("text_lengths", "{}"))
         yield make_run(
@@ -359,10 +312,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             has_steps=not finals & checkpoints.keys(),
             group=last.get("group", ""),
             num_parameters=float(last.get("num_parameters") or "nan"),
-            tokens=_read_types(tables["tokens"], layers, [with_types[i] for i in thinned(len(with_types), 3)]),
-            projections=last_types["projections"],
-            occurrences=last_types["occurrences"],
-            distances=last_types["distances"],
+            **{kind: _read_types(tables[kind], layers, at) for kind, at in read.items()},
             spectra=read_spectra(tables["spectra"], layers),
             coordinates=_read_coordinates(tables["coordinates"], layers),
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],

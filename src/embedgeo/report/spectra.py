@@ -19,12 +19,8 @@ SPECTRA_TEXT = (
     "out. A straight line is a power law, whose exponent α-ReQ is."
 )
 
-_WIDEST = 20_000
-"""Width beyond which nothing is simulated."""
-
-_DEEPEST = 1e-9
-"""Share of the largest eigenvalue below which others are rounding, and beyond the axis."""
-
+_WIDEST = 20_000  # width beyond which nothing is simulated
+_DEEPEST = 1e-9  # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _UNIT = "λᵢ over their mean, V / d"
 
 

@@ -11,18 +11,10 @@ from embedgeo.glossary import headlines, in_order, term
 from embedgeo.report.runs import Run
 from embedgeo.results.records import loss_outliers
 
-FEW_POINTS = 1000
-"""Distinct rows below which TwoNN shows only trends."""
-
-FEW_ROWS = 10
-"""Rows per dimension below which a covariance spectrum is mostly noise."""
-
-FEW_TYPES = 300
-"""Token types below which the values over them show only trends."""
-
-BIAS = 0.02
-"""Distance of the plug-in share V_W / V below that of pairs from which it is pointed out."""
-
+FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
+FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
+FEW_TYPES = 300  # token types below which the values over them show only trends
+BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _UNKNOWN = "–"
 
 
@@ -57,8 +49,8 @@ def _of_checkpoints(run: Run) -> Iterator[Flag]:
     )
     if not run.has_steps:
         text = "The model has the weights of another one."
-    by_original = copies.groupby("original", sort=False)["revision"]
-    details = [f"{', '.join(names)}: weights of {name}" for name, names in by_original]
+    groups = copies.groupby("original", sort=False)["revision"]
+    details = [f"{', '.join(names)}: weights of {name}" for name, names in groups]
     yield Flag("Duplicate checkpoints", text, details)
     steps = outlier_steps(run)
     details = [f"{run.checkpoints['revision'][at]}: {run.model['loss'][at]:.4g} nats per token" for at in steps]
@@ -217,8 +209,6 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
             for column in ("lowest (step)", "highest (step)"):
                 step = f" ({mean.index[places[column]]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN
-            of_metric["value"] = of_metric["last"]
-            of_metric["random"] = number(random.iloc[-1]) if len(random) else _UNKNOWN
-            of_metric["random, last"] = of_metric["random"]
-            cells[metric] = of_metric
+            last_random = number(random.iloc[-1]) if len(random) else _UNKNOWN
+            cells[metric] = of_metric | {"value": of_metric["last"], "random": last_random, "random, last": last_random}
     return cells

@@ -31,12 +31,9 @@ _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
 """Numbers of tokens of a word, and their colours."""
 
-_LONGEST_NAME = 20
-"""Letters of a token that is named in a figure."""
-
-_LISTED = 10
-"""Token types in a list."""
-
+_AGAINST_FREQUENCY = "Q, M and V of the token types against log frequency, scattered, with regression lines."
+_LONGEST_NAME = 20  # letters of a token that is named in a figure
+_LISTED = 10  # token types in a list
 _LEAST_LETTERS = 3
 
 
@@ -154,12 +151,10 @@ def against_frequency(run: Run) -> FigureData:
     logs = (types.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
     logs["n"] = np.log10(types["n"].to_numpy())
     subtitle = f"token types with {_RANGE} occurrences; squared embedding units, logarithms"
-    figure, axes, slopes = _frequency_panels(run, layer, subtitle, logs, np.ones(len(logs), dtype=bool), alpha=0.5)
-    for ax, key in zip(axes, "QMV", strict=True):
-        ax.set_ylabel(f"log10(1 + {key})")
+    every = np.ones(len(logs), dtype=bool)
+    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, every, "log10(1 + {})", alpha=0.5)
     text = ", ".join(f"{key} {slope:.3g}" for key, slope in slopes.items())
-    alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
-    return FigureData("tokens-against-frequency", figure, logs, alt, f"Slopes: {text}.")
+    return FigureData("tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}.")
 
 
 def raw_against_frequency(run: Run) -> FigureData:
@@ -170,23 +165,31 @@ def raw_against_frequency(run: Run) -> FigureData:
     is_regressed = _is_regressed(types).to_numpy()
     subtitle = f"a point a token type, squared embedding units; lines over the types with {_RANGE}"
     values = types.assign(n=np.log10(types["n"]))
-    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, is_regressed, alpha=0.3)
+    label = "{} of the token type"
+    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, is_regressed, label, alpha=0.3)
     for ax, key in zip(axes, "QMV", strict=True):
-        least, most, mean = types[key].min(), types[key].max(), types[key].mean()
+        least = types[key].min()
+        most = types[key].max()
+        mean = types[key].mean()
         reach = 3 * types[key].std(ddof=0)
         if reach > 0 and least < most:  # rounding may make equal values spread
             ax.set_ylim(max(mean - reach, least - reach / 60), min(mean + reach, most + reach / 60))
-        ax.set_ylabel(f"{key} of the token type")
         ax.yaxis.set_major_formatter(draw.tick_label)
     text = ", ".join(f"{key} {number(slope)}" for key, slope in slopes.items())
     text = f"Slopes over {int(is_regressed.sum()):,} of {len(types):,} token types: {text}. "
     text += "Points farther than three standard deviations from the mean are beyond the axes."
-    alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
-    return FigureData("tokens-raw-against-frequency", figure, types, alt, text)
+    return FigureData("tokens-raw-against-frequency", figure, types, _AGAINST_FREQUENCY, text)
 
 
 def _frequency_panels(
-    run: Run, layer: str, subtitle: str, values: pd.DataFrame, is_regressed: NDArray[np.bool_], *, alpha: float
+    run: Run,
+    layer: str,
+    subtitle: str,
+    values: pd.DataFrame,
+    is_regressed: NDArray[np.bool_],
+    label: str,
+    *,
+    alpha: float,
 ) -> tuple[Figure, list[Axes], Mapping[str, float]]:
     """Q, M and V against log10 n, with the lines of those regressed, and their slopes."""
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
@@ -198,6 +201,7 @@ def _frequency_panels(
         slopes[key], fit = draw_line(ax, x, y)
         ax.set_title(fit, fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
+        ax.set_ylabel(label.format(key))
     return figure, axes, slopes
 
 
@@ -251,8 +255,7 @@ def lengths_and_frequencies(run: Run) -> FigureData:
         letters = types["token"].astype(str).str.strip().str.len()
         counted = {"letters": (letters, "characters of the token type", "token types"), **counted}
     least, most = REGRESSION_COUNT_RANGE
-    share = _is_regressed(types).mean()
-    text = f"{len(types):,} token types; {share:.0%} occur {least} to {most:,} times."
+    text = f"{len(types):,} token types; {_is_regressed(types).mean():.0%} occur {least} to {most:,} times."
     if run.text_lengths:
         counts = pd.Series(run.text_lengths).sort_index()
         lengths = pd.Series(np.repeat(counts.index.to_numpy(), counts.to_numpy()))
@@ -313,10 +316,8 @@ def occurrences(run: Run) -> FigureData:
     axes[0].set_ylabel("second direction")
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
-    text = (
-        f"{ids.nunique()} token types out of ten bins of log n, {len(ids):,} of their rows, at most 50 of "
-        "each; a name is left out where it would cover another."
-    )
+    text = f"{ids.nunique()} token types out of ten bins of log n, {len(ids):,} of their rows, at most 50 of each; "
+    text += "a name is left out where it would cover another."
     alt = "Occurrences of token types in the plane of their two directions of largest variance, coloured by frequency."
     return FigureData("tokens-occurrences", figure, numbers, alt, text)
 
@@ -331,15 +332,14 @@ def _name_types(ax: Axes, means: pd.DataFrame) -> None:
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (*rings, zero)]
     for token, place, (x, y) in zip(means["token"], means[["pc1", "pc2"]].to_numpy(), rings, strict=True):
         label = spelled(token).strip("␣")[:_LONGEST_NAME]
-        width, height = 4.4 * len(label), 7.0
-        for dx, dy in ((4, 3), (-4, 3), (4, -8), (-4, -8)):
-            left, low = x + dx - (width if dx < 0 else 0), y + dy
-            is_free = not any(
-                left < x1 and x0 < left + width and low < y1 and y0 < low + height for x0, y0, x1, y1 in taken
-            )
-            if is_free and frame.x0 * points <= left and left + width <= frame.x1 * points:
-                taken.append((left, low, left + width, low + height))
-                ha = "right" if dx < 0 else "left"
+        width = 4.4 * len(label)
+        for dx, dy, ha in ((4, 3, "left"), (-4, 3, "right"), (4, -8, "left"), (-4, -8, "right")):
+            left = x + dx - (width if dx < 0 else 0)
+            right = left + width
+            low = y + dy
+            is_free = not any(left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken)
+            if is_free and frame.x0 * points <= left and right <= frame.x1 * points:
+                taken.append((left, low, right, low + 7))
                 ax.annotate(label, tuple(place), (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
                 break
 
@@ -369,11 +369,9 @@ def words(run: Run, layer: str) -> FigureData:
         ax.set_ylabel(f"{y} of the word")
         draw.round_ticks(ax)
     draw.legend(figure, axes[0])
-    medians = types.groupby(sizes)["Q"].agg(["median", "size"])
-    text = ", ".join(
-        f"{number(median)} at |T_w| {[*_WORD_SIZES][int(size) - 1]} ({count:,} words)"
-        for size, median, count in medians.itertuples()
-    )
+    medians = types.groupby(sizes)["Q"].agg(["median", "size"]).itertuples()
+    names = {float(i): name for i, name in enumerate(_WORD_SIZES, 1)}
+    text = ", ".join(f"{number(median)} at |T_w| {names[size]} ({count:,} words)" for size, median, count in medians)
     alt = f"Q, M and V of words against log frequency, and V against M, at {layer}, coloured by number of tokens."
     return FigureData(f"words-{layer}", figure, types, alt, f"Median Q: {text or 'no words'}.")
 
@@ -382,13 +380,13 @@ def projection(run: Run) -> FigureData:
     """Means of chosen tokens in the plane of their two directions of largest variance, with the origin."""
     step, table = max(run.projections.items())
     layers = some_layers(run, table)
-    subtitle = (
-        "embedding units along the two directions of largest variance; × is the origin; frequent tokens are larger"
-    )
+    units = "embedding units along the two directions of largest variance"
+    subtitle = f"{units}; × is the origin; frequent tokens are larger"
     figure, axes = draw.new_figure(run.titled("Means of chosen tokens", step), subtitle, panels=len(layers))
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
-        tokens, origin = rows[rows["token_id"] >= 0], rows[rows["token_id"] < 0]
+        tokens = rows[rows["token_id"] >= 0]
+        origin = rows[rows["token_id"] < 0]
         size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
         ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=draw.RUNS[0], alpha=0.45, lw=0)
         ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=draw.ACCENT)
@@ -417,7 +415,8 @@ def extremes(run: Run, layer: str) -> TableData:
         of_layer = distances[distances["layer"] == layer].set_index("token_id")["distance"]
         near = types.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
         lists["nearest the mean"] = near, "distance", "‖μ_t − μ‖²"
-    cells, numbers = [], []
+    cells = []
+    numbers = []
     for name, (listed, key, symbol) in lists.items():
         texts = [map(spelled, listed["token"]), map(number, listed[key]), map(number, listed["n"])]
         columns = zip((name, symbol, "n"), texts, strict=True)

@@ -106,7 +106,7 @@ def drift(folder: Path, rows: int = 1024) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Context for imports, of whose time garbage collection takes a part and finds next to nothing."""
+    """Context for imports, in which garbage collection finds next to nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

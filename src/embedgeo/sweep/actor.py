@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Started(NamedTuple):
-    """A worker that is ready, or why it cannot work: where it is, and the versions of its packages."""
+    """A worker that is ready, or why it cannot work."""
 
     node: str
     versions: Mapping[str, str]
@@ -33,11 +33,7 @@ class Answer(NamedTuple):
 
 
 class RayWorker:
-    """Measures one checkpoint after the other on a node, with variables that the driver has and the node may lack.
-
-    It downloads into a folder of the node, of which nothing is left when it is closed; what a killed one leaves, the
-    next worker on that node removes.
-    """
+    """Measures one checkpoint after the other on a node, with the driver's variables and a folder that it removes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
@@ -47,10 +43,10 @@ class RayWorker:
         from embedgeo.sweep.measure import Downloads, Worker
         from embedgeo.sweep.processes import make_fabric, versions
 
-        self._folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
+        folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._downloads = Downloads(self._folder, evict=settings.evict)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._downloads = Downloads(folder, evict=settings.evict)
             self._worker = Worker(make_fabric(settings.trainer or {}), settings, texts, self._downloads)
         except Exception as error:
             return Started(socket.gethostname(), versions(), reason(error))

@@ -33,7 +33,7 @@ def connected(settings: SweepSettings) -> Iterator[None]:
     try:
         if is_ours:
             _connect(settings.ray_address)
-        needed = _worker_resources(settings)
+        needed = {"CPU": 1, **(settings.resources or {})}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
             most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
@@ -68,20 +68,13 @@ def _connect(address: str | None) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that exits with another status
 
 
-def _worker_resources(settings: SweepSettings) -> dict[str, float]:
-    return {"CPU": 1, **(settings.resources or {})}
-
-
 def _enumerated(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
 
 
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""Resources that Ray takes as options of their own."""
-_MOST_DEATHS = 3
-"""Of workers over one checkpoint; and, for each worker, of those that died before they were ready, in a row."""
-_PATIENCE_SECONDS = 60.0
-"""Until a line tells that workers have found no place."""
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # of Ray's own for these resources
+_MOST_DEATHS = 3  # of workers over one checkpoint; and, for each worker, before they were ready, in a row
+_PATIENCE_SECONDS = 60.0  # until a line tells that workers have found no place
 _CLOSING_SECONDS = 5.0
 
 
@@ -97,16 +90,12 @@ class _RemoteWorker:
 
 
 class RemoteWorkers:
-    """The workers of a sweep, which measure its checkpoints.
-
-    A checkpoint whose worker dies is measured again by another one, until workers have died over it three times. A new
-    worker takes the place of each that died, as soon as the cluster has room; those that there is no room for wait.
-    """
+    """The workers of a sweep; each that dies is replaced, and its checkpoint is left to others, up to three deaths."""
 
     def __init__(self, sweep: Sweep) -> None:
         num_originals = sum(not planned.duplicate_of for planned in sweep.pending)
         self._sweep = sweep
-        self._resources = _worker_resources(sweep.settings)
+        self._resources = {"CPU": 1, **(sweep.settings.resources or {})}
         self._num_workers = min(sweep.settings.workers, max(1, num_originals))
         self._arguments = ray.put(sweep.settings), ray.put(sweep.texts)
         self._workers: list[_RemoteWorker] = []
@@ -117,7 +106,7 @@ class RemoteWorkers:
         self._num_ended = 0
 
     def measure_all(self) -> None:
-        """Give checkpoints to workers and take what they answer, until all have ended; then end the workers."""
+        """Measure all checkpoints, then end the workers."""
         try:
             while self._sweep.left or any(worker.planned or worker.upcoming for worker in self._workers):
                 self._start_workers()
@@ -135,11 +124,15 @@ class RemoteWorkers:
         actors: Any = ray.remote(RayWorker).options(
             **options, resources=resources, max_concurrency=2, scheduling_strategy="SPREAD"
         )
+        environment = {  # by which workers reach the Hub as this process does, but for the token
+            "HF_ENDPOINT": constants.ENDPOINT,
+            "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
+            "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
+        }
         for _ in range(self._num_workers - len(self._workers)):
-            actor = actors.remote(_environment())
-            worker = _RemoteWorker(actor)
+            worker = _RemoteWorker(actors.remote(environment))
             self._workers.append(worker)
-            self._answers[actor.start.remote(*self._arguments)] = worker
+            self._answers[worker.actor.start.remote(*self._arguments)] = worker
             self._last_start = time.monotonic()
 
     def _assign(self, worker: _RemoteWorker) -> None:
@@ -161,7 +154,7 @@ class RemoteWorkers:
             self._end(planned, result, started)
 
     def _choose(self, *, to_fetch: bool = False) -> Planned | None:
-        """The next checkpoint, from now on this process's, but for those with the weights of one that is under way."""
+        """The next checkpoint, but for those with the weights of one that is under way."""
         under_way = {p.original for worker in self._workers for p in (worker.planned, worker.upcoming) if p is not None}
         free = [planned for planned in self._sweep.left if planned.original not in under_way]
         chosen = self._sweep.reserve([p for p in free if not (to_fetch and (p.duplicate_of or p.error))])
@@ -182,7 +175,6 @@ class RemoteWorkers:
             )
 
     def _take_answers(self) -> None:
-        """Wait for a second, or until workers answer, and take their answers."""
         if not self._answers:
             time.sleep(POLL_SECONDS)
             return
@@ -213,7 +205,6 @@ class RemoteWorkers:
         worker.planned = None
 
     def _remove_dead(self, worker: _RemoteWorker, error: Exception) -> None:
-        """Leave what a worker that died had begun to others, or give it up."""
         self._workers.remove(worker)
         ray.kill(worker.actor)  # it may only be out of reach
         planned = worker.planned
@@ -238,17 +229,14 @@ class RemoteWorkers:
         self._sweep.end(planned, self._num_ended, result, started)
 
     def _close(self) -> None:
-        """End all workers, also those that are at work; they remove what they have downloaded."""
         with suppress(Exception):  # as where the cluster is gone
-            closing = [worker.actor.close.remote() for worker in self._workers if worker.node]
-            if closing:
+            if closing := [worker.actor.close.remote() for worker in self._workers if worker.node]:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_SECONDS)
             for worker in self._workers:
                 ray.kill(worker.actor)
 
 
 def _require_same_packages(started: Started) -> None:
-    """Check that a worker can work, with the packages that the manifest names."""
     if started.error:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
     for name, ours in versions().items():
@@ -261,16 +249,7 @@ def _require_same_packages(started: Started) -> None:
 
 
 def _cause_of_death(error: Exception) -> str:
-    """The line of all that Ray says about a death that tells its cause, without what identifies the worker."""
+    """The line of Ray's message that tells the cause of a death, without what identifies the worker."""
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
     line = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
     return line.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
-
-
-def _environment() -> dict[str, str]:
-    """Variables by which workers reach the Hub as the driver does, but for the token."""
-    return {
-        "HF_ENDPOINT": constants.ENDPOINT,
-        "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
-        "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
-    }

@@ -21,13 +21,10 @@ from embedgeo.results.parquet import RECORD_COLUMNS, SCHEMA, read_metadata, to_f
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
 
-_MOST_STEPS = 24
+_MOST_STEPS = 24  # that are compared each with each
 _MOST_LAYERS = 40
-"""Most steps, and most layers, that are compared each with each."""
-
-_AT_LAYERS = 5
-_AT_STEPS = 3
-"""Layers at which the steps are compared, and steps at which the layers are."""
+_AT_LAYERS = 5  # at which the steps are compared
+_AT_STEPS = 3  # at which the layers are compared
 
 
 class Comparison:
@@ -61,7 +58,6 @@ class Comparison:
         self._folder.rebuild()
 
     def _write_drift(self, name: str, others: Mapping[str, str]) -> None:
-        """Write the records of a checkpoint compared with others, unless they are those of these samples already."""
         path = drift_file(self._folder.path, name)
         origin = self._origin([name, *others.values()])
         if _is_current(path, origin):
@@ -125,7 +121,6 @@ class Comparison:
         return {layer: sample for layer, sample in layers.items() if sample.rows is not None and len(sample.rows)}
 
     def _origin(self, names: Sequence[str]) -> dict[str, str]:
-        """Metadata by which a result is known to be still that of these samples."""
         changed = {name: sample_file(self._folder.path, name).stat().st_mtime_ns for name in names}
         return {"rows": str(self._num_rows), "samples": json.dumps(changed)}
 

@@ -6,10 +6,10 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
-from torchmetrics import Metric
 from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import measured_model, weights_device
@@ -51,16 +50,11 @@ class Measured:
 
 
 class Downloads:
-    """Fetches checkpoints one at a time.
-
-    With ``evict`` into a folder of this process alone, inside ``out``, while the user's cache is only read: files are
-    removed once they have been measured, and those of a killed process by the next one that downloads into ``out``.
-    Without ``evict`` into the user's cache, where they stay.
-    """
+    """Fetches checkpoints one at a time: with ``evict`` into a temporary folder inside ``out``, else into the cache."""
 
     def __init__(self, out: Path, *, evict: bool) -> None:
         remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
-        self._folder = temporary_path(out / "downloads")
+        self.folder = temporary_path(out / "downloads")
         self._evict = evict
         self._thread = ThreadPoolExecutor(1)
         self._fetches: dict[str, Future[Path]] = {}
@@ -75,7 +69,7 @@ class Downloads:
 
     def discard(self) -> None:
         """Remove all that has been downloaded."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, planned: Planned) -> Future[Path]:
         """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
@@ -88,17 +82,13 @@ class Downloads:
         if checkpoint.path is not None:
             return checkpoint.path
         assert planned.contents is not None
-        cache = self._folder / planned.name if self._evict else None
+        cache = self.folder / planned.name if self._evict else None
         return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
-
-    def offload_folder(self, planned: Planned) -> Path:
-        """A folder for the weights of a checkpoint that a device map keeps on disk."""
-        return self._folder / planned.name / "offloaded"
 
     def remove(self, planned: Planned) -> None:
         """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
         self._fetches.pop(planned.name, None)
-        shutil.rmtree(self._folder / planned.name, ignore_errors=True)
+        shutil.rmtree(self.folder / planned.name, ignore_errors=True)
 
 
 @dataclass
@@ -109,17 +99,11 @@ class Worker:
     settings: SweepSettings
     texts: Mapping[str, ProbeText]
     downloads: Downloads
-
-    def __post_init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._loads: dict[str, Future[loading.LoadedModel]] = {}
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
+    _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint; every rank must call this, and raises if one fails.
-
-        The next one is chosen once this one is loaded. It is fetched while this one runs, and loaded while the metrics
-        of this one, whose weights have gone by then, are computed and written.
-        """
+        """Measure a checkpoint, and fetch and load the next; every rank must call this, and raises if one fails."""
         text = self.texts[planned.checkpoint.model]
         try:
             loaded = self._load_fetched(planned, text)
@@ -131,7 +115,6 @@ class Worker:
             self.downloads.remove(planned)
 
     def _load_fetched(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
-        """The model that was loaded ahead, or loaded now: never two at a time, for transformers patches torch."""
         path = None
         with all_agree(self.fabric):
             if self.fabric.local_rank == 0:
@@ -140,7 +123,7 @@ class Worker:
         assert path is not None
         with all_agree(self.fabric):
             ahead = self._loads.pop(planned.name, None)
-            wait(self._loads.values())
+            wait(self._loads.values())  # never two at a time, for transformers patches torch
             self._loads.clear()
             loaded = self._load(planned, path) if ahead is None else ahead.result()
             require_vocabulary(loaded.model, text.token_ids)
@@ -160,14 +143,11 @@ class Worker:
             dtype=dtype,
             trust_remote_code=self.settings.trust_remote_code,
             device_map=self.settings.device_map,
-            offload_folder=self.downloads.offload_folder(planned),
+            offload_folder=self.downloads.folder / planned.name / "offloaded",
         )
 
     def _load_ahead(self, planned: Planned | None) -> None:
-        """Begin to load a checkpoint, where that changes nothing for the metrics that are computed meanwhile.
-
-        Loading sets torch's default dtype for all threads; and code of the user's may set anything.
-        """
+        """Begin to load a checkpoint, where that changes nothing for other threads, as torch's default dtype would."""
         own_code = self.settings.model_class is not None or self.settings.trust_remote_code
         in_place = self.settings.device_map is None and self.fabric.world_size == 1
         if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
@@ -192,7 +172,8 @@ class Worker:
                 jackknife=settings.jackknife,
             )
         if text.occurrence_types:
-            geometry.make_metrics = partial(_with_occurrences, geometry.make_metrics, text.occurrence_types)
+            make = geometry.make_metrics
+            geometry.make_metrics = lambda dim: [*make(dim), TokenOccurrences(dim, text.occurrence_types)]
         try:
             with torch.inference_mode(), all_agree(self.fabric), self.fabric.autocast():
                 loss = self._run(geometry, loaded, text)
@@ -214,7 +195,6 @@ class Worker:
             release_memory()
 
     def _run(self, geometry: Geometry, loaded: loading.LoadedModel, text: ProbeText) -> "TokenLoss":
-        """Run the model over the batches of this rank."""
         device = weights_device(geometry.model)
         modules = [call.module for layer in geometry.layers for call in layer.calls]
         loss = TokenLoss(loaded, modules, text.mask_token_id)
@@ -240,9 +220,8 @@ class Worker:
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
         sample = geometry.samples() if self.settings.save_samples else None
-        of_layers = geometry.layer_tables()
-        of_types = _token_tables(geometry, text) if self.settings.token_tables else {}
-        return Measured(records, of_types | of_layers, facts, sample)
+        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        return Measured(records, tables | geometry.layer_tables(), facts, sample)
 
 
 def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
@@ -256,12 +235,8 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
     return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
 
 
-def _with_occurrences(make: MetricFactory, token_types: Sequence[int], dim: int) -> list[Metric]:
-    return [*make(dim), TokenOccurrences(dim, token_types)]
-
-
 def release_memory() -> None:
-    """Give memory freed between what is held back to the system, which glibc does not do by itself."""
+    """Give freed memory back to the system, which glibc does not do by itself."""
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
@@ -269,26 +244,21 @@ def release_memory() -> None:
 
 # ── the loss ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+_TOKEN_TYPES = 2048  # whose logits are computed at so many positions at a time: the processor's cache holds them
 _POSITIONS = 1024
-_TOKEN_TYPES = 2048
-"""Logits are computed of so many token types at so many positions at a time, which the processor's cache holds."""
-_POSITIONS_OF_ALL_TYPES = 128
-"""At so many positions where the head gives the logits of all token types at once."""
+_POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
 
 
 class TokenLoss:
-    """Runs a model over batches, and sums its loss at next tokens or, for an encoder with a mask token, at masked ones.
-
-    Modules that are ``measured`` run on all positions. ``total`` is the sum of the losses, and their number.
-    """
+    """Runs a model over batches, and sums its loss at next tokens; for an encoder with a mask token, at masked ones."""
 
     def __init__(self, loaded: loading.LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
-        self.total = torch.zeros(2, dtype=torch.float64)
+        self.total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and their number
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
         self._is_encoder = loaded.is_encoder
         self._mask_token_id = mask_token_id
-        self._measured = measured
+        self._measured = measured  # which run on all positions
         self._head: nn.Module | None = None
         self._is_product = False  # the head, with weights that are at hand
         self._width = None if isinstance(self._model, PreTrainedModel) else loading.num_token_types(self._model)
@@ -314,20 +284,14 @@ class TokenLoss:
         return inputs[0]
 
     def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
-        """Add the loss of a batch, given what `run` returned.
-
-        There is none where a model of the user's own gives something else than logits.
-        """
+        """Add the loss of a batch, given what `run` returned, unless a model of the user's own gives no logits."""
         if self._is_encoder and self.is_wanted:
             assert masked is not None
             assert self._mask_token_id is not None
             states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
-        self.is_wanted = self.is_wanted and states is not None and states.shape[:-1] == token_ids.shape
-        if self._head is None and states is not None and self._width is not None:
-            self.is_wanted = self.is_wanted and states.shape[-1] == self._width
-        if not self.is_wanted:
+        if not self.is_wanted or states is None or not self._are_logits(states, token_ids):
+            self.is_wanted = False
             return
-        assert states is not None
         if masked is None:  # at each position the next token
             predicts = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask
             predicts = predicts.roll(-1, 1)
@@ -342,6 +306,10 @@ class TokenLoss:
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(num_positions):
             loss = cross_entropy(self._logits_of(states[part]), targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
+
+    def _are_logits(self, states: Tensor, token_ids: Tensor) -> bool:
+        is_wide = self._head is not None or self._width in (None, states.shape[-1])
+        return is_wide and states.shape[:-1] == token_ids.shape
 
     def _logits_of(self, states: Tensor) -> Iterator[Tensor]:
         """The logits of consecutive token types at some positions."""
@@ -365,13 +333,7 @@ class TokenLoss:
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """Cross-entropy summed over n positions, from logits of consecutive classes, each (n, C_i): never held all at once.
-
-    Infinite where a target is none of the classes.
-
-    >>> round(float(cross_entropy([torch.zeros(5, 3), torch.zeros(5, 1)], torch.arange(5) % 4)) / 5, 6)  # log 4
-    1.386294
-    """
+    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target is none of them."""
     sums = []
     chosen = torch.full(target.shape, -torch.inf, device=target.device)
     start = 0
@@ -427,10 +389,10 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
             f"got {name!r} ({reason(error)})."
         ) from error
-    defaults = {option.name: option.default for option in fields(settings)}
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
-    options = {option: value for option, value in values.items() if value != defaults[option]}  # a function has its own
+    # those that are not given are left to the function, which has defaults of its own
+    options = {option: value for option, value in values.items() if value != getattr(SweepSettings, option)}
     if function is auto_metrics and settings.jackknife:
         options["jackknife"] = settings.jackknife
     parameters = signature(function).parameters

@@ -14,14 +14,12 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import groups_of, parse_groups
 from embedgeo.sweep.settings import SweepSettings
 
-_THREADS = 8
-
 
 class Recorded(NamedTuple):
-    """The weights that a checkpoint had when it was measured: their hash, and `Checkpoint.weights_state`."""
+    """The weights that a checkpoint had when it was measured."""
 
     sha256: str
-    state: str
+    state: str  # see `Checkpoint.weights_state`
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,15 @@ class Planned:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts to be written beside its records; empty where there is nothing to say."""
+        """Facts to be written beside its records, some of them empty."""
         has_step = "" if self.checkpoint.has_step else "false"
         return {"files": self.weights_state, "has_step": has_step, "group": self.group}
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
-        """Tell if it has records, and they are of the weights that it has now."""
-        return records is not None and (
-            not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
-        )
+        """True if it has records, of the weights that it has now."""
+        if records is None:
+            return False
+        return not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
@@ -67,7 +65,9 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Plann
         for name in folder.done()
     }
     plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
-    mine = shard_of(plan, settings.part)
+    index, count = settings.part
+    position = {planned.name: i for i, planned in enumerate(plan)}
+    mine = [planned for planned in plan if position[planned.original] % count == index]  # duplicates go with it
     num_originals = sum(not planned.duplicate_of for planned in mine)
     if settings.workers > max(1, num_originals):
         raise ValueError(
@@ -84,21 +84,13 @@ def make_plan(
     known: Mapping[str, Recorded] = MappingProxyType({}),
     groups: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Planned]:
-    """List the checkpoints of a sweep, sorted by series and step, and find duplicates.
-
-    Local ones of ``known`` weights, by name, are read again only if they look changed.
-    """
+    """Checkpoints by series and step; local ones of ``known`` weights are read again only if they look changed."""
     listed = list_checkpoints(model, revisions, final=steps == "final")
     chosen = _choose(listed, steps)
-    are_named = not (isinstance(steps, str) and steps in ("all", "log", "final"))
-    checkpoints = [
-        each
-        for each in listed
-        if (each.position.series, each.step) in chosen
-        or not each.has_step
-        or (each.step == UNREADABLE and not are_named)  # so that it is said to have failed
-    ]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    if steps in ("all", "log", "final"):
+        chosen |= {(each.position.series, UNREADABLE) for each in listed}  # so that they are said to have failed
+    checkpoints = [each for each in listed if (each.position.series, each.step) in chosen or not each.has_step]
+    with ThreadPoolExecutor(8) as pool:
         plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
     models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
@@ -135,13 +127,6 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
     return Planned(checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256)
 
 
-def shard_of(plan: Sequence[Planned], shard: tuple[int, int]) -> list[Planned]:
-    """The checkpoints of one part of a sweep; duplicates are in the same part as their original."""
-    index, count = shard
-    position = {planned.name: i for i, planned in enumerate(plan)}
-    return [planned for planned in plan if position[planned.original] % count == index]
-
-
 def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
     """The plan as a table, and the size of the files yet to be read."""
     rows = []
@@ -158,9 +143,7 @@ def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
             to_read += size
         checkpoint = planned.checkpoint
         commit = checkpoint.commit[:12] or "local"
-        step = str(checkpoint.step) if checkpoint.has_step else "final"
-        if checkpoint.step == UNREADABLE:
-            step = "?"
+        step = "?" if checkpoint.step == UNREADABLE else str(checkpoint.step) if checkpoint.has_step else "final"
         rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

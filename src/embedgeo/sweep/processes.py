@@ -15,12 +15,8 @@ from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.formatting import reason
 
-_ADVICE = (  # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
-    ".*does not have many workers",
-    "GPU available but not used",
-    ".*treespec, LeafSpec",
-    "Detected pickle protocol",
-)
+# on options that are the user's choice, on how lightning walks batches, and to the writer of a file
+_ADVICE = ".*does not have many workers|GPU available but not used|.*treespec, LeafSpec|Detected pickle protocol"
 
 
 @contextmanager
@@ -31,8 +27,7 @@ def muted_libraries() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     with ExitStack() as after, warnings.catch_warnings():
-        for message in _ADVICE:
-            warnings.filterwarnings("ignore", message)
+        warnings.filterwarnings("ignore", _ADVICE)
         after.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
         warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not where in the code it is from
         for library in (hub_logging, transformers_logging):
@@ -50,12 +45,10 @@ def muted_libraries() -> Iterator[None]:
         yield
 
 
-_PACKAGES = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
-
-
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
-    return {name: version(name) for name in _PACKAGES}
+    names = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
+    return {name: version(name) for name in names}
 
 
 _FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
@@ -63,13 +56,8 @@ T = TypeVar("T")
 
 
 def make_fabric(options: Mapping[str, Any]) -> Fabric:
-    """Lightning's Fabric with the given options; by default one device.
-
-    Raises:
-        ValueError: options that Fabric does not take, or a strategy that spawns processes or shards the model.
-    """
-    unknown = sorted(options.keys() - set(_FABRIC_OPTIONS))
-    if unknown:
+    """Lightning's Fabric with the given options; by default one device."""
+    if unknown := sorted(options.keys() - set(_FABRIC_OPTIONS)):
         raise ValueError(
             f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; got "
             f"{', '.join(unknown)}."

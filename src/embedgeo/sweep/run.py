@@ -40,8 +40,7 @@ def run_sweep(settings: SweepSettings) -> int:
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
-            _, mine = plan_sweep(settings, folder)
-            print(plan_table(mine, folder.done()))
+            print(plan_table(plan_sweep(settings, folder)[1], folder.done()))
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
@@ -54,9 +53,7 @@ def run_sweep(settings: SweepSettings) -> int:
                 f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
                 f"{settings.device_map!r}. Take one process, with trainer.devices=1."
             )
-        work: _Work | None = None
-        if fabric.is_global_zero:
-            work = _prepared(settings, documents, folder, manifest, fabric.world_size)
+        work = _prepared(settings, documents, folder, manifest, fabric.world_size) if fabric.is_global_zero else None
         with launched(fabric):
             work = fabric.broadcast(work)
             assert work is not None
@@ -73,14 +70,10 @@ def run_sweep(settings: SweepSettings) -> int:
     return finish(folder, plan, mine, sweep.failures)
 
 
-_Work = tuple[list[Planned], list[Planned], list[Planned], dict[str, ProbeText]]
-"""All checkpoints, those of the shard, those of them that are pending, and the text of each model."""
-
-
 def _prepared(
     settings: SweepSettings, documents: Documents, folder: SweepFolder, manifest: Mapping[str, Any], world_size: int
-) -> _Work:
-    """Plan the sweep, tokenize the text if anything is pending, and open the folder."""
+) -> tuple[list[Planned], list[Planned], list[Planned], dict[str, ProbeText]]:
+    """All checkpoints, those of the shard, those of them that are pending, and the text of each model."""
     plan, mine = plan_sweep(settings, folder)
     done = folder.done()
     if settings.model_group:
@@ -118,11 +111,8 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
         ):
             if before.get(key, entry[key]) != entry[key]:
                 raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
-    about = {
-        "versions": {"python": platform.python_version(), **versions()},
-        "text": next(iter(now.values())) if len(now) == 1 else now,
-    }
-    folder.open(manifest, about)
+    text_entry = next(iter(now.values())) if len(now) == 1 else now
+    folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}, "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
@@ -143,10 +133,7 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
 
 
 def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]) -> None:
-    """Measure the pending checkpoints of a sweep one after the other; every rank must call this.
-
-    Besides the checkpoint, ``measure`` takes what chooses the one to fetch meanwhile.
-    """
+    """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch. Every rank calls this."""
     while (planned := sweep.next()) is not None:
         number = len(sweep.pending) - len(sweep.left)
         sweep.show_progress(planned.name, number, number - 1)
@@ -159,8 +146,7 @@ def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planne
         sweep.end(planned, number, result, started)
 
 
-POLL_SECONDS = 1.0
-"""Between two looks at whether another sweep is through with what it has begun."""
+POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
 
 
 @dataclass
@@ -180,8 +166,8 @@ class Sweep:
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
-        is_shown = bool(self.pending) and self._console.is_terminal
-        self._bar = Progress(console=self._console, disable=not is_shown, transient=True)
+        is_hidden = not (self.pending and self._console.is_terminal)
+        self._bar = Progress(console=self._console, disable=is_hidden, transient=True)
         self._task = self._bar.add_task("", total=len(self.pending))
         self._lines = Lines(self.pending)
         self._printed: set[str] = set()
@@ -197,10 +183,7 @@ class Sweep:
                 self.folder.rebuild(self._num_series)
 
     def next(self) -> Planned | None:
-        """The checkpoint to measure now, the same on all ranks; None at the end.
-
-        What another process has begun comes last, once that process is through with it or gone.
-        """
+        """The checkpoint to measure now; None at the end. What other processes have begun comes last."""
         while True:
             chosen = self.reserve(self.left) if self.fabric.is_global_zero else None
             if chosen is not None:
@@ -217,10 +200,7 @@ class Sweep:
         return self.reserve(to_fetch) if self.fabric.is_global_zero else None
 
     def reserve(self, among: Sequence[Planned]) -> Planned | None:
-        """The first checkpoint that no other process has begun; from now on it is this one's. For rank 0.
-
-        The lock is that of its original: duplicates go with it, to be copied.
-        """
+        """The first checkpoint whose original no other process has begun; from now on this one's. For rank 0."""
         for planned in list(among):
             if not self._locks.take(planned.original):
                 self.print_once(f"another sweep is at work in {self.folder.path}: what it has begun is left to it")
@@ -242,9 +222,7 @@ class Sweep:
         self._locks.release(planned.original)
 
     def _is_done(self, planned: Planned) -> bool:
-        if planned.name not in self.folder.done():
-            return False
-        return not planned.is_stale or planned.is_done(self.folder.read(planned.name))
+        return planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name))
 
     def copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
@@ -283,7 +261,12 @@ class Sweep:
             if self.fabric.is_global_zero:
                 self.folder.write_failure(planned.name, str(result))
             self.print(self._lines.failed(planned, number, str(result)))
-        self._rebuild_sometimes()
+        rebuilt_at = time.monotonic()
+        if self.fabric.is_global_zero and rebuilt_at - self._rebuilt_at > 50 * self._rebuild_seconds:
+            with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
+                self.folder.rebuild(self._num_series)
+            self._rebuilt_at = rebuilt_at
+            self._rebuild_seconds = time.monotonic() - rebuilt_at
 
     def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
         checkpoint = planned.checkpoint
@@ -305,15 +288,6 @@ class Sweep:
             self.folder.write(planned.name, frame, measured.tables, facts, measured.sample)
         return frame
 
-    def _rebuild_sometimes(self) -> None:
-        """Bring the folder up to date while the sweep runs, for a small share of its time."""
-        started = time.monotonic()
-        if self.fabric.is_global_zero and started - self._rebuilt_at > 50 * self._rebuild_seconds:
-            with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self.folder.rebuild(self._num_series)
-            self._rebuilt_at = started
-            self._rebuild_seconds = time.monotonic() - started
-
     def show_progress(self, names: str, number: int, num_ended: int) -> None:
         """Say on the bar which checkpoints are under way."""
         self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
@@ -333,9 +307,7 @@ class Sweep:
             self.print(line)
 
 
-_HEADLINES = headlines()[:4]  # as many as fit in a line
-_VALUES = ("loss", *_HEADLINES)
-_OVER = "means over {}"
+_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
 
 
 class Lines:
@@ -343,7 +315,7 @@ class Lines:
 
     def __init__(self, pending: Sequence[Planned]) -> None:
         self._total = len(pending)
-        self._width = min(max([len(_OVER.format("blocks")), *(len(planned.name) for planned in pending)]), 40)
+        self._width = min(max([len("means over blocks"), *(len(planned.name) for planned in pending)]), 40)
         self._started = time.monotonic()
         self._num_ended = 0
         self._columns: list[str] = []
@@ -354,8 +326,7 @@ class Lines:
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
         blocks = at_layers[at_layers["layer"].isin(names)]
         means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
-        loss = records[(records["layer"] == MODEL) & (records["metric"] == "loss")]["value"]
-        values = {**means, **({"loss": loss.iloc[0]} if len(loss) else {})}
+        values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
         columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
         cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
         self._num_ended += 1
@@ -364,7 +335,7 @@ class Lines:
         is_headed = columns == self._columns
         self._columns = columns
         line = self._line(f"{number}/{self._total}", planned.name, cells)
-        over = _OVER.format("blocks" if len(blocks) else "layers")
+        over = "means over blocks" if len(blocks) else "means over layers"
         return line if is_headed else f"{self._line('', over, columns)}\n{line}"
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
@@ -378,7 +349,7 @@ class Lines:
 
 
 def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
-    """Print what has become of a plan, and what to open; returns the exit status: see `summarize`."""
+    """Print what has become of a plan, and what to open; returns the exit status."""
     folder.write_architecture()
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     print(summarize(records, plan, mine, failures))
@@ -441,6 +412,5 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
     failed = [planned for planned in plan if planned.error]
     for planned in failed:
         print(f"not read: {planned.name}: {planned.error}")
-    num_duplicates = sum(map(len, groups.values()))
-    print(f"{len(plan)} checkpoints, {num_duplicates} of them with the weights of an earlier one")
+    print(f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an earlier one")
     return 1 if groups or parts else 3 if failed else 0

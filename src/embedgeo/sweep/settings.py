@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 from embedgeo.extras import require_extra
 from embedgeo.results.records import parse_groups
 
-_RUN_OPTIONS = (
+_RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
     *("device_map", "on", "ray_address", "workers", "resources"),
 )
-"""Options that do not change the results; of the text, the hash is recorded."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +160,6 @@ class SweepSettings:
         index, _, count = self.shard.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
             raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
-        self._require_texts()
-        self._require_metrics()
-        self._require_ray()
-        self._require_device_map()
-
-    def _require_texts(self) -> None:
         if not 0 < self.sample <= 1:
             raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
         fewest = self.min_words
@@ -175,6 +168,10 @@ class SweepSettings:
             raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
         if self.unit == "sequence" and (fewest or most):
             raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
+        self._require_metrics()
+        self._require_ray()
+        if self.device_map is not None:
+            self._require_device_map()
 
     def _require_metrics(self) -> None:
         """Check what the metrics do not check themselves, or know by other names."""
@@ -203,15 +200,12 @@ class SweepSettings:
         resources: Any = self.resources or {}
         if not all(isinstance(number, int | float) and 0 <= number < inf for number in resources.values()):
             raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {resources!r}.')
-        processes = {
-            name: value for name, value in (self.trainer or {}).items() if name in ("devices", "num_nodes", "strategy")
-        }
+        trainer = self.trainer or {}
+        processes = {name: trainer[name] for name in trainer if name in ("devices", "num_nodes", "strategy")}
         if self.on == "ray" and any(value not in (1, "auto") for value in processes.values()):
             raise ValueError(f"a worker on Ray is one process with one device; got trainer options {processes!r}.")
 
     def _require_device_map(self) -> None:
-        if self.device_map is None:
-            return
         precision = str((self.trainer or {}).get("precision"))
         if not self.device_map or not (self.device_map == "auto" or isinstance(self.device_map, dict)):
             raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {self.device_map!r}.")
@@ -252,11 +246,7 @@ class SweepSettings:
 
     @property
     def part(self) -> tuple[int, int]:
-        """Index and number of parts in ``shard``; the index counts from 0.
-
-        >>> SweepSettings("model", shard="1/4").part, SweepSettings("model", shard="4/4").part
-        ((1, 4), (0, 4))
-        """
+        """Index, from 0, and number of parts in ``shard``."""
         index, _, count = self.shard.partition("/")
         return int(index) % int(count), int(count)
 

@@ -25,19 +25,8 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.text import (
-    Documents,
-    SpelledWords,
-    TokenizedText,
-    cut_texts,
-    hash_ids,
-    hashing,
-    tokenize_joined,
-    tokenize_texts,
-)
-
-_MASKED_SHARE = 0.15
-_LEAST_LETTERS = 3
+from embedgeo.text.reading import Documents, cut_texts, hashing
+from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
 
 
 class Batch(NamedTuple):
@@ -46,8 +35,8 @@ class Batch(NamedTuple):
     token_ids: Tensor
     mask: Tensor | None  # False = padding; None where there is none
     masked: Tensor | None  # for an encoder, the tokens that its loss is computed at
-    word_ids: Tensor | None  # numbers of words in their text; -1 for tokens of no word
-    word_types: Tensor | None
+    word_ids: Tensor | None = None  # numbers of words in their text; -1 for tokens of no word
+    word_types: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -79,11 +68,7 @@ class ProbeText:
         return hash_ids(torch.cat((self.lengths, self.token_ids)))
 
     def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> list[Batch]:
-        """The batches of one rank: every ``world_size``-th of all batches.
-
-        Texts of several lengths are sorted by length into batches, which then are put into a random order, always the
-        same one: a metric that samples rows, or takes them in turn, does not get those of the shortest texts first.
-        """
+        """The batches of one rank, of texts sorted by length: every ``world_size``-th of all batches."""
         groups = self.lengths.argsort(stable=True).split(batch_size)
         if len(groups) < world_size:
             raise ValueError(
@@ -91,13 +76,12 @@ class ProbeText:
                 f"make {len(groups)}. Take a smaller one, or more tokens."
             )
         order = torch.arange(len(groups))
-        if not self.is_even:
+        if not self.is_even:  # or else metrics that take rows in turn would get those of the shortest texts first
             order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
         starts = self.lengths.cumsum(0) - self.lengths
         return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in order[rank::world_size]]
 
     def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
-        """A batch of the texts of these lengths, which start at these places."""
         positions = torch.arange(int(lengths.max()))
         real = positions < lengths[:, None]
         places = torch.where(real, starts[:, None] + positions, 0)
@@ -105,30 +89,21 @@ class ProbeText:
         def padded(values: Tensor, fill: int) -> Tensor:
             return values[places].masked_fill(~real, fill)
 
-        word_ids: Tensor | None = None
-        word_types: Tensor | None = None
-        if self.words is not None:
-            word_types = padded(self.words.word_types, -1)
-            word_ids = padded(self.words.word_ids, -1)
-            first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
-            word_ids = torch.where(word_ids < 0, -1, word_ids - first)  # they were numbered over all texts
-        return Batch(
-            padded(self.token_ids, self.pad_token_id),
-            None if bool(real.all()) else real,
-            None if self.masked is None else padded(self.masked, 0),
-            word_ids,
-            word_types,
-        )
+        token_ids = padded(self.token_ids, self.pad_token_id)
+        mask = None if bool(real.all()) else real
+        masked = None if self.masked is None else padded(self.masked, 0)
+        if self.words is None:
+            return Batch(token_ids, mask, masked)
+        word_ids = padded(self.words.word_ids, -1)
+        first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
+        word_ids = torch.where(word_ids < 0, -1, word_ids - first)  # they were numbered over all texts
+        return Batch(token_ids, mask, masked, word_ids, padded(self.words.word_types, -1))
 
 
 def prepare_texts(
     documents: Documents, plan: Sequence[Planned], settings: SweepSettings
 ) -> tuple[dict[str, ProbeText], list[str]]:
-    """Tokenize the text for each model of a plan, once for each tokenizer, and check that it fits the model.
-
-    Returns:
-        The text of each model; and sentences about models that have no tokenizer of their own.
-    """
+    """The text of each model, which it fits; and sentences about models that have no tokenizer of their own."""
     models = by_model(plan)
     if settings.model_class is not None:
         loading.import_class(settings.model_class)
@@ -153,9 +128,8 @@ def prepare_texts(
             model, for_encoder = _first_model(checkpoints, settings, folder)
             if (for_encoder, identity) not in prepared:
                 text = _tokenize(copy(cut), tokenizer, settings, for_encoder=for_encoder)
-                if not documents.is_streamed:
-                    text = replace(text, text_sha256=documents.sha256)
-                prepared[for_encoder, identity] = text
+                known_sha256 = text.text_sha256 if documents.is_streamed else documents.sha256
+                prepared[for_encoder, identity] = replace(text, text_sha256=known_sha256)
             texts[model_name] = prepared[for_encoder, identity]
             if model is not None:
                 require_fit(model, texts[model_name], settings)
@@ -177,16 +151,12 @@ def _lightning_file(planned: Planned) -> Path | None:
 
 
 def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> tuple[nn.Module | None, bool]:
-    """The first model of the plan that loads, without weights if possible, and whether it is an encoder.
-
-    The model is None if none loads: each will be tried again, and its failure recorded.
-    """
+    """The first model of the plan that loads, without weights if possible, if any; and whether it is an encoder."""
     trusted = settings.trust_remote_code
     for planned in plan:
         with suppress(Exception):
             if settings.model_class is not None and (path := _lightning_file(planned)):
-                dtype = getattr(torch, settings.dtype)
-                loaded = loading.load_lightning(path, settings.model_class, dtype=dtype)
+                loaded = loading.load_lightning(path, settings.model_class, dtype=getattr(torch, settings.dtype))
                 return loaded.model, loaded.is_encoder
             config = loading.load_config(small_files(planned, ["config.json"], folder), trust_remote_code=trusted)
             return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(config)
@@ -233,23 +203,18 @@ def _tokenize(
 
 
 def choose_masked(token_ids: Tensor, special: Sequence[int]) -> Tensor:
-    """Choose 15 % of the tokens that are not special, always the same ones; bool, shape of ``token_ids``."""
-    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < _MASKED_SHARE
+    """Mask of 15 % of the tokens that are not special, drawn from a fixed seed; bool, shape of ``token_ids``."""
+    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
     return drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
 
 
 def frequent_types(
     text: TokenizedText, token_texts: Mapping[int, str], special: Collection[int], settings: SweepSettings
 ) -> tuple[int, ...]:
-    """The token types that `embedgeo.functional.types_by_frequency` chooses among the rows of a layer.
-
-    They have at least three characters beside white space, and are no special tokens, of which words have none.
-    """
+    """Token types of a layer's rows, of three characters or more and not special, spread over their frequencies."""
     types, counts = _row_types(text, settings).unique(return_counts=True)
-    is_text = [
-        len(token_texts[i].strip()) >= _LEAST_LETTERS and (text.words is not None or i not in special)
-        for i in types.tolist()
-    ]
+    special = special if text.words is None else ()
+    is_text = [len(token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
     chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
     return tuple(types[chosen].tolist())
 
@@ -268,14 +233,11 @@ def _row_types(text: TokenizedText, settings: SweepSettings) -> Tensor:
 
 
 def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, float]:
-    """Mean number of tokens, of those that count, of the words of each type; NaN where nothing counts."""
+    """Mean number of kept tokens in the words of each type; NaN where none is."""
     if text.words is None:
         return {}
-    word_ids = text.words.word_ids
-    types = text.words.word_types
-    kept = (word_ids >= 0) & _kept_tokens(text, settings)
-    occurrences = torch.stack((types, word_ids))[:, kept].unique(dim=1)[0].bincount()
-    sizes = types[kept].bincount() / occurrences
+    kept = _kept_tokens(text, settings) & (text.words.word_ids >= 0)
+    sizes = text.words.word_types[kept].bincount() / _row_types(text, settings).bincount()
     return dict(enumerate(sizes.tolist()))
 
 
@@ -326,12 +288,14 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
 def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
     """Positions that a model says it has, or else of the sequence (1, positions) those that it can be run on."""
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(
-        stated, int
-    ):  # RoBERTa and its kind have those up to that of padding in the table, and never use them
+    if isinstance(stated, int):  # RoBERTa's table has positions up to that of padding, which it never uses
         tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
         paddings = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
         return stated - max((1 + padding for padding in paddings), default=0)
+
+    num_positions = token_ids.shape[1]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return num_positions
 
     def fails(num_positions: int) -> bool:
         try:
@@ -340,17 +304,13 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
             return True
         return False
 
-    num_positions = token_ids.shape[1]
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return num_positions
     with torch.inference_mode():
         return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
 
 
 # ── tokenizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Identity = tuple[str, ...]
-"""The kind of a tokenizer, and the names and hashes of its files."""
+Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 
 
 class MissingTokenizerError(ValueError):
@@ -373,13 +333,13 @@ def find_tokenizers(
     by_files: dict[tuple[StoredFile, ...], IdentifiedTokenizer] = {}  # as listed, so that they need not be fetched
     for model, plan in models.items():
         files = () if settings.tokenizer or plan[0].contents is None else plan[0].contents.others
-        is_listed = any(file.name in VOCABULARIES for file in files)
         try:
             found[model] = by_files.get(files) or find_tokenizer(plan, settings, folder)
-            if is_listed:
-                by_files[files] = found[model]
         except MissingTokenizerError as error:
             missing.append(error)
+        else:
+            if any(file.name in VOCABULARIES for file in files):
+                by_files[files] = found[model]
     if not found:
         raise missing[0]
     lender = next(iter(found))
@@ -433,8 +393,7 @@ def _tokenizer_path(source: str, folder: Path) -> Path:
     """A local folder or file itself; of a repository, the files of its branch ``main``, fetched into ``folder``."""
     if is_local(source):
         return Path(source).expanduser()
-    commit = hub.list_revisions(source).get("main")
-    if commit is None:
+    if (commit := hub.list_revisions(source).get("main")) is None:
         raise FileNotFoundError(f"{source} has no branch main")
     names = _tokenizer_files(file.name for file in hub.list_files(source, commit))
     if not VOCABULARIES & set(names):
@@ -447,10 +406,9 @@ def _tokenizer_files(names: Iterable[str]) -> list[str]:
 
 
 def _file_names(planned: Planned) -> list[str]:
-    path = planned.checkpoint.path
-    if path is None:
-        return [] if planned.contents is None else [file.name for file in planned.contents.files]
-    return [file.name for file in path.glob("*")]
+    if planned.checkpoint.path is not None:
+        return [file.name for file in planned.checkpoint.path.glob("*")]
+    return [] if planned.contents is None else [file.name for file in planned.contents.files]
 
 
 def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
 
 _TEXT_WIDTH = 100
-
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
 """Rows and width up to which metrics are timed; what more takes is extrapolated."""
 
@@ -85,12 +84,11 @@ class Description:
     warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
 
     def __str__(self) -> str:
-        facts = [["model", f"{self.model}, {self.num_parameters:,} parameters"]]
-        tables = [facts]
+        tables = [[["model", f"{self.model}, {self.num_parameters:,} parameters"]]]
         if self.layers:
             types = f"of at most {self.num_types:,} token types" if self.num_types else "without token types"
             seconds = "unknown" if self.seconds is None else f"about {number(float(f'{self.seconds:.2g}'))} s"
-            facts += [
+            tables[0] += [
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
                 ["rows", f"{self.num_rows:,} a measurement ({self.rows}), {types}"],
@@ -102,10 +100,9 @@ class Description:
                 [["layer", "width", "bytes", "module"], *_layer_rows(self.layers)],
                 [["metric", "layers", "bytes a layer", "in all"], *metrics],
             ]
-        notes = [
-            fill(f"! {each}", _TEXT_WIDTH, subsequent_indent="  ", break_long_words=False) for each in self.warnings
-        ]
-        return "\n\n".join([*map(_columns, tables), "\n".join(notes or ["No warnings."])])
+        wrapper = TextWrapper(_TEXT_WIDTH, subsequent_indent="  ", break_long_words=False)
+        notes = "\n".join(wrapper.fill(f"! {each}") for each in self.warnings) or "No warnings."
+        return "\n\n".join([*map(_columns, tables), notes])
 
 
 def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
@@ -130,10 +127,8 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
     indent = " " * (sum(widths) + 2 * len(widths))
     lines = ("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
-    return "\n".join(
-        fill(line, _TEXT_WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-        for line in lines
-    )
+    wrapper = TextWrapper(_TEXT_WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(map(wrapper.fill, lines))
 
 
 def outline(model: nn.Module, geometry: Geometry) -> Description:
@@ -356,7 +351,6 @@ class _ExpectedRows(NamedTuple):
 def _expected_rows(
     monitor: "Monitor", geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
 ) -> _ExpectedRows:
-    """The rows of a measurement of batches of a shape, or of the probe."""
     batch_size, seq_len = shape
     num_batches = monitor.schedule.window
     probe = monitor.probe
@@ -374,15 +368,9 @@ def _expected_rows(
     has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
     num_sequences = num_batches * batch_size
     num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
-    return _ExpectedRows(
-        num_sequences,
-        seq_len,
-        num_types,
-        num_groups=geometry.settings["jackknife"],
-        num_compared=monitor.drift,
-        itemsize=8 if inspected.dtype == torch.float64 else 4,
-        origin=origin,
-    )
+    num_groups = geometry.settings["jackknife"]
+    itemsize = 8 if inspected.dtype == torch.float64 else 4
+    return _ExpectedRows(num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin)
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
@@ -393,7 +381,6 @@ def _shape(batch: Any) -> tuple[int, int] | None:
 
 
 def _held_bytes(metrics: Sequence[Metric], width: int, rows: _ExpectedRows) -> Counter[str]:
-    """Bytes that the metrics of a layer hold at the end of a measurement, by their names."""
     held: Counter[str] = Counter()
     for metric in metrics:
         held[metric_name(metric)] += _metric_bytes(metric, width, rows)
@@ -422,10 +409,8 @@ def _state_bytes(metric: Metric) -> int:
 
 
 def _totals(counts: Mapping[int, int], held: Mapping[int, Counter[str]]) -> tuple[DescribedMetric, ...]:
-    """The metrics of all layers, given the number of layers of each width, and the bytes at one."""
-    names = dict.fromkeys(name for width in sorted(held) for name in held[width])
     metrics = []
-    for name in names:
+    for name in dict.fromkeys(name for width in sorted(held) for name in held[width]):
         widths = [width for width in sorted(held) if name in held[width]]
         total_bytes = sum(counts[width] * held[width][name] for width in widths)
         metrics.append(DescribedMetric(name, sum(counts[w] for w in widths), held[widths[-1]][name], total_bytes))

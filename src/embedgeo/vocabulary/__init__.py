@@ -1,7 +1,4 @@
-"""Geometry of the embedding matrices themselves, whose rows are the vocabulary: the command ``embedgeo vocabulary``.
-
-The command line imports this module; the command imports what it needs when it runs.
-"""
+"""Geometry of the embedding matrices, whose rows are the vocabulary; ``embedgeo vocabulary`` imports the rest late."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,8 +8,7 @@ from typing import Any, Literal
 from embedgeo.extras import require_extra
 from embedgeo.sweep import SweepSettings, require_sources, without_garbage_collection
 
-_RUN_OPTIONS = ("out", "shard", "evict", "dry_run")
-"""Options that do not change the results."""
+_RUN_OPTIONS = ("out", "shard", "evict", "dry_run")  # which do not change the results
 
 
 @dataclass(frozen=True)
@@ -69,18 +65,13 @@ class VocabularySettings:
         self.as_sweep()
 
     def as_sweep(self) -> SweepSettings:
-        """The options that a sweep has, too; ``rows`` mean something else there.
-
-        Raises:
-            ValueError: one that it does not take.
-        """
+        """The options that a sweep has, too; ``rows`` mean something else there."""
         return SweepSettings(**{name: value for name, value in asdict(self).items() if name != "rows"})
 
     @property
     def folder(self) -> Path:
         """The folder: ``out``, or ``runs/vocabulary-`` and the name of the first model."""
-        name = self.as_sweep().folder.name.removeprefix("sweep-")
-        return Path(self.out or f"runs/vocabulary-{name}")
+        return Path(self.out or f"runs/vocabulary-{self.as_sweep().folder.name.removeprefix('sweep-')}")
 
     def as_manifest(self) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""

@@ -33,8 +33,7 @@ from embedgeo.vocabulary import VocabularySettings
 _INPUT = "input_embedding"
 _OUTPUT = "output_embedding"
 _NEVER_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
-_MOST_NAMED = 6
-"""Rows of each kind that are named in a line."""
+_MOST_NAMED = 6  # rows of each kind, in a line
 
 
 def run_vocabulary(settings: VocabularySettings) -> int:
@@ -58,11 +57,8 @@ def run_vocabulary(settings: VocabularySettings) -> int:
             worker = MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained")
             measure_here(sweep, worker.measure)
     status = finish(folder, plan, mine, sweep.failures)
-    print(*_noted_rows(folder, mine), sep="\n")
+    print(*_row_lines(folder, mine), sep="\n")
     return status
-
-
-# ── the names of rows ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -97,55 +93,30 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, N
     return names
 
 
-@dataclass(frozen=True)
-class NotedRows:
-    """Rows of a matrix, shape (n, d), that are to be known by name; each tensor of shape (n,)."""
-
-    first: Tensor  # for each row the first one that is the same
-    without_token: Tensor | None  # rows whose id the tokenizer does not have; None if there is no tokenizer
-    untrained: Tensor | None  # None where that cannot be told
-
-    @classmethod
-    def of(cls, matrix: Tensor, names: Names | None) -> "NotedRows":
-        """Those of a matrix."""
-        if names is None:
-            return cls(copies(matrix), None, None)
-        without = torch.tensor([i not in names.texts for i in range(len(matrix))])
-        unused = [i for i in range(len(matrix)) if without[i] or i in names.unreachable]
-        return cls(copies(matrix), without, untrained_rows(matrix, torch.tensor(unused, dtype=torch.int64)))
-
-    @property
-    def is_copy(self) -> Tensor:
-        """Rows that another one equals, shape (n,), bool."""
-        return self.first.bincount(minlength=len(self.first))[self.first] > 1
-
-    def counts(self) -> dict[str, float]:
-        """Number of rows of each kind; NaN where that is unknown."""
-        kinds = {"duplicate_rows": self.is_copy, "rows_without_token": self.without_token}
-        kinds["untrained_rows"] = self.untrained
-        return {key: torch.nan if rows is None else float(rows.sum()) for key, rows in kinds.items()}
-
-    def trained(self) -> Tensor:
-        """Ids of the rows that a token uses and that do not look untrained."""
-        return (~(self._mask(self.without_token) | self._mask(self.untrained))).nonzero().flatten()
-
-    def table(self, names: Names | None) -> pd.DataFrame:
-        """A row for each: token_id, token, same_as (the first of its copies, or -1), without_token and untrained."""
-        columns = {
-            "same_as": self.first.where(self.is_copy, -1),
-            "without_token": self._mask(self.without_token),
-            "untrained": self._mask(self.untrained),
-        }
-        ids = (self.is_copy | columns["without_token"] | columns["untrained"]).nonzero().flatten()
-        table = pd.DataFrame({"token_id": ids.numpy(), **{key: each[ids].numpy() for key, each in columns.items()}})
-        return table.assign(token=["" if names is None else names.texts.get(i, "") for i in ids.tolist()])
-
-    def _mask(self, rows: Tensor | None) -> Tensor:
-        """Rows of a kind; none where they are unknown."""
-        return torch.zeros(len(self.first), dtype=torch.bool) if rows is None else rows
+def _row_kinds(matrix: Tensor, names: Names | None) -> tuple[dict[str, float], pd.DataFrame, Tensor]:
+    """Number of rows of each kind, NaN where unknown; table of the rows to be known by name; ids of trained rows."""
+    first = copies(matrix)  # for each row the first one that is the same
+    is_copy = first.bincount(minlength=len(first))[first] > 1
+    without_token = torch.zeros_like(is_copy)
+    untrained = None  # where that cannot be told
+    if names is not None:
+        without_token = torch.tensor([i not in names.texts for i in range(len(matrix))])
+        unused = [i for i in range(len(matrix)) if without_token[i] or i in names.unreachable]
+        untrained = untrained_rows(matrix, torch.tensor(unused, dtype=torch.int64))
+    counts = {
+        "duplicate_rows": float(is_copy.sum()),
+        "rows_without_token": torch.nan if names is None else float(without_token.sum()),
+        "untrained_rows": torch.nan if untrained is None else float(untrained.sum()),
+    }
+    untrained = torch.zeros_like(is_copy) if untrained is None else untrained
+    ids = (is_copy | without_token | untrained).nonzero().flatten()
+    columns = {"same_as": first.where(is_copy, -1), "without_token": without_token, "untrained": untrained}
+    table = pd.DataFrame({"token_id": ids.numpy(), **{key: each[ids].numpy() for key, each in columns.items()}})
+    table = table.assign(token=["" if names is None else names.texts.get(i, "") for i in ids.tolist()])
+    return counts, table, (~(without_token | untrained)).nonzero().flatten()
 
 
-def _noted_rows(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
+def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
     """Lines about the rows of the last checkpoint that are to be known by name."""
     done = folder.done()
     last = next((planned.name for planned in reversed(plan) if planned.name in done), None)
@@ -160,7 +131,7 @@ def _noted_rows(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
         rows = table[table["layer"] == layer]
         parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
         if len(without := rows[rows.without_token]):
-            parts.append(f"{len(without)} without a token ({_ranges(without.token_id)})")
+            parts.append(f"{len(without)} without a token ({ranges(without.token_id)})")
         if len(copied := rows[rows.same_as >= 0]):
             groups = [" = ".join(_named(of_one)) for _, of_one in copied.groupby("same_as")]
             parts.append(f"{len(copied)} equal to another one ({'; '.join(groups[:3])})")
@@ -176,30 +147,20 @@ def _named(rows: pd.DataFrame) -> Sequence[str]:
     return named if len(named) <= _MOST_NAMED else [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
 
 
-def _ranges(ids: Iterable[int]) -> str:
-    """Numbers in ascending order, those in a row as a range.
-
-    >>> _ranges([3, 7, 8, 9])
-    '3, 7–9'
-    """
+def ranges(ids: Iterable[int]) -> str:
+    """Numbers in ascending order, those in a row as a range."""
     runs = [[i for _, i in run] for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0])]
     return listed([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], _MOST_NAMED)
 
 
-# ── the matrices of a checkpoint ────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass
 class MatrixWorker:
-    """Measures the embedding matrices of checkpoints, given the names of each model's tokens if it has a tokenizer.
-
-    With ``only_trained``, rows that no token uses or that look untrained are left out.
-    """
+    """Measures the embedding matrices of checkpoints."""
 
     settings: SweepSettings
-    names: Mapping[str, Names | None]
+    names: Mapping[str, Names | None]  # of each model's tokens, if it has a tokenizer
     downloads: Downloads
-    only_trained: bool
+    only_trained: bool  # leave out rows that no token uses or that look untrained
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
         """Measure the matrices of a checkpoint, while the files of the one that is chosen next are fetched."""
@@ -230,7 +191,6 @@ class MatrixWorker:
             return replace(planned, contents=needed_contents(contents, folder, trust_remote_code=trusted))
 
     def _measure_matrices(self, matrices: Matrices, names: Names | None) -> Measured:
-        """Measure both matrices; where they are one, it is measured once."""
         of_input = self._measure_matrix(_INPUT, 0, matrices.input, names)
         parts = [of_input]
         if matrices.is_tied:
@@ -249,8 +209,8 @@ class MatrixWorker:
         return Measured(records, tables, facts, sample if self.settings.save_samples else None)
 
     def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: Names | None) -> Measured:
-        rows = NotedRows.of(matrix, names)
-        kept = rows.trained() if self.only_trained else torch.arange(len(matrix))
+        counts, noted, trained = _row_kinds(matrix, names)
+        kept = trained if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
             metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
@@ -260,7 +220,7 @@ class MatrixWorker:
             sample = layer_sample(metrics) if self.settings.save_samples else None
         if sample is not None and sample.row_numbers is not None:
             sample = replace(sample, row_numbers=kept[sample.row_numbers])
-        for metric, count in rows.counts().items():
+        for metric, count in counts.items():
             records.append(Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan}))
-        tables["vocabulary"] = rows.table(names).assign(layer=layer, layer_index=layer_index)
+        tables["vocabulary"] = noted.assign(layer=layer, layer_index=layer_index)
         return Measured(records, tables, sample={layer: sample} if sample is not None else None)

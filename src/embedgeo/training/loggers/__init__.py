@@ -34,8 +34,7 @@ class Media:
     A text that explains each metric is written at the first measurement. Pictures are drawn at the first, second,
     fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
-    ``num_earlier`` records of other runs are in the monitor's history already; ``tag_start`` is what the trainer puts
-    in front of the tags of scalars.
+    ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Media:
             self._warn("loggers get", error, "pictures")
 
     def _give(self, write: Callable[[Adapter], None]) -> None:
-        """Call each adapter, and leave out from now on those that fail."""
         assert self._adapters is not None
         for adapter in tuple(self._adapters):
             try:
@@ -113,7 +111,6 @@ class Media:
 
 
 def _explanation(metrics: Iterable[str]) -> Iterator[str]:
-    """A table of the metrics in Markdown, line by line."""
     yield "| number | is | unit or estimator | how to read it |"
     yield "|---|---|---|---|"
     for metric in metrics:

@@ -64,8 +64,8 @@ def scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]],
     """A function that writes scalars, at a step, to a run or to ``wandb`` itself; None for another log.
 
     The counter of steps of a run only goes forward, and what is logged at one that is over is lost. So the step is a
-    value, ``{prefix}/step``, and the axis; and lest what the loop logs at steps of its own is lost, a measurement goes
-    into the row that is open, which is closed before only if the last measurement is in it.
+    value, ``{prefix}/step``, and the axis, and a measurement goes into the row that the loop has open, which is closed
+    before only if the last measurement is in it.
     """
     if not _is_package(log) and _run(log) is None:
         return None
