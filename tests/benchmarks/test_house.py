@@ -7,8 +7,8 @@ import pytest
 import embedgeo
 from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
 
-FILES, LINES = 160, 25_500
-"""Of the package, at most."""
+FILES, LINES = 116, 23_600
+"""Of the package, at most: a tenth more than there were when this was set."""
 FUNCTIONS, MODULES = 135, 25
 """Besides `embedgeo.functional`, that one measured step runs, at most."""
 WAY = 25

@@ -383,3 +383,8 @@ def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: i
     rank = torch.arange(len(drawn), device=n.device) - (sizes.cumsum(0) - sizes)[bins[drawn]]
     chosen = counted[drawn[rank < wanted[bins[drawn]]]]
     return chosen[counts[chosen].argsort(descending=True, stable=True)]
+
+
+def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
+    """Tell whether there are values that need token ids: unless there were rows and none had one."""
+    return bool((n_with_ids > 0) | (n == 0))

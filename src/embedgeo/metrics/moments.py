@@ -10,7 +10,7 @@ from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import WithinMoments, token_table, unbiased_split, within_moments
+from embedgeo.functional.tokens import WithinMoments, has_token_values, token_table, unbiased_split, within_moments
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -141,8 +141,3 @@ class EmbeddingMoments(GeometryMetric):
             variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
             values |= unbiased_split(n, values["V"], variance)
         return values
-
-
-def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
-    """Tell whether there are values that need token ids: unless there were rows and none had one."""
-    return bool((n_with_ids > 0) | (n == 0))

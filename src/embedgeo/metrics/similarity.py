@@ -13,10 +13,9 @@ from embedgeo.functional.similarity import (
     sequence_similarity,
     type_distances,
 )
-from embedgeo.functional.tokens import TokenTable, token_table
+from embedgeo.functional.tokens import TokenTable, has_token_values, token_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.moments import has_token_values
 
 # fmt: off
 _SIMILARITIES = {

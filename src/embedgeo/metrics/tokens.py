@@ -16,6 +16,7 @@ from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
     SequenceCount,
     TokenTable,
+    has_token_values,
     token_table,
     type_regressions,
     type_values,
@@ -26,7 +27,7 @@ from embedgeo.functional.tokens import (
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table
 from embedgeo.metrics.gaussian import Array, GaussianRows
-from embedgeo.metrics.moments import SQUARED, EmbeddingMoments, has_token_values
+from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
 
