@@ -1,9 +1,9 @@
 """The numbers of all layers of a measurement: at once, or in a thread while training goes on."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache
 from threading import Semaphore
 from typing import NamedTuple
@@ -43,7 +43,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
 
     def work(layer: MeasuredLayer, in_sync: ExitStack) -> Values | Exception:
         try:
-            with in_sync, _modes(is_inference=is_inference):
+            with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
                 return _values(layer)
         finally:
             free.release()
@@ -76,7 +76,8 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     def work() -> list[Record]:
         values = list[Values | Exception]()
         with ExitStack() as stack:
-            stack.enter_context(_modes(is_inference=is_inference))
+            stack.enter_context(torch.inference_mode(is_inference))
+            stack.enter_context(torch.no_grad())
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
             for each in layers:
@@ -134,13 +135,6 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
     return max(1, torch.get_num_threads() // max(1, len(layers)))
-
-
-@contextmanager
-def _modes(*, is_inference: bool) -> Iterator[None]:
-    # states made under inference mode can be changed under it alone
-    with torch.inference_mode(is_inference), torch.no_grad():
-        yield
 
 
 @cache

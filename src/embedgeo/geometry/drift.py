@@ -131,7 +131,14 @@ class Drift:
         changed = [name for name, rows in now.items() if not rows.is_comparable(self._previous.get(name, rows))]
         if changed:
             self.forget()
-            self._warn(changed[0])
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"drift compares the same rows at every measurement; at layer {changed[0]!r} the probe has others "
+                    "than at the last one, and is compared from now on. Give a probe of fixed batches (shuffle=False), "
+                    "and go on from a checkpoint with the same probe on as many ranks.",
+                    stacklevel=1,
+                )
         for layer, below in zip(layers, layers_below(now), strict=True):
             rows = now[layer.name]
             others = {
@@ -165,13 +172,3 @@ class Drift:
         """Go on from what `state` has returned."""
         self._first = {name: KeptRows.load(rows) for name, rows in state["first"].items()}
         self._previous = {name: KeptRows.load(rows) for name, rows in state["previous"].items()}
-
-    def _warn(self, layer: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"drift compares the same rows at every measurement; at layer {layer!r} the probe has others than at "
-                "the last one, and is compared from now on. Give a probe of fixed batches (shuffle=False), and go on "
-                "from a checkpoint with the same probe on as many ranks.",
-                stacklevel=2,
-            )

@@ -272,7 +272,6 @@ class Monitor(ABC):
                 self._attach(batch)
 
     def _keep(self, step: int, batch: Any) -> None:
-        """Keep a reference to the batch, and to those of the last window."""
         while self._recent and self._recent[0][0] <= step - self.schedule.window:
             del self._recent[0]
         self._recent.append((step, batch))

@@ -261,11 +261,10 @@ class StepMonitor(Monitor):
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:
     """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
-    for logger in loggers:
-        for folder in (getattr(logger, "log_dir", None), getattr(logger, "save_dir", None)):
-            if isinstance(folder, str | Path) and "://" not in str(folder):
-                return Path(folder)
-        return None
+    first = next(iter(loggers), None)
+    for folder in (getattr(first, "log_dir", None), getattr(first, "save_dir", None)):
+        if isinstance(folder, str | Path) and "://" not in str(folder):
+            return Path(folder)
     return None
 
 

@@ -52,9 +52,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             with suppress(Exception):  # training starts with the error
                 self.prepare(model)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._stop()
         self._reset()
         trainer = _calling_trainer()
@@ -75,9 +73,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         if control.should_save:
             self._complete()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if control.should_save:
             self._complete()
 
@@ -89,9 +85,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             # training has ended, but the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._stop()
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
