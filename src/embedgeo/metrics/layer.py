@@ -50,7 +50,7 @@ class LayerMetrics:
             [each[i] for each in sets] if isinstance(metric, GeometryMetric) and metric.has_copies else []
             for i, metric in enumerate(self._metrics)
         ]
-        for metric in self._all():
+        for metric in self.with_copies():
             if metric.device != device:
                 metric.to(device)
             metric._to_sync = False  # `compute` leaves that to `_in_sync`
@@ -71,7 +71,7 @@ class LayerMetrics:
         ``sequence_ids``: from 0 in each batch, None where each row is a sequence; ``ids``: of the arguments, if known.
         """
         shape = hidden.shape[:-1]
-        for metric in self._all():
+        for metric in self.with_copies():
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         if ids is None:
@@ -114,12 +114,12 @@ class LayerMetrics:
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
         with ExitStack() as stack:
-            stack.enter_context(_in_sync([*self._all()]))
+            stack.enter_context(_in_sync([*self.with_copies()]))
             return stack.pop_all()
 
     def reduce(self) -> None:
         """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
-        for metric in self._all():
+        for metric in self.with_copies():
             metric.sync()
             metric._cache = None
 
@@ -130,9 +130,14 @@ class LayerMetrics:
                 with _in_sync([metric]):
                     yield metric
 
+    def with_copies(self) -> Iterator[Metric]:
+        """Yield each metric and, behind it, its copies."""
+        for metric, copies in zip(self._metrics, self._copies, strict=True):
+            yield from (metric, *copies)
+
     @property
     def device(self) -> torch.device:
-        return next((metric.device for metric in self._all()), torch.device("cpu"))
+        return next((metric.device for metric in self.with_copies()), torch.device("cpu"))
 
     def row_numbers(self, positions: Tensor) -> Tensor:
         """Numbers among all rows that are not masked, NaN or not, of `synced` positions; every rank must call this."""
@@ -144,14 +149,14 @@ class LayerMetrics:
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Set the output embedding of the metrics that compare rows with it."""
-        for metric in self._all():
+        for metric in self.with_copies():
             if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
                 metric.set_unembedding(weights)
 
     def reset(self) -> None:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""
         self.set_unembedding(None)
-        for metric in self._all():
+        for metric in self.with_copies():
             metric.reset()
 
     def _values(self, metric: Metric, copies: Sequence[Any]) -> Values:
@@ -165,10 +170,6 @@ class LayerMetrics:
         batch = self._num_batches * num_ranks + current_rank(self._process_group)
         self._num_batches += 1
         return batch
-
-    def _all(self) -> Iterator[Metric]:
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
-            yield from (metric, *copies)
 
 
 def require_num_groups(jackknife: int) -> None:
