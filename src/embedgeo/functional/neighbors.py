@@ -11,7 +11,7 @@ from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _STRIP_ROWS = 256  # rows whose products with others are taken at a time
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers from zero up keep their order
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
