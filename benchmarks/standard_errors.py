@@ -30,7 +30,7 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
             metrics.compute()
             taken.append(time.perf_counter() - started)
             sizes[groups] = sum(
-                state.nbytes for metric in metrics.with_copies() for state in metric.metric_state.values()
+                state.nbytes for metric in metrics.with_copies for state in metric.metric_state.values()
             )
     plain, more = (median(each) for each in times.values())
     return (
