@@ -4,7 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -250,16 +251,21 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
 def import_class(model_class: str) -> Any:
     """The LightningModule of this name, ``package.module.Class``."""
-    try:
+    rule = "model_class must name a LightningModule as package.module.Class, in a module that can be imported"
+    with requiring(rule, model_class):
         found = import_named(model_class)
         if not hasattr(found, "load_from_checkpoint"):
             raise TypeError(f"it is a {type(found).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"model_class must name a LightningModule as package.module.Class, in a module that can be imported; got "
-            f"{model_class!r} ({reason(error)})."
-        ) from error
     return found
+
+
+@contextmanager
+def requiring(rule: str, name: str) -> Iterator[None]:
+    """Raise a ValueError with the rule of an argument in place of any error of the code that it names."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{rule}; got {name!r} ({reason(error)}).") from error
 
 
 def import_named(name: str) -> Any:

@@ -380,15 +380,11 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width."""
     require_num_groups(settings.jackknife)
     name = settings.metrics
-    try:
+    rule = "metrics must name a function of a layer's width as package.function, in a module that can be imported"
+    with loading.requiring(rule, name):
         function: Any = auto_metrics if name == "auto" else loading.import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
-            f"got {name!r} ({reason(error)})."
-        ) from error
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
     # those that are not given are left to the function, which has defaults of its own

@@ -58,8 +58,16 @@ class Planned:
         return not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
 
 
-def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
-    """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again."""
+class SweepPlan(NamedTuple):
+    """All checkpoints of a sweep, those of its shard, and those of them that are to be measured."""
+
+    checkpoints: Sequence[Planned]
+    mine: Sequence[Planned]
+    pending: Sequence[Planned]
+
+
+def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
+    """The plan of a sweep into a folder; what is done there is not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
@@ -74,7 +82,7 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Plann
             f"workers must be at most the checkpoints to measure, duplicates apart; got {settings.workers} for "
             f"{num_originals}."
         )
-    return plan, mine
+    return SweepPlan(plan, mine, [planned for planned in mine if planned.name not in known or planned.is_stale])
 
 
 def make_plan(

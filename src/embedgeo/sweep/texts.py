@@ -310,6 +310,7 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
 # ── tokenizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 
 
@@ -338,7 +339,7 @@ def find_tokenizers(
         except MissingTokenizerError as error:
             missing.append(error)
         else:
-            if any(file.name in VOCABULARIES for file in files):
+            if _has_vocabulary(files):
                 by_files[files] = found[model]
     if not found:
         raise missing[0]
@@ -379,13 +380,13 @@ def _tokenizer_sources(
     if settings.tokenizer is not None:
         yield settings.tokenizer, partial(_tokenizer_path, settings.tokenizer, folder)
         return
-    owner = next((planned for planned in plan if VOCABULARIES & set(_file_names(planned))), None)
+    owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
     if owner is not None:
-        yield owner.name, partial(small_files, owner, _tokenizer_files(_file_names(owner)), folder)
+        yield owner.name, partial(small_files, owner, _TOKENIZER_FILES, folder)
     for model in by_model(plan):
         if not is_local(model):
             yield f"main of {model}", partial(_tokenizer_path, model, folder)
-        elif VOCABULARIES & {path.name for path in Path(model).expanduser().glob("*")}:
+        elif _has_vocabulary(Path(model).expanduser().glob("*")):
             yield model, partial(_tokenizer_path, model, folder)
 
 
@@ -395,20 +396,19 @@ def _tokenizer_path(source: str, folder: Path) -> Path:
         return Path(source).expanduser()
     if (commit := hub.list_revisions(source).get("main")) is None:
         raise FileNotFoundError(f"{source} has no branch main")
-    names = _tokenizer_files(file.name for file in hub.list_files(source, commit))
-    if not VOCABULARIES & set(names):
+    if not _has_vocabulary(hub.list_files(source, commit)):
         raise FileNotFoundError("it has no files of a tokenizer")
-    return hub.fetch_small(source, commit, names, folder)
+    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder)
 
 
-def _tokenizer_files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in TOKENIZER_FILES or name == "config.json"]
+def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
+    return any(file.name in VOCABULARIES for file in files)
 
 
-def _file_names(planned: Planned) -> list[str]:
+def _files(planned: Planned) -> Iterable[StoredFile | Path]:
     if planned.checkpoint.path is not None:
-        return [file.name for file in planned.checkpoint.path.glob("*")]
-    return [] if planned.contents is None else [file.name for file in planned.contents.files]
+        return planned.checkpoint.path.glob("*")
+    return () if planned.contents is None else planned.contents.files
 
 
 def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:
