@@ -17,7 +17,7 @@ import yaml
 from ray.autoscaler._private import util
 from ray.cluster_utils import Cluster
 
-from embedgeo.checkpoints import Checkpoint, parse_position
+from embedgeo.checkpoints.sources import Checkpoint, parse_position
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import Record
 from embedgeo.sweep import actor

@@ -11,8 +11,9 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from embedgeo.checkpoints import hub, is_local, require_source
+from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.loading import empty_model, import_named, load_config, requiring
+from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
 from embedgeo.sweep import SweepSettings

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+from embedgeo.checkpoints.files import Contents, duplicates
+from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, select_steps
 from embedgeo.formatting import reason
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import groups_of, parse_groups

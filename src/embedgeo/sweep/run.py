@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints import shared_parts
+from embedgeo.checkpoints.files import shared_parts
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side

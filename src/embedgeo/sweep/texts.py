@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
-from embedgeo.checkpoints import hub, is_local, loading
+from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
+from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
