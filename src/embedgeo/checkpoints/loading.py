@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.capture.structure import input_embedding, measured_model, output_embedding
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
@@ -363,7 +363,8 @@ def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     model = empty_model(config, trust_remote_code=trust_remote_code)
     table, head = _matrices(model)
-    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is _head(model)}
+    head_module = output_embedding(model)
+    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is head_module}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
 
     def names_of(weight: Tensor, *, of_head: bool) -> list[str]:
@@ -386,8 +387,4 @@ def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     table = getattr(input_embedding(model), "weight", None)
     if table is None or table.ndim != 2:
         raise ValueError(f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none.")
-    return table, getattr(_head(model), "weight", None)
-
-
-def _head(model: nn.Module) -> Any:
-    return getattr(model, "get_output_embeddings", lambda: None)()
+    return table, getattr(output_embedding(model), "weight", None)

@@ -95,12 +95,8 @@ def make_plan(
 ) -> list[Planned]:
     """Checkpoints by series and step; local ones of ``known`` weights are read again only if they look changed."""
     listed = list_checkpoints(model, revisions, final=steps == "final")
-    chosen = _choose(listed, steps)
-    if steps in ("all", "log", "final"):
-        chosen |= {(each.position.series, UNREADABLE) for each in listed}  # so that they are said to have failed
-    checkpoints = [each for each in listed if (each.position.series, each.step) in chosen or not each.has_step]
     with ThreadPoolExecutor(8) as pool:
-        plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
+        plan = list(pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps)))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
     models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
     group = groups_of(groups, models)
@@ -109,16 +105,17 @@ def make_plan(
     ]
 
 
-def _choose(listed: Sequence[Checkpoint], steps: Steps) -> set[tuple[str, int]]:
-    """Series and step of the checkpoints to take; ``log`` is for each series by itself."""
-    series: dict[str, set[int]] = {}
-    for checkpoint in listed:
-        if checkpoint.step != UNREADABLE:
-            series.setdefault(checkpoint.position.series, set()).add(checkpoint.step)
+def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
+    """The checkpoints to take; ``log`` is for each series by itself. Final ones are always taken."""
+    existing: dict[str, set[int]] = {each.position.series: set() for each in listed}
+    for each in listed:
+        existing[each.position.series] |= {each.step} - {UNREADABLE}
     if steps == "log":
-        return {(one, step) for one, existing in series.items() for step in select_steps(existing, steps)}
-    chosen = select_steps(set().union(*series.values()), steps)
-    return {(one, step) for one, existing in series.items() for step in chosen & existing}
+        chosen = {series: select_steps(own, steps) for series, own in existing.items()}
+    else:
+        chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
+    others = {UNREADABLE} if steps in ("all", "log", "final") else set()  # so that they are said to have failed
+    return [each for each in listed if each.step in chosen[each.position.series] | others or not each.has_step]
 
 
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:

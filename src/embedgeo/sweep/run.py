@@ -169,8 +169,7 @@ class Sweep:
         self._task = self._bar.add_task("", total=len(pending))
         self._lines = Lines(pending)
         self._printed: set[str] = set()
-        self._rebuilt_at = time.monotonic()
-        self._rebuild_seconds = 0.0
+        self._next_rebuild = time.monotonic()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -202,8 +201,8 @@ class Sweep:
         for planned in list(among):
             if not self._locks.take(planned.original):
                 self.print_once(f"another sweep is at work in {self.folder.path}: what it has begun is left to it")
-            elif self._is_done(planned):  # by another process, since this one has made its plan
-                self.left.remove(planned)
+            elif planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name)):
+                self.left.remove(planned)  # another process has done it since this one has made its plan
                 self._locks.release(planned.original)
             else:
                 if self._locks.error:
@@ -218,9 +217,6 @@ class Sweep:
         """Leave a checkpoint that is not measured after all to this process or another one."""
         self.left.insert(0, planned)
         self._locks.release(planned.original)
-
-    def _is_done(self, planned: Planned) -> bool:
-        return planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name))
 
     def copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
@@ -259,12 +255,11 @@ class Sweep:
             if self.fabric.is_global_zero:
                 self.folder.write_failure(planned.name, str(result))
             self.print(self._lines.failed(planned, number, str(result)))
-        rebuilt_at = time.monotonic()
-        if self.fabric.is_global_zero and rebuilt_at - self._rebuilt_at > 50 * self._rebuild_seconds:
+        now = time.monotonic()
+        if self.fabric.is_global_zero and now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
                 self.folder.rebuild(self._num_series)
-            self._rebuilt_at = rebuilt_at
-            self._rebuild_seconds = time.monotonic() - rebuilt_at
+            self._next_rebuild = now + 50 * (time.monotonic() - now)
 
     def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
         checkpoint = planned.checkpoint

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from itertools import tee
@@ -114,6 +114,7 @@ def prepare_texts(
         documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
     )
     (cut,) = tee(cut, 1)  # read once, copied for each
+    sha256 = "" if documents.is_streamed else documents.sha256
     texts: dict[str, ProbeText] = {}
     prepared: dict[tuple[bool, Identity], ProbeText] = {}
     fitting: dict[tuple[str, Identity], ProbeText] = {}  # by the configuration of a model
@@ -128,9 +129,7 @@ def prepare_texts(
                 continue
             model, for_encoder = _first_model(checkpoints, settings, folder)
             if (for_encoder, identity) not in prepared:
-                text = _tokenize(copy(cut), tokenizer, settings, for_encoder=for_encoder)
-                known_sha256 = text.text_sha256 if documents.is_streamed else documents.sha256
-                prepared[for_encoder, identity] = replace(text, text_sha256=known_sha256)
+                prepared[for_encoder, identity] = _tokenize(copy(cut), tokenizer, settings, for_encoder, sha256)
             texts[model_name] = prepared[for_encoder, identity]
             if model is not None:
                 require_fit(model, texts[model_name], settings)
@@ -165,7 +164,7 @@ def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path)
 
 
 def _tokenize(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, *, for_encoder: bool
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, for_encoder: bool, sha256: str
 ) -> ProbeText:
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.seq_len)
@@ -185,28 +184,25 @@ def _tokenize(
     elif settings.token_tables:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
     special = tokenizer.all_special_ids
-    is_masked = for_encoder and tokenizer.mask_token_id is not None
+    masked = None
+    if for_encoder and tokenizer.mask_token_id is not None:
+        drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
+        masked = drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
     padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     largest = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
         token_ids,
         tokenized.lengths,
-        masked=choose_masked(token_ids, special) if is_masked else None,
-        mask_token_id=tokenizer.mask_token_id if is_masked else None,
+        masked=masked,
+        mask_token_id=None if masked is None else tokenizer.mask_token_id,
         pad_token_id=next(token_id for token_id in padding if token_id is not None and token_id <= largest),
         words=tokenized.words,
         token_texts=token_texts,
         type_sizes=_type_sizes(tokenized, settings),
         occurrence_types=frequent_types(tokenized, token_texts, special, settings) if settings.token_tables else (),
         num_cut=tokenized.num_cut,
-        text_sha256=digest.hexdigest(),
+        text_sha256=sha256 or digest.hexdigest(),
     )
-
-
-def choose_masked(token_ids: Tensor, special: Sequence[int]) -> Tensor:
-    """Mask of 15 % of the tokens that are not special, drawn from a fixed seed; bool, shape of ``token_ids``."""
-    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
-    return drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
 
 
 def frequent_types(
