@@ -272,6 +272,6 @@ def test_weights_that_change_after_a_measurement_in_the_background_do_not_count(
         expected = geometry.compute()["final_norm"]["unembedding_alignment"]
         reached = geometry.measured_layers(unembedding_may_change=True)
         model.get_output_embeddings().weight.neg_()
-        (metric,) = reached[0].metrics.synced()
+        (metric,) = reached[0].metrics.with_copies
         assert float(metric.compute()["unembedding_alignment"]) == expected
         assert geometry.compute()["final_norm"]["unembedding_alignment"] == pytest.approx(-expected)
