@@ -24,7 +24,7 @@ from tests.sweep.conftest import (
     REPOSITORY,
     hub,  # noqa: F401 - a fixture
 )
-from tests.sweep.tiny import SIZES, _files, tokenizer_files, write_files
+from tests.sweep.tiny import SIZES, saved_files, tokenizer_files, write_files
 
 ROWS, KNOWN = 320, 300
 NEVER_USED = [*range(KNOWN, ROWS)]
@@ -71,7 +71,7 @@ def tokenizer_of():
 
 
 def files(kind="gpt_neox", step=0, *, size="1GB", with_tokenizer=True):
-    saved = _files(lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size))
+    saved = saved_files(lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size))
     return saved | (tokenizer_files() if with_tokenizer else {})
 
 
