@@ -21,7 +21,7 @@ from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.structure import Part, output_embedding, weights_device
+from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
