@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.text import tokenize_joined
+from embedgeo.text.tokenizing import tokenize_joined
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.",

@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from embedgeo import load_sample
-from embedgeo.checkpoints import Contents, loading
-from embedgeo.checkpoints.files import hashed_file
+from embedgeo.checkpoints import loading
+from embedgeo.checkpoints.files import Contents, hashed_file
 from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics

@@ -21,7 +21,7 @@ from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
@@ -326,6 +326,16 @@ class Geometry:
         self._metrics.clear()
         self.probe.layers_without_gradients.clear()
 
+    def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
+        """Measure by one more metric, made for the width of a layer; before any rows are seen."""
+        others = self.make_metrics
+        self.make_metrics = lambda dim: [*others(dim), make(dim)]
+
+    def close(self) -> None:
+        """Let go of what was measured, and of the model without waiting for the garbage collector."""
+        self.reset()
+        del self.probe  # it refers back to the geometry
+
     def switch_off(self) -> None:
         """Drop the rows seen and take no more; collectives inside forward passes are still taken part in."""
         self._is_off = True
@@ -418,8 +428,7 @@ class Geometry:
 
 
 def _unembedding(model: nn.Module) -> Tensor | None:
-    head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
-    weights = getattr(head, "weight", None)
+    weights = getattr(output_embedding(model), "weight", None)
     is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
     return weights if is_usable else None
 
