@@ -13,8 +13,7 @@ from embedgeo import EmbeddingMoments, GeometryMonitor
 from embedgeo.glossary import headlines, known_terms
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
-from embedgeo.training.loggers import Media
-from embedgeo.training.loggers.adapters import Adapter
+from embedgeo.training.loggers import Adapter, Media
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
