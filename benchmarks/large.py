@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from embedgeo.checkpoints import list_checkpoints, loading
+from embedgeo.checkpoints import loading
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.text import builtin_corpus, train_tokenizer
 

@@ -29,7 +29,9 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
                 metrics.update(x, ids, None, torch.arange(8)[:, None].expand(ids.shape))
             metrics.compute()
             taken.append(time.perf_counter() - started)
-            sizes[groups] = sum(state.nbytes for metric in metrics._all() for state in metric.metric_state.values())
+            sizes[groups] = sum(
+                state.nbytes for metric in metrics.with_copies for state in metric.metric_state.values()
+            )
     plain, more = (median(each) for each in times.values())
     return (
         f"8,192 x {dim} rows, default metrics: {plain:.2f} s and {sizes[0] / 2**20:.0f} MiB; with {num_groups} groups "

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from embedgeo.checkpoints import list_checkpoints, loading
+from embedgeo.checkpoints import loading
 from embedgeo.checkpoints.loading import load_config
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings, sweep

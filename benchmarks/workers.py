@@ -36,12 +36,15 @@ class Worker:
         module: what is run, as ``python -m module`` in the root of the repository.
         python: the interpreter.
         environment: of the process.
+
+    Attributes:
+        process: its pipes are the lines to it and from it.
     """
 
     def __init__(self, module: str, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
         command = [python, "-m", *module.split()]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
     def seconds(self, case: str) -> float:
         """What a case takes; what it needs is made before, when it is asked for first.
@@ -49,12 +52,12 @@ class Worker:
         Raises:
             RuntimeError: it failed, or the process ended.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with suppress(BrokenPipeError):  # it has ended already, as what it imports is not in its environment
-            self._process.stdin.write(f"{case}\n")
-            self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"error": "the process has ended"}')
+            self.process.stdin.write(f"{case}\n")
+            self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline() or '{"error": "the process has ended"}')
         if "error" in answer:
             raise RuntimeError(f"{case}: {answer['error']}")
         return float(answer["seconds"])
@@ -63,7 +66,7 @@ class Worker:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.communicate()  # it ends where its input ends
+        self.process.communicate()  # it ends where its input ends
 
 
 def serve(make: Callable[[str], Callable[[], object]]) -> None:

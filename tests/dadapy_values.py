@@ -1,4 +1,4 @@
-"""Writes ``dadapy_values.json``: DADApy's dimensions of the rows below, against which `test_scales.py` holds ours.
+"""Writes ``dadapy_values.json``: DADApy's dimensions of the rows below, against which `test_dimension.py` holds ours.
 
 DADApy is not among the requirements of the tests. With the version that is noted in the file:
 

@@ -29,7 +29,7 @@ class Rows(Metric):
 
 
 def rows_seen(geometry, layer):
-    (metric,) = next(each.metrics for each in geometry.measured_layers() if each.name == layer).synced()
+    (metric,) = next(each.metrics for each in geometry.measured_layers() if each.name == layer).with_copies
     return torch.cat(metric.rows), torch.cat(metric.ids) if metric.ids else None
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,19 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "embedgeo"
 MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+AROUND = sorted(
+    {
+        path.parent.relative_to(ROOT).as_posix()
+        for folder in ("benchmarks", "examples", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+)
+"""Folders with Python files that are not the package's."""
 
-PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make", "_exit"}
-"""Documented in spite of their name: of named tuples, and `os._exit`."""
+PRIVATE = re.compile(r"_[^_].*")
+
+PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make", "_exit", "_repr_html_", "_repr_png_"}
+"""Documented in spite of their name: of named tuples and of what notebooks show, and `os._exit`."""
 
 FOREIGN = {
     "capture": {"_C", "_getframe", "_is_fwd_grad_enabled", "_current_graph_task_id", "_version", "_compiled_call_impl"}
@@ -37,30 +48,61 @@ def private_definitions(tree: ast.Module) -> set[str]:
                 found.add(name)
             case ast.arg(arg=name):
                 found.add(name)
-    return {name for name in found if name.startswith("_")}
+    return {name for name in found if PRIVATE.fullmatch(name)}
+
+
+def imported_private_names(nodes: Iterable[ast.AST], *packages: str) -> list[str]:
+    return [
+        f"line {node.lineno}: {node.module}.{name.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages
+        for name in node.names
+        if PRIVATE.fullmatch(name.name)
+    ]
+
+
+def reached_private_names(nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
+    """Private attributes of anything but the object whose method asks, each with its place."""
+    return [
+        (node.attr, f"line {node.lineno}: {ast.unparse(node)}")
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and PRIVATE.fullmatch(node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and not ast.unparse(node.value).startswith("super(")
+    ]
+
+
+def patched_names(nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
+    """Names that ``getattr``, ``setattr`` or a patch is given as text, each with its place."""
+    return [
+        (text.value.split(".")[-1], f"line {node.lineno}: {text.value}")
+        for node in nodes
+        if isinstance(node, ast.Call)
+        for text in node.args
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and PRIVATE.search(text.value)
+        if re.search("attr$|patch|mock", ast.unparse(node.func))
+    ]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_private_names_stay_in_their_module(module):
-    tree = MODULES[module]
-    own = private_definitions(tree) | PUBLIC_UNDERSCORES | FOREIGN.get(module.split("/")[0], set())
-    imported = [
-        f"{node.module}.{name.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("embedgeo")
-        for name in node.names
-        if re.fullmatch(r"_[^_].*", name.name)
-    ]
-    reached = [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and re.fullmatch(r"_[^_].*", node.attr)
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
-        and not ast.unparse(node.value).startswith("super(")
-        and node.attr not in own
-    ]
-    assert imported == reached == []
+    nodes = [*ast.walk(MODULES[module])]
+    own = private_definitions(MODULES[module]) | PUBLIC_UNDERSCORES | FOREIGN.get(module.split("/")[0], set())
+    reached = [place for name, place in reached_private_names(nodes) if name not in own]
+    assert imported_private_names(nodes, "embedgeo") + reached == []
+
+
+@pytest.mark.parametrize("folder", AROUND)
+def test_nothing_around_the_package_uses_its_private_names(folder):
+    known = set[str]().union(*map(private_definitions, MODULES.values())) - PUBLIC_UNDERSCORES
+    found = []
+    for path in sorted((ROOT / folder).glob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        named = imported_private_names(nodes, "embedgeo", "benchmarks", "tests")
+        named += [place for name, place in reached_private_names(nodes) + patched_names(nodes) if name in known]
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in named]
+    assert found == []
 
 
 def test_no_class_has_exactly_one_subclass():

@@ -10,16 +10,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from embedgeo.functional.sampling import row_keys
-from embedgeo.text import (
-    builtin_corpus,
-    cut_sequences,
-    cut_texts,
-    hash_documents,
-    read_documents,
-    split_held_out,
-    tokenize_joined,
-    tokenize_texts,
-)
+from embedgeo.text import builtin_corpus, cut_sequences, read_documents, split_held_out
+from embedgeo.text.reading import cut_texts, hash_documents
+from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode())

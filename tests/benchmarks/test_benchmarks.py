@@ -171,7 +171,7 @@ def test_what_a_worker_times(monkeypatch):
 
 def test_a_process_that_has_ended_fails_its_cases():
     with Worker("tests.benchmarks.nothing") as worker:
-        worker._process.wait()
+        worker.process.wait()
         for _ in range(2):
             with pytest.raises(RuntimeError, match="case: the process has ended"):
                 worker.seconds("case")

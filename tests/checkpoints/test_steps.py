@@ -1,6 +1,6 @@
 import pytest
 
-from embedgeo.checkpoints import parse_position, select_steps
+from embedgeo.checkpoints.sources import parse_position, select_steps
 
 
 @pytest.mark.parametrize(

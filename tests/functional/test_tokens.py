@@ -1,10 +1,28 @@
+"""The table of token types, variances within and between them, regressions over them, and types to show."""
+
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from embedgeo.functional import token_table, type_regressions, type_values, variance_split
+from embedgeo.functional import (
+    TokenTable,
+    coefficient_of_variation,
+    least_squares,
+    token_table,
+    type_regressions,
+    type_values,
+    types_by_frequency,
+    unbiased_split,
+    variance_split,
+    within_variance,
+)
+from embedgeo.functional.tokens import SequenceCount, within_moments
 from tests import references
-from tests.data import assert_values, gaussian, token_rows, zipf_ids
+from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows, zipf_ids
 from tests.strategies import splits
 
 
@@ -127,3 +145,177 @@ def test_selecting_types_keeps_their_moments():
     some = table.select(table.n > 5)
     kept = torch.isin(ids, some.token_ids)
     assert_table(some, x[kept], ids[kept], rtol=1e-9)
+
+
+def of_table(x, ids, sequences=None):
+    num_sequences = len(x) if sequences is None else len(sequences.unique())
+    return within_variance(token_table(x, ids, sequences).without_rounding(), torch.tensor(num_sequences)).item()
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 3, 4, 20, 300])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_within_variance_is_that_of_all_pairs_in_different_sequences(num_sequences, mean, dtype):
+    x, ids, sequences = texts(400, 5, num_sequences=num_sequences, mean=mean)
+    x = x.to(dtype)
+    rtol = 1e-9 if dtype == torch.float64 else 1e-6
+    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=rtol)
+    assert of_table(x, ids) == pytest.approx(references.within_by_pairs(x, ids), rel=rtol)
+
+
+@pytest.mark.parametrize("dim", [3, 4000])
+def test_a_token_type_or_a_run_of_one_in_a_sequence_may_be_longer_than_what_is_centred_at_a_time(dim):
+    x, ids, sequences = texts(2000 if dim < 10 else 300, dim, num_sequences=3)
+    x, ids = torch.cat((x, x + 1)), torch.cat((ids, torch.full_like(ids, 7)))
+    sequences = torch.cat((sequences, sequences.clamp(max=0)))
+    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=1e-9)
+    for name, state in token_table(x, ids, sequences)._asdict().items():
+        if "sequence" not in name:
+            torch.testing.assert_close(state, getattr(token_table(x, ids), name), rtol=1e-9, atol=1e-9)
+
+
+def test_tables_of_whole_sequences_merge_in_any_order():
+    x, ids, sequences = texts(400, 5)
+    order = sequences.argsort(stable=True)
+    x, ids, sequences = x[order], ids[order], sequences[order]
+    cuts = [0, *(sequences.diff().nonzero().flatten() + 1)[[2, 3, 11]].tolist(), 400]
+    parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    tables = [token_table(x[part], ids[part], sequences[part]) for part in parts]
+    whole = token_table(x, ids, sequences)
+    for some in (tables, tables[::-1]):
+        merged = TokenTable.empty(5)
+        for table in some:
+            merged = merged.merge(table)
+        for got, expected in zip(merged, whole, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_types_without_pairs_get_the_pooled_value_of_those_in_two_or_three_sequences():
+    x = torch.tensor([[0.0], [2.0], [0.0], [4.0], [0.0], [6.0], [0.0], [6.0], [50.0], [60.0]])
+    ids = torch.tensor([1, 1, 2, 2, 3, 3, 3, 3, 4, 4])
+    sequences = torch.tensor([0, 1, 1, 2, 0, 1, 2, 3, 5, 5])
+    # variances: 2 (of one pair), 8 (of one pair), 12; the pair of type 4 is in one sequence: (2 + 8) / 2
+    assert of_table(x, ids, sequences) == pytest.approx((2 * 2 + 2 * 8 + 4 * 12 + 2 * 5) / 10)
+    assert of_table(x[4:], ids[4:], sequences[4:]) == pytest.approx(12)  # none in two or three: of all with pairs
+
+
+def test_what_has_no_pairs_is_undefined_and_in_a_single_sequence_rows_are_independent():
+    x, ids = gaussian(4, 3), torch.tensor([1, 1, 2, 2])
+    assert math.isnan(of_table(x, ids, ids))
+    assert math.isnan(of_table(x[:0], ids[:0]))
+    assert math.isnan(of_table(x[::2], ids[::2]))
+    assert of_table(x, ids, torch.zeros(4).long()) == of_table(x, ids) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mean", [3.0, 1e6])
+def test_identical_rows_per_token_have_a_variance_of_exactly_zero(dtype, mean):
+    _, ids, sequences = texts(3000, 8)
+    x = (mean + gaussian(60, 8)).to(dtype)[ids // 1000]
+    table = token_table(x, ids, sequences)
+    assert table.m2.count_nonzero() == table.sequence_m2.count_nonzero() == 0
+    merged = token_table(x[:999], ids[:999], sequences[:999]).merge(table)
+    assert within_variance(merged.without_rounding(), torch.tensor(40)) == 0
+
+
+def test_pairs_far_apart_in_one_sequence_do_not_drown_those_in_different_ones():
+    x, sequences = torch.zeros(1001, 1, dtype=torch.float64), torch.zeros(1001).long()
+    x[:1000] = 1e6 * gaussian(1000, 1)
+    sequences[-1] = 1
+    ids = torch.zeros_like(sequences)
+    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=1e-9)
+
+
+def test_unbiased_split_without_a_variance_within_is_undefined():
+    assert all_nan(floats(unbiased_split(*torch.tensor([4.0, 2.0, torch.nan]))))
+
+
+def test_the_variance_within_batches_is_weighted_by_rows():
+    x, ids, sequences = texts(100, 3)
+    whole, expected = None, []
+    for part in (slice(0, 40), slice(40, 40), slice(40, 99), slice(99, 100)):
+        table = token_table(x[part], ids[part], sequences[part])
+        batch = within_moments(table, len(sequences[part].unique()))
+        whole = batch if whole is None else whole.merge(batch)
+        expected.append(
+            references.within_by_pairs(x[part], ids[part], sequences[part]) if part.stop - part.start > 1 else 0
+        )
+    within = 40 * expected[0] + 59 * expected[2]
+    assert_values(whole._asdict(), {"n_with_ids": 100.0, "n_paired": 99.0, "within": within}, rtol=1e-9)
+
+
+def test_numbers_of_sequences_add_up():
+    assert SequenceCount(torch.tensor(2.0)).merge(SequenceCount(torch.tensor(3.0))) == (5,)
+
+
+def test_least_squares_equals_the_naive_line():
+    x, y = 1000 + gaussian(2, 50)
+    slope, r2 = least_squares(x, x + y)
+    expected = dict(zip(("slope", "r2"), references.line(x.numpy(), (x + y).numpy()), strict=True))
+    assert_values({"slope": slope, "r2": r2}, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("num_types", [0, 1])
+def test_regressions_need_two_types(num_types):
+    values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)))
+    regressions = floats(type_regressions(values))
+    assert regressions.pop("token_types_regressed") == num_types
+    assert str(regressions.pop("Q_t_cv")) == ("0.0" if num_types else "nan")
+    assert all_nan(regressions)
+
+
+def test_a_regression_on_values_that_are_all_equal_is_undefined():
+    x, ids = gaussian(400, 4), torch.arange(40).repeat_interleave(10)
+    for number, count in ((3, 6), (3, 8), (40, 7), (40, 10)):  # rounding makes the mean of equal logarithms another one
+        kept = (ids < number) & (torch.arange(400) % 10 < count)
+        values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]))))
+        assert all_nan({key: value for key, value in values.items() if "freq" in key})
+        assert values["V_on_M_slope"] != 0
+
+
+def test_coefficient_of_variation():
+    assert coefficient_of_variation(torch.tensor([1.0, 3.0])) == 0.5
+    assert coefficient_of_variation(torch.zeros(0)).isnan()
+
+
+def expected_sizes(counts, may_be_shown):
+    """N_r of each bin, by the formula of the paper's appendix A, and the bins: lists of indices."""
+    counted = [i for i, n in enumerate(counts) if 10 <= n <= 100_000]
+    low, high = (math.log10(f(counts[i] for i in counted)) for f in (min, max))
+    bins = [[] for _ in range(10)]
+    for i in counted:
+        if may_be_shown[i]:
+            place = (math.log10(counts[i]) - low) / (high - low or 1) * 10
+            bins[min(9, math.floor(place + 1e-9))].append(i)
+    largest = max(map(len, bins)) or 1
+    return [min(len(each), 2 + math.floor(math.sqrt(4 * len(each) / largest))) for each in bins], bins
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=300), st.integers(0, 5))
+def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
+    counts, shown = [n for n, _ in types], [may for _, may in types]
+    chosen = types_by_frequency(torch.tensor(counts), torch.tensor(shown), seed=seed).tolist()
+    assert len(set(chosen)) == len(chosen)
+    if not any(10 <= n <= 100_000 for n in counts):
+        assert chosen == []
+        return
+    sizes, bins = expected_sizes(counts, shown)
+    assert [len(set(chosen) & set(each)) for each in bins] == sizes
+    assert len(chosen) == sum(sizes)
+    assert [counts[i] for i in chosen] == sorted((counts[i] for i in chosen), reverse=True)
+
+
+def test_every_type_of_a_bin_is_drawn_as_often():
+    counts = torch.tensor([10] * 40 + [1000] * 5)
+    drawn = torch.cat([types_by_frequency(counts, seed=seed) for seed in range(1000)]).bincount(minlength=45)
+    assert drawn[:40].sum() == 4000
+    assert drawn[40:].sum() == 2000
+    chi_square = (drawn[:40] - 100.0).square().sum() / 90
+    assert chi_square < 72.1  # the 0.999 quantile for 39 degrees of freedom
+
+
+@pytest.mark.parametrize("counts", [[], [9], [100_001, 3]])
+def test_types_that_are_too_rare_or_too_frequent_are_not_shown(counts):
+    assert len(types_by_frequency(torch.tensor(counts, dtype=torch.int64))) == 0
+    assert len(types_by_frequency(torch.tensor([*counts, 50]), torch.zeros(len(counts) + 1, dtype=torch.bool))) == 0

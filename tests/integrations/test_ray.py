@@ -17,13 +17,13 @@ import yaml
 from ray.autoscaler._private import util
 from ray.cluster_utils import Cluster
 
-from embedgeo.checkpoints import Checkpoint, parse_position
+from embedgeo.checkpoints.sources import Checkpoint, parse_position
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import Record
 from embedgeo.sweep import actor
 from embedgeo.sweep import cluster as on_ray
 from embedgeo.sweep.measure import Measured
-from embedgeo.sweep.plan import Planned
+from embedgeo.sweep.plan import Planned, SweepPlan
 from embedgeo.sweep.processes import make_fabric, versions
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
@@ -214,7 +214,7 @@ class StandIn:
 
 def sweep_on(stand_in, monkeypatch, folder, plan):
     monkeypatch.setattr(on_ray, "ray", stand_in)
-    sweep = Sweep(make_fabric({}), SweepSettings("model", on="ray"), plan, plan, {}, folder)
+    sweep = Sweep(make_fabric({}), SweepSettings("model", on="ray"), SweepPlan(plan, plan, plan), {}, folder)
     with sweep.at_work():
         on_ray.RemoteWorkers(sweep).measure_all()
     return sweep

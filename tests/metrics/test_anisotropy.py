@@ -4,7 +4,7 @@ import torch
 from embedgeo.functional import anisotropy
 from embedgeo.metrics import Anisotropy
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral, updated
+from tests.data import assert_values, gaussian, generator, spectral, updated
 
 DECAYING = [0.8**i for i in range(40)]
 BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
@@ -44,10 +44,6 @@ def test_batch_values_need_one_and_two_batches(n, mean_defined, std_defined):
 def test_wrong_batch_size_is_refused(batch_size):
     with pytest.raises(ValueError, match="batch_size must be at least 2 rows"):
         Anisotropy(3, batch_size=batch_size)
-
-
-def test_before_any_update_everything_is_undefined():
-    assert all_nan(floats(updated(Anisotropy(3, spectrum=True, batch_size=2), gaussian(0, 3)).compute()))
 
 
 def test_a_full_batch_keeps_no_rows_alive():

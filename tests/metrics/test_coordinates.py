@@ -5,13 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from embedgeo import observe
 from embedgeo.metrics import EmbeddingMoments, OutlierCoordinates, TokenMoments, default_metrics, extra_metrics
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, texts
+from tests.data import all_nan, assert_values, floats, gaussian
 from tests.models import gpt_neox, token_batch
 
 DIM = 6
@@ -85,27 +83,6 @@ def test_the_kurtosis_is_the_mean_over_the_coordinates_that_vary():
     fourth = ((x - x.mean(0)) ** 4).mean(0) / x.var(0, correction=0) ** 2 - 3
     assert float(metric.compute()["kurtosis"]) == pytest.approx(float(fourth[[0, 2, 3]].mean()), rel=1e-9)
     assert metric.coordinates()["kurtosis"].isnan().tolist() == [False, True, False, False]
-
-
-TEXTS, _, SEQUENCES = texts(200, DIM, mean=100.0)
-TEXTS[:, 4:] **= 3
-FIRST = torch.tensor([sequence not in SEQUENCES[:i] for i, sequence in enumerate(SEQUENCES)])
-OF_TEXTS, SHARES = references.outliers(TEXTS, FIRST), references.coordinate_shares(TEXTS)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=20, max_size=20), st.booleans())
-def test_any_split_of_sequences_over_updates_and_metrics_gives_the_values_of_all(places, merges):
-    whole = OutlierCoordinates(DIM)
-    for group in range(4):
-        of = torch.tensor(places)[(SEQUENCES + 5) // 10**12] == group
-        part = OutlierCoordinates(DIM) if merges else whole
-        part.update(TEXTS[of], sequence_ids=SEQUENCES[of])
-        if merges:
-            whole.merge_state(part)
-    assert_values(whole.compute(), OF_TEXTS, rtol=1e-9)
-    for name, column in SHARES.items():
-        np.testing.assert_allclose(whole.coordinates()[name], column, rtol=1e-9)
 
 
 def test_the_first_row_is_the_first_that_counts():

@@ -85,8 +85,8 @@ def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
     with observe(gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife) as geometry:
         for seed in range(3):
             geometry.model(**token_batch(8, 40, seed=seed))
-    for metrics in geometry._metrics.values():
-        held = sum(state.nbytes for metric in metrics._all() for state in metric.metric_state.values())
+    for each in geometry.measured_layers():
+        held = sum(state.nbytes for metric in each.metrics.with_copies for state in metric.metric_state.values())
         least = sum(m.state_bytes(0) for m in (1 + jackknife) * [embedgeo.EmbeddingMoments(16)])
         assert held <= max(limit, least)
     assert geometry.compute()["block.00"]["n"] == 960

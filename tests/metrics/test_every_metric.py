@@ -1,6 +1,10 @@
-"""What every metric must do: any split, merge, copy, cast, mask and order of the rows gives the same values."""
+"""What every metric must do: the values are those of the functions, whatever is split, merged, copied, saved or cast.
+
+Those of two ranks are in `test_ranks.py`.
+"""
 
 import copy
+import io
 import math
 import pickle
 
@@ -10,8 +14,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedgeo.functional import (
+    gride_dimensions,
+    moment_values,
+    outlier_values,
+    processed_values,
+    row_coordinates,
+    row_moments,
+    row_scatter,
+    row_sketch,
+    sketch_values,
+    spectrum_values,
+    token_table,
+    twonn_dimension,
+    type_regressions,
+    type_values,
+    unbiased_split,
+    variance_split,
+    within_variance,
+)
+from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
+from embedgeo.functional.rows import select_rows
+from embedgeo.functional.sampling import row_keys
+from embedgeo.functional.similarity import row_directions, sequence_distances, sequence_similarity, type_distances
 from embedgeo.glossary import term
-from tests.data import KINDS, assert_values, floats, gaussian, metrics, token_rows, updated
+from tests.data import KINDS, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.strategies import calls, scales, seeds, splits
 
 KIND = pytest.mark.parametrize("kind", KINDS)
@@ -42,6 +69,102 @@ def test_every_key_has_a_term_and_every_picture_a_key(kind):
     assert all(term(key).meaning != term("nobody_knows_it").meaning for key in values)
     plotted = {key for other in metrics(DIM).values() if type(other) is type(metric) for key in other.plotted}
     assert plotted <= metric.terms.keys()
+
+
+def types_of(rows):
+    return token_table(rows.embeddings, rows.token_ids, rows.sequence_ids)
+
+
+def moments(rows):
+    values = moment_values(row_moments(rows.embeddings))
+    within = within_variance(types_of(rows).without_rounding(), torch.tensor(rows.num_sequences))
+    return values | unbiased_split(values["n"], values["V"], within)
+
+
+def token_moments(rows):
+    types = types_of(rows).without_rounding()
+    in_range = types.select((types.n >= 2) & (types.n <= 1000))
+    return moments(rows) | variance_split(types) | type_regressions(type_values(in_range))
+
+
+def sampled(rows):
+    """Two batches of the rows with the smallest keys."""
+    return rows.embeddings[row_keys(0, len(rows.embeddings), seed=0).argsort()[:40]].split(20)
+
+
+def dimension(rows):
+    estimates = [twonn_dimension(batch) for batch in sampled(rows)]
+    dimensions = torch.stack([torch.as_tensor(each.dimension, dtype=torch.float64) for each in estimates])
+    return {"intrinsic_dimension": dimensions.mean(), "intrinsic_dimension_std": dimensions.std()}
+
+
+def dimensions_at_scales(rows):
+    dimensions = torch.stack([gride_dimensions(batch, (1, 4)).dimensions for batch in sampled(rows)]).mean(0)
+    return {f"intrinsic_dimension_at_{scale}": dimensions[i] for i, scale in enumerate((1, 4))}
+
+
+def next_tokens(rows):
+    labelled = labelled_by_next(rows)
+    types = types_of(labelled).without_rounding()
+    frequent = types.select(types.n >= 10)
+    of_pairs = class_distance_values(frequent) | alignment_values(frequent, None)
+    return collapse_values(types, torch.tensor(labelled.num_sequences)) | of_pairs
+
+
+def similarities(rows):
+    directions, _ = row_directions(rows.embeddings)
+    distances, _ = sequence_distances(sequence_similarity(rows.embeddings, directions, rows.sequence_ids))
+    distances |= type_distances(token_table(directions, rows.token_ids, rows.sequence_ids))
+    return {key: 1 - distance for key, distance in distances.items()}
+
+
+FUNCTIONS = {
+    "EmbeddingMoments": moments,
+    "TokenMoments": token_moments,
+    "Anisotropy": lambda rows: spectrum_values(row_scatter(rows.embeddings)),
+    "Anisotropy with all parts": lambda rows: spectrum_values(row_scatter(rows.embeddings, small=True), full=True),
+    "Anisotropy with a sketch": lambda rows: sketch_values(row_sketch(rows.embeddings, 16)),
+    "IntrinsicDimension": dimension,
+    "IntrinsicDimension at scales": dimensions_at_scales,
+    "AfterProcessing": lambda rows: processed_values(row_scatter(rows.embeddings), rows.embeddings, top=3),
+    "OutlierCoordinates": lambda rows: outlier_values(row_coordinates(rows.embeddings, rows.ids.is_first)),
+    "NextTokenGeometry": next_tokens,
+    "TokenSimilarity": similarities,
+}
+"""Values of the rows of one update by `embedgeo.functional`."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_values_are_those_of_the_functions(kind, dtype):
+    x, ids, sequences = texts(200, DIM, mean=3.0)
+    metric = metrics(DIM)[kind]
+    metric.update(x.to(dtype), ids, sequence_ids=sequences)
+    expected = FUNCTIONS[kind](select_rows(x.to(dtype), ids, None, sequences, dim=DIM))
+    assert_values(metric.compute(), expected, rtol=1e-9, atol=1e-12)
+
+
+@KIND
+@settings(max_examples=5)
+@given(places=st.lists(st.integers(0, 2), min_size=20, max_size=20))
+def test_any_split_of_whole_sequences_over_updates_and_metrics_gives_the_same(kind, places):
+    x, ids, sequences = texts(200, DIM, mean=100.0)
+    place = torch.tensor(places)[(sequences + 5) // 10**12]
+    whole, in_parts, merged = metrics(DIM)[kind], metrics(DIM)[kind], part_of(kind, 3)
+    whole.update(x, ids, sequence_ids=sequences)
+    for index in range(3):
+        of = place == index
+        part = part_of(kind, index)
+        for metric in (in_parts, part):
+            metric.update(x[of], ids[of], sequence_ids=sequences[of])
+        merged.merge_state(part)
+    if kind.startswith("IntrinsicDimension"):  # of other rows
+        assert in_parts.seen == merged.seen == 200
+        return
+    expected = independent_of_updates(kind, whole.compute())
+    expected = {key: value for key, value in expected.items() if "batch" not in key}  # these are of rows in their order
+    for metric in (in_parts, merged):
+        assert_values(metric.compute(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -125,6 +248,7 @@ def test_merging_with_an_empty_metric_changes_nothing(kind, as_dict):
 
 
 CASTS = {
+    "double": lambda metric: metric.double(),
     "half": lambda metric: metric.half(),
     "float": lambda metric: metric.float(),
     "to bfloat16": lambda metric: metric.to(torch.bfloat16),
@@ -166,6 +290,25 @@ def test_copies_go_on_by_themselves(kind, twin):
     expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
     assert_values(updated(other, x[50:], ids[50:]).compute(), expected, rtol=0)
     assert_values(metric.compute(), before, rtol=0)
+
+
+@KIND
+@pytest.mark.parametrize("wrap", [lambda metric: metric, in_module], ids=["alone", "in a module"])
+def test_a_saved_state_dict_goes_on_in_a_new_metric(kind, wrap):
+    x, ids = rows()
+    metric, other = updated(metrics(DIM)[kind], x[:20], ids[:20]), metrics(DIM)[kind]
+    updated(metric, x[20:50], ids[20:50])
+    for each in (metric, other):
+        each.persistent(True)
+    file = io.BytesIO()
+    torch.save(wrap(metric).state_dict(), file)
+    file.seek(0)
+    wrap(other).load_state_dict(torch.load(file))
+    for each in (metric, other):
+        updated(each, x[50:], ids[50:])
+    values = other.compute()
+    assert values.keys() == metric.compute().keys()
+    assert_values(values, metric.compute(), rtol=0)
 
 
 @KIND

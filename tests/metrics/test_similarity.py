@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
 from embedgeo.metrics import EmbeddingMoments, TokenSimilarity
 from tests.data import all_nan, assert_values, floats, gaussian, texts
-from tests.strategies import splits
 
 DIM, N = 6, 150
 
@@ -39,17 +37,10 @@ def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
     return values | {f"{key}_adjusted": value - mean(lambda i, j: True) for key, value in values.items()}
 
 
-def updated(x, ids, sequences, parts=(slice(None),)):
+def updated(x, ids, sequences):
     metric = TokenSimilarity(x.shape[1])
-    for part in parts:
-        metric.update(x[part], ids[part], sequence_ids=sequences[part])
+    metric.update(x, ids, sequence_ids=sequences)
     return metric
-
-
-def in_order(x, ids, sequences):
-    """The same rows, those of a sequence one after the other."""
-    order = sequences.argsort(stable=True)
-    return x[order], ids[order], sequences[order]
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)])
@@ -83,20 +74,6 @@ def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
     values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
     expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
     assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
-
-
-@settings(max_examples=8)
-@given(parts=splits(20))
-def test_any_split_of_whole_sequences_gives_the_same(parts):
-    x, ids, sequences = in_order(*texts(N, DIM, mean=100.0))
-    starts = [*torch.searchsorted(sequences, sequences.unique()).tolist(), N]
-    parts = [slice(starts[part.start], starts[part.stop]) for part in parts]
-    whole = updated(x, ids, sequences).compute()
-    assert_values(updated(x, ids, sequences, parts).compute(), whole, rtol=1e-9, atol=1e-12)
-    merged = TokenSimilarity(DIM)
-    for part in parts:
-        merged.merge_state(updated(x[part], ids[part], sequences[part]))
-    assert_values(merged.compute(), whole, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_without_a_direction_are_left_out():

@@ -165,7 +165,7 @@ def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None
     monkeypatch.setattr(GeometryMetric, "device", device)
     monkeypatch.setattr(GeometryMetric, "to", lambda metric, device: moved.add(id(metric)))
     metrics.update(torch.randn(2, 3, 6), torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3]))
-    assert moved == {id(metric) for metric in metrics._all()}
+    assert moved == {id(metric) for metric in metrics.with_copies}
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.within_token_variance import bursts, independent, shares
 from embedgeo import observe
@@ -208,36 +206,6 @@ def test_it_is_found_where_occurrences_in_one_sequence_are_alike():
 N, DIM = 200, 4
 
 KEYS = ("V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased")
-
-
-def updated_by_groups(metric, x, ids, sequences, groups):
-    """The metric after an update by each group of whole sequences."""
-    for group in groups:
-        of = torch.isin(sequences, torch.tensor(group, dtype=torch.int64))
-        metric.update(x[of], ids[of], sequence_ids=sequences[of])
-    return metric
-
-
-def split_of_sequences(sequences, places):
-    groups = [[] for _ in range(4)]
-    for sequence, place in zip(sequences.unique().tolist(), places, strict=True):
-        groups[place].append(sequence)
-    return groups
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(0, 3), min_size=20, max_size=20), st.booleans())
-def test_any_split_of_sequences_over_updates_and_metrics_gives_the_pairs_of_all(places, merges):
-    x, ids, sequences = texts(N, DIM, mean=100.0)
-    assert len(sequences.unique()) == 20
-    groups = split_of_sequences(sequences, places)
-    metric = TokenMoments(DIM)
-    if merges:
-        for group in groups:
-            metric.merge_state(updated_by_groups(TokenMoments(DIM), x, ids, sequences, [group]))
-    else:
-        updated_by_groups(metric, x, ids, sequences, groups)
-    assert_values(metric.compute(), references.unbiased_values(x, ids, sequences), rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments])

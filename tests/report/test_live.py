@@ -13,9 +13,7 @@ from embedgeo import EmbeddingMoments, GeometryMonitor
 from embedgeo.glossary import headlines, known_terms
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
-from embedgeo.report.live import _thinned
-from embedgeo.training.loggers import Media
-from embedgeo.training.loggers.adapters import Adapter
+from embedgeo.training.loggers import Adapter, Media
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -203,17 +201,26 @@ def test_without_measurements_nothing_is_drawn():
     assert not writer.texts
 
 
-def test_the_steps_drawn_are_bounded_and_span_all_steps():
+@pytest.mark.usefixtures("unpainted")
+def test_the_steps_drawn_are_bounded_and_span_all_steps(monkeypatch):
+    runs = []
+    monkeypatch.setattr(figures, "profile", lambda run, metric: runs.append(run) or profile(run, metric))
+
+    def steps_drawn(steps):
+        history = [record for step in steps for record in records(step, layers=LAYERS[:2], metrics=("mean_cosine",))]
+        assert len([*live.draw_pictures(history, "geometry", ["profile"])]) == 1
+        return runs[-1].steps
+
     steps = [*range(0, 100), *range(100, 300_000, 250)]
-    drawn = sorted(_thinned(steps))
+    drawn = steps_drawn(steps)
     assert 256 <= len(drawn) <= 512
     assert set(drawn) <= set(steps)
     assert drawn[:5] == [0, 1, 2, 3, 4]
     assert drawn[-1] == steps[-1]
     assert max(b / a for a, b in pairwise(drawn) if a >= 2000) < 1.2
-    assert _thinned(steps[:512]) == set(steps[:512])
-    assert _thinned([7]) == {7}
-    gaps = np.diff(sorted(_thinned(range(0, 100_000, 100))))
+    assert steps_drawn(steps[:512]) == steps[:512]
+    assert steps_drawn([7]) == [7]
+    gaps = np.diff(steps_drawn(range(0, 100_000, 100)))
     assert set(gaps) == {100, 200}  # steps that are evenly spaced stay so
 
 

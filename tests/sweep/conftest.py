@@ -1,7 +1,8 @@
+import time
+
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
-from embedgeo.checkpoints import hub as hub_source
 from tests.sweep.hub_server import Hub
 from tests.sweep.tiny import TEXT
 
@@ -18,7 +19,8 @@ def hub(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(hub_source, "_WAITS", (0.05,) * 4)
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # before another attempt
     yield server
     server.close()
 

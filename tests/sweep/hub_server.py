@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -176,7 +175,7 @@ def _handler(hub):
                 self.wfile.write(body[: len(body) // 2])
                 self.wfile.flush()
                 if fault == "stall":
-                    time.sleep(6)
+                    threading.Event().wait(6)
                 self.close_connection = True
                 self.connection.close()
                 return

@@ -12,7 +12,8 @@ from huggingface_hub import HfFileSystem
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.plan import make_plan
 from embedgeo.sweep.texts import prepare_texts
-from embedgeo.text import Documents, cut_texts, hash_documents
+from embedgeo.text import Documents
+from embedgeo.text.reading import cut_texts, hash_documents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 

@@ -1,6 +1,7 @@
 """Models spread over devices and the disk by accelerate: the numbers of a model that is in one place."""
 
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -93,7 +94,7 @@ def test_a_mapping_in_yaml(tmp_path, options):
 
 
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
-    monkeypatch.setattr("embedgeo.extras._is_installed", lambda name: name != "accelerate")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(
         ImportError, match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'"
     ):

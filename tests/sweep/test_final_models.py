@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoTokenizer, BertForMaskedLM
 
 import embedgeo
-from embedgeo.checkpoints import list_checkpoints
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check

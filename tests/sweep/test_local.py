@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 import embedgeo
-from embedgeo.checkpoints import list_checkpoints
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs

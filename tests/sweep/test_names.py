@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from embedgeo.checkpoints import list_checkpoints
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.processes import muted_libraries
 from tests.sweep.conftest import REPOSITORY

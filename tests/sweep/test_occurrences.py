@@ -13,7 +13,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.texts import frequent_types
-from embedgeo.text import SpelledWords, TokenizedText
+from embedgeo.text.tokenizing import SpelledWords, TokenizedText
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model, tokenize_sequences
 

@@ -28,7 +28,7 @@ def test_options_that_make_no_sense_are_refused(more, why):
 
 
 def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
-    monkeypatch.setattr("embedgeo.extras._is_installed", lambda name: name != "ray")
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"):
         sweep(str(local_run(tmp_path / "run")), **options, on="ray")
 

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.text import tokenize_joined
+from embedgeo.text.tokenizing import tokenize_joined
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.",
@@ -42,7 +42,7 @@ def tokenizer_files(kind="gpt"):
         names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
         ids = {name: tokenizer.token_to_id(name) for name in special}
         tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
-    return _files(lambda folder: PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder))
+    return saved_files(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained)
 
 
 @cache
@@ -71,7 +71,7 @@ def _make(kind):
 @cache
 def _checkpoint_files(step, kind, shards):
     size = "10KB" if shards else "1GB"
-    return _files(lambda folder: model(step, kind).save_pretrained(folder, max_shard_size=size))
+    return saved_files(lambda folder: model(step, kind).save_pretrained(folder, max_shard_size=size))
 
 
 def checkpoint_files(step=0, kind="gpt_neox", *, with_tokenizer=True, as_bin=False, shards=False):
@@ -105,7 +105,8 @@ def local_run(folder, steps=(0, 1, 2, 8), name="step{}", kind="gpt_neox"):
     return folder
 
 
-def _files(save):
+def saved_files(save):
+    """Files that ``save`` writes into the folder it is given: name -> bytes."""
     with tempfile.TemporaryDirectory() as folder:
         save(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import pickle
 import shlex
+import sys
 from itertools import count
 
 import pandas as pd
@@ -60,6 +62,17 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     (run,) = read_runs([folder])
     assert run.steps == [0, 2, 4, 5]
     assert run.label == folder.name
+
+
+def test_the_records_of_a_run_are_dicts_of_half_the_size(tmp_path):
+    monitor = GeometryMonitor(1, metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, max_steps=3)
+    records = monitor.history
+    columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    assert all(type(record) is dict and list(record) == columns for record in records)
+    # the first ones have room for more keys
+    assert sys.getsizeof(records[-1]) <= sys.getsizeof(dict([*records[-1].items()])) / 2
+    assert repr(pickle.loads(pickle.dumps(records))) == repr(records)
 
 
 @pytest.mark.parametrize("logger", [False, Remote(None), Remote("s3://bucket/runs")])

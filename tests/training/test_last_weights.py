@@ -1,5 +1,7 @@
 """The weights after the last step are measured, too, and nothing is changed by that."""
 
+import weakref
+
 import lightning as L
 import pytest
 import torch
@@ -15,9 +17,11 @@ class WithoutDropout(TinyLM):
         super().__init__()
         self.model = gpt_neox()
         self.seen = []
+        self.ids = []
 
     def training_step(self, batch, batch_idx):
-        self.seen.append(batch)
+        self.seen.append({name: tensor.clone() for name, tensor in batch.items()})
+        self.ids.append(weakref.ref(batch["input_ids"]))
         return super().training_step(batch, batch_idx)
 
 
@@ -33,7 +37,7 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     for layer, expected in geometry.compute().items():
         got = {r["metric"]: r["value"] for r in monitor.history if r["step"] == 6 and r["layer"] == layer}
         assert got == pytest.approx(expected, rel=1e-9, nan_ok=True)
-    assert monitor._recent == []
+    assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
 
 class Shifting(WithoutDropout):
@@ -60,9 +64,9 @@ def test_a_step_that_is_measured_already_is_not_measured_again(tmp_path):
 
 def test_they_are_left_out_where_told(tmp_path):
     monitor = GeometryMonitor(4, metrics=moments, measure_last=False, on_error="raise")
-    fit(tmp_path, monitor, max_steps=6)
+    module, _ = fit(tmp_path, monitor, module=WithoutDropout(), max_steps=6)
     assert steps(monitor) == [0, 4]
-    assert monitor._recent == []
+    assert not any(ids() is not None for ids in module.ids)
 
 
 class WithStatistics(TinyLM):

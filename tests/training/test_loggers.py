@@ -16,8 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
-from embedgeo.training.loggers import Media, adapters
-from embedgeo.training.loggers.adapters import COLUMNS, Adapter, Charts, Csv
+from embedgeo.training.loggers import COLUMNS, Adapter, Charts, Csv, Media, adapters
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit, moments
 

@@ -1,6 +1,9 @@
 """Faults of the monitor end no run, those of others are what the user sees, and nothing stays attached."""
 
+import gc
 import random
+from typing import ClassVar
+from weakref import WeakSet
 
 import lightning as L
 import numpy as np
@@ -30,6 +33,11 @@ class OutOfMemory(TokenMoments):
     """Fails at the third layer, and takes memory before that."""
 
     updates = 0
+    made: ClassVar = WeakSet()
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        OutOfMemory.made.add(self)
 
     def update(self, embeddings, token_ids=None, mask=None):
         super().update(embeddings, token_ids, mask)
@@ -68,15 +76,15 @@ def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(
 
     class Watch(L.Callback):
         def on_before_backward(self, trainer, pl_module, loss):
-            geometry = monitor._geometry
-            held.append(geometry and len(geometry._metrics))
+            held.append(sum(len(each.type_mean) for each in OutOfMemory.made))
 
     OutOfMemory.updates = 0
+    OutOfMemory.made.clear()
     monitor = GeometryMonitor(2, metrics=lambda dim: [OutOfMemory(dim)])
     with pytest.warns(UserWarning, match="OutOfMemoryError: tried to allocate 1.5 EiB at layer 'block.01'"):
         _, run = fit(tmp_path, monitor, Watch(), max_steps=6)
     assert run.global_step == 6
-    assert held == [0, *[None] * 5]
+    assert held == [0] * 6
     assert OutOfMemory.updates == 3
 
 
@@ -125,14 +133,23 @@ def test_keeping_random_states_does_not_initialise_cuda(monkeypatch):
 @pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_optimizer_step"])
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):
-    module, monitor = raises_in(place, error), GeometryMonitor(1, metrics=moments, window=1)
+    module, made = raises_in(place, error), WeakSet()
+
+    def metrics(dim):
+        metric = EmbeddingMoments(dim)
+        made.add(metric)
+        return [metric]
+
+    monitor = GeometryMonitor(1, metrics=metrics, window=1)
     # Lightning 2.6 ends the process on Ctrl-C
     expected = SystemExit if error is KeyboardInterrupt else error
     with pytest.raises(expected, match=None if expected is SystemExit else "in the middle of an epoch"):
         fit(tmp_path, monitor, module=module, max_steps=6)
     assert hooks(module) == 0
     assert steps(monitor) == [0, 1]
-    assert monitor._geometry is None
+    assert made
+    gc.collect()  # metrics are in reference cycles
+    assert not made
 
 
 def test_an_interrupt_inside_the_probes_forward_restores_the_module(tmp_path):

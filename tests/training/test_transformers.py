@@ -209,15 +209,19 @@ def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, cap
     assert list(logged(trainer, "geometry.V/mean")) == [0, 3, 6, 7]
 
 
-def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(tmp_path):
+def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(
+    tmp_path, monkeypatch
+):
+    at_exit = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
     callback = GeometryCallback(3, metrics=moments)
     trainer = hf_trainer(tmp_path, callback, kind=StopsAfterIt)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    callback._file.write()  # the interpreter calls it when it exits
+    (write,) = at_exit
+    write()
     written, history = pd.read_parquet(tmp_path / "history.parquet"), pd.DataFrame(callback.history)
     pd.testing.assert_frame_equal(written, history[written.columns], check_exact=True)
-    callback._stop()
 
 
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):

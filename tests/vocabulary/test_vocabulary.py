@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from embedgeo import load_sample
-from embedgeo.checkpoints import Contents, loading
-from embedgeo.checkpoints.files import hashed_file
+from embedgeo.checkpoints import loading
+from embedgeo.checkpoints.files import Contents, hashed_file
 from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
@@ -24,7 +24,7 @@ from tests.sweep.conftest import (
     REPOSITORY,
     hub,  # noqa: F401 - a fixture
 )
-from tests.sweep.tiny import SIZES, _files, tokenizer_files, write_files
+from tests.sweep.tiny import SIZES, saved_files, tokenizer_files, write_files
 
 ROWS, KNOWN = 320, 300
 NEVER_USED = [*range(KNOWN, ROWS)]
@@ -71,7 +71,7 @@ def tokenizer_of():
 
 
 def files(kind="gpt_neox", step=0, *, size="1GB", with_tokenizer=True):
-    saved = _files(lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size))
+    saved = saved_files(lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size))
     return saved | (tokenizer_files() if with_tokenizer else {})
 
 

@@ -19,7 +19,7 @@ CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractCon
 @contextmanager
 def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None]:
     """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside another context."""
-    if not _is_watched(module):
+    if not isinstance(module, _Watched) or module._embedgeo_module() is not module:
         own: Any = type(module)
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
         state = {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
@@ -48,7 +48,8 @@ class _Watched:
     def forward(self) -> Callable[..., Any]:
         module: Any = self
         forward = _unwatched(self.__dict__.get("forward") or super(_Watched, module).forward)  # type: ignore[misc]
-        if not _is_watched(self):
+        is_copy = self._embedgeo_module() is not module
+        if is_copy:
             return forward
         contexts = self._embedgeo_contexts  # none are left where others keep this for later
 
@@ -87,10 +88,6 @@ class _Watched:
         if make.__name__ == "__newobj__":  # which pickle refuses for another class
             make = own.__new__
         return make, tuple(own if arg is type(self) else arg for arg in args), *state
-
-
-def _is_watched(module: Any) -> bool:
-    return isinstance(module, _Watched) and module._embedgeo_module() is module
 
 
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,24 +22,29 @@ if TYPE_CHECKING:
 class _Hook:
     """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
 
-    module: nn.Module | None = None
-    probe: "Probe | None" = None
-    place: str = ""
-    read: Callable[..., None] | None = None
+    should_skip: Callable[[], bool]
+    on_error: Callable[[Exception], None] | None
+    module: nn.Module
+    place: str  # of an exception
+    read: Callable[..., None]
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
-        if self.probe is None or self.read is None or module is not self.module or self.probe.should_skip():
+        if module is not self.module or self.should_skip():
             return
         try:
             self.read(module, *call)
         except Exception as error:
             error.add_note(self.place)
-            if self.probe.on_error is None:
+            if self.on_error is None:
                 raise
-            self.probe.on_error(error)
+            self.on_error(error)
 
-    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
-        return _Hook, ()
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return partial, (_do_nothing,)
+
+
+def _do_nothing(*call: object) -> None:
+    """The hook of a copy."""
 
 
 class Probe:
@@ -72,7 +77,7 @@ class Probe:
         self.word_ids: PerToken | None = None
         self.sequence_mesh: DeviceMesh | None = None  # the ranks of which each may have a part of the positions
         self.is_stable = False
-        self.on_error = on_error
+        self._on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
         self._no_grad_passes = no_grad_passes
         self._layers = layers
@@ -87,7 +92,8 @@ class Probe:
         with ExitStack() as stack:
             if not self.is_stable:
                 stack.enter_context(eager_mode)
-            for module, event, hook in self._hooks():
+            for event, hook in self._hooks():
+                module = hook.module
                 if self.is_stable:
                     from embedgeo.capture.graph_hooks import listening
 
@@ -128,13 +134,13 @@ class Probe:
         """Put permanent hooks on the model, before it is compiled."""
         from embedgeo.capture import graph_hooks
 
-        graph_hooks.prepare(model, [(module, event) for module, event, _ in self._hooks()])
+        graph_hooks.prepare(model, [(hook.module, event) for event, hook in self._hooks()])
 
     def is_prepared(self) -> bool:
         """Tell whether `prepare` was called on the model, by this probe or another one of the same layers."""
         from embedgeo.capture import graph_hooks
 
-        return all(graph_hooks.is_prepared(module, event) for module, event, _ in self._hooks())
+        return all(graph_hooks.is_prepared(hook.module, event) for event, hook in self._hooks())
 
     def should_skip(self) -> bool:
         """True if a call must not be read: only another probe may, it is a repetition, or it is on no real values."""
@@ -143,16 +149,17 @@ class Probe:
         stage = running_stage()
         return is_other or in_backward or (stage is not None and stage.infers_shapes)
 
-    def _hooks(self) -> Iterator[tuple[nn.Module, "Event", _Hook]]:
+    def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
+        hook = partial(_Hook, self.should_skip, self._on_error)
         for module in self._inputs.enclosing_modules:
-            yield module, "call", _Hook(module, self, "at the model's call", self._inputs.begin_call)
-            yield module, "return", _Hook(module, self, "at the model's call", self._inputs.end_call)
+            yield "call", hook(module, "at the model's call", self._inputs.begin_call)
+            yield "return", hook(module, "at the model's call", self._inputs.end_call)
         for table in self._inputs.tables:
-            yield table, "lookup", _Hook(table, self, "at the embedding table", self._inputs.record_token_ids)
+            yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
-                hook = _Hook(call.module, self, f"at layer {layer.name!r}", partial(self._read, layer, i))
-                yield call.module, "input" if layer.takes_input else "output", hook
+                event: Event = "input" if layer.takes_input else "output"
+                yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
 
     @contextmanager
     def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:

@@ -188,6 +188,12 @@ def input_embedding(model: nn.Module) -> nn.Module | None:
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
 
 
+def output_embedding(model: nn.Module) -> nn.Module | None:
+    """The module that makes the logits, as the model itself tells; None if it tells none."""
+    head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
+    return head if isinstance(head, nn.Module) else None
+
+
 def model_width(model: nn.Module) -> int | None:
     """The width of hidden states by the configuration, the embedding table, or the last norm or bias of a block."""
     width = getattr(getattr(measured_model(model), "config", None), "hidden_size", None)

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.capture.structure import input_embedding, measured_model, output_embedding
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
@@ -250,16 +251,21 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
 
 def import_class(model_class: str) -> Any:
     """The LightningModule of this name, ``package.module.Class``."""
-    try:
+    rule = "model_class must name a LightningModule as package.module.Class, in a module that can be imported"
+    with requiring(rule, model_class):
         found = import_named(model_class)
         if not hasattr(found, "load_from_checkpoint"):
             raise TypeError(f"it is a {type(found).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"model_class must name a LightningModule as package.module.Class, in a module that can be imported; got "
-            f"{model_class!r} ({reason(error)})."
-        ) from error
     return found
+
+
+@contextmanager
+def requiring(rule: str, name: str) -> Iterator[None]:
+    """Raise a ValueError with the rule of an argument in place of any error of the code that it names."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{rule}; got {name!r} ({reason(error)}).") from error
 
 
 def import_named(name: str) -> Any:
@@ -357,7 +363,8 @@ def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     model = empty_model(config, trust_remote_code=trust_remote_code)
     table, head = _matrices(model)
-    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is _head(model)}
+    head_module = output_embedding(model)
+    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is head_module}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
 
     def names_of(weight: Tensor, *, of_head: bool) -> list[str]:
@@ -380,8 +387,4 @@ def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     table = getattr(input_embedding(model), "weight", None)
     if table is None or table.ndim != 2:
         raise ValueError(f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none.")
-    return table, getattr(_head(model), "weight", None)
-
-
-def _head(model: nn.Module) -> Any:
-    return getattr(model, "get_output_embeddings", lambda: None)()
+    return table, getattr(output_embedding(model), "weight", None)

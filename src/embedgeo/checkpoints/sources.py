@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -285,12 +286,9 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
     """Check that each step of a series is there once, and each final model."""
-    groups: dict[tuple[str, int], list[Checkpoint]] = {}
-    for checkpoint in found:
-        if checkpoint.step != UNREADABLE:
-            groups.setdefault((checkpoint.position.series, checkpoint.step), []).append(checkpoint)
-    for (_, step), group in groups.items():
-        if len(group) == 1:
+    for (_, step), places in groupby(found, lambda c: (c.position.series, c.step)):
+        group = list(places)
+        if len(group) == 1 or step == UNREADABLE:
             continue
         names = listed([c.path or (c.name if c.has_step else c.model) for c in group])
         if not all(c.has_step for c in group):

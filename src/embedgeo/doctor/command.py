@@ -11,8 +11,9 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from embedgeo.checkpoints import hub, is_local, require_source
-from embedgeo.checkpoints.loading import empty_model, import_named, load_config
+from embedgeo.checkpoints import hub
+from embedgeo.checkpoints.loading import empty_model, import_named, load_config, requiring
+from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
 from embedgeo.sweep import SweepSettings
@@ -22,6 +23,9 @@ from embedgeo.training.lightning import GeometryMonitor
 _MOST_PARAMETERS = 100_000_000
 """A larger model is not given memory for its weights, if it can be made without."""
 
+_METRICS_RULE = (
+    "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be imported"
+)
 _DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
 _FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
 """Arguments of a monitor that a file gives by the names of functions."""
@@ -43,8 +47,9 @@ def run_doctor(settings: DoctorSettings) -> None:
         options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
-        if settings.metrics not in (None, "auto"):
-            options["metrics"] = _function(str(settings.metrics))
+        if settings.metrics is not None and settings.metrics != "auto":
+            with requiring(_METRICS_RULE, settings.metrics):
+                options["metrics"] = import_named(settings.metrics)
         sizes = {**_DEFAULT_SIZES, **sizes, **_given(settings, *_DEFAULT_SIZES)}
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
@@ -64,16 +69,6 @@ def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int
     if not description.layers:
         raise ValueError(description.warnings[0])
     return str(description)
-
-
-def _function(name: str) -> Any:
-    try:
-        return import_named(name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be "
-            f"imported; got {name!r} ({reason(error)})."
-        ) from error
 
 
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
@@ -102,16 +97,12 @@ def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
 
 def _made(name: str) -> nn.Module:
     """The model that a function or a class makes without arguments, or a model itself, by its name."""
-    try:
+    rule = "model_or_config must name what makes a torch module without arguments, as package.module:make_model"
+    with requiring(rule, name):
         make = import_named(name.replace(":", "."))
         model = make if isinstance(make, nn.Module) else _small_or_empty(make)
         if not isinstance(model, nn.Module):
             raise TypeError(f"it makes a {type(model).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            "model_or_config must name what makes a torch module without arguments, as package.module:make_model; got "
-            f"{name!r} ({reason(error)})."
-        ) from error
     return model
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
+    distinct_nearest,
     distinct_rows,
     merge_duplicates,
     nearest_distances,
-    two_nearest_distances,
 )
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
@@ -82,8 +82,7 @@ def twonn_dimension(
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     estimate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
-    kept, place = distinct_rows(x, duplicate_tolerance)
-    nearest = two_nearest_distances(x if len(kept) == len(x) else x[kept])
+    nearest, place = distinct_nearest(x, duplicate_tolerance)
     first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):

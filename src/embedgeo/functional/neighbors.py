@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row_norms
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
-_STRIP_ROWS = 256  # most rows whose products are taken at a time: the fewer, the fewer pairs are multiplied twice
+_STRIP_ROWS = 256  # rows whose products with others are taken at a time
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
+_FEW_COORDINATES = 16  # coordinates by which rows are first told apart
 _FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
 _FEW_PENDING = 16  # number of rows up to which differences to all rows take less time than products in float64
 _EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
@@ -60,7 +62,8 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
         return nearest_distances(x, 2)
-    nearest, is_pending = _nearest_candidates(x, operand)
+    pairs, is_pending = _candidate_pairs(operand)
+    nearest = _measured(x, operand, *pairs)
     # what underflows in float32 is negligible beside the other squares
     is_pending |= (nearest.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
     pending = is_pending.nonzero().flatten()
@@ -70,6 +73,23 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     else:
         nearest[pending] = _nearest_by_products(x, pending, 2)
     return nearest
+
+
+def distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Distances of the distinct rows to their two nearest, and for each row the place of its copy: see `distinct_rows`.
+
+    Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any.
+    """
+    few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
+    few = few[few.sum(1).argsort()]
+    if len(x) > 2 and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
+        nearest = two_nearest_distances(x)
+        norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
+        scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
+        if bool((nearest[:, 0] > 1.5 * tolerance * scale).all()):  # median distances from the mean are at most √2 scale
+            return nearest, torch.arange(len(x), device=x.device)
+    kept, place = distinct_rows(x, tolerance)
+    return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
 
 
 def nearest_distances(x: Tensor, k: int) -> Tensor:
@@ -126,12 +146,12 @@ class Operand(NamedTuple):
         y = torch.empty(-(-n // _GROUP) * _GROUP, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
         norm = torch.zeros(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.zeros_like(norm)
-        for chunk in row_chunks(x):
+        for chunk in row_chunks(x, blocked(CHUNK_ELEMENTS // 2, x.device)):
             rows = (x[chunk].to(torch.promote_types(center.dtype, summed)) - center).to(summed)
             kept = y[:n][chunk, :dim].copy_(rows.to(digits)).to(summed)
-            norm[chunk] = row_norms(kept)
+            norm[chunk] = fast_row_norms(kept)
             if rounded:
-                lost[chunk] = row_norms(rows.sub_(kept))
+                lost[chunk] = fast_row_norms(rows.sub_(kept))
         lost *= 1 + 8 * torch.finfo(summed).eps
         rounding = (lost / norm).nan_to_num().max() + 4 * torch.finfo(summed).eps
         if rounded:  # squares that vanished, of this row and of another one
@@ -145,17 +165,25 @@ class Operand(NamedTuple):
         y[:, -_NORM_PARTS:] = 1
         return cls(y, norm, lost, norm.max(), rounding)
 
-    def squared(self, rows: Tensor, first: int = 0, last: int | None = None) -> Tensor:
-        """Squared distances of the rows with these indices to those from ``first`` on; of a row to itself infinite."""
-        dim = self.rows.shape[1] - 2 * _NORM_PARTS
+    def squared(self, rows: Tensor, first: int = 0, last: int | None = None, *, is_mirrored: bool = False) -> Tensor:
+        """Squared distances of the rows with these indices to those from ``first`` on; of a row to itself infinite.
+
+        Mirrored are those of rows in order to themselves: each is one product, in two places.
+        """
+        dim, n = self.rows.shape[1] - 2 * _NORM_PARTS, len(rows)
         left = self.rows.index_select(0, rows)
         norm2 = left[:, dim:-_NORM_PARTS].clone()
         left[:, :dim] *= -2
         left[:, dim:-_NORM_PARTS] = 1
         left[:, -_NORM_PARTS:] = norm2
         right = self.rows[first:last]
-        squared = right.new_empty(len(rows), len(right) + _SPARE)[:, : len(right)]
-        torch.mm(left, right.T, out=squared)  # which autocast leaves alone
+        squared = right.new_empty(n, len(right) + _SPARE)[:, : len(right)]
+        for start in range(0, n, _STRIP_ROWS):
+            strip = slice(start, min(start + _STRIP_ROWS, n))
+            begin = start if is_mirrored else 0
+            torch.mm(left[strip], right[begin:].T, out=squared[strip, begin:])  # which autocast leaves alone
+            if is_mirrored:
+                squared[strip.stop :, strip] = squared[strip, strip.stop : n].T
         own = rows - first
         inside = ((own >= 0) & (own < len(right))).nonzero().flatten()
         squared[inside, own[inside]] = torch.inf
@@ -192,47 +220,50 @@ class Operand(NamedTuple):
         return torch.promote_types(self.rows.dtype, torch.float32)
 
 
-def _nearest_candidates(x: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
-    """The two smallest distances of each row, shape (n, 2), and for which rows they are not known, (n,).
+def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Pairs (i, j) of a row and one that may be among its two nearest, with their products; and marks of rows left out.
 
-    Each product serves two rows: those of a strip with all later ones are looked through by row, then by column.
+    Each product serves two rows: those of a square are looked through by row and, off the diagonal, by column. They are
+    compared as integers, which takes less time; those that rounding made negative are below all others, too.
     """
-    n, dtype = len(x), operand.rows.dtype
-    step = blocked(_STRIP_ROWS, x.device)
-    width = max(1, blocked(BLOCK_BYTES, x.device) // (step * dtype.itemsize * step)) * step
-    smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=x.device)
+    n, dtype, device = len(operand.norm), operand.rows.dtype, operand.rows.device
+    integer = _INTEGERS[dtype.itemsize]
+    side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
+    smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=device)
     limit = smallest[:, 0].clone()
-    is_crowded = torch.zeros(n, dtype=torch.bool, device=x.device)
-    pairs = [(torch.arange(0, device=x.device), torch.arange(0, device=x.device), limit[:0])]
+    is_crowded = torch.zeros(n, dtype=torch.bool, device=device)
+    pairs = [(torch.arange(0, device=device), torch.arange(0, device=device), limit[:0])]
     room = _KEPT_PAIRS * n
-    blocks = [(row, column) for row in range(0, n, step) for column in range(row, n, width)]
-    for start, first in blocks:
-        stop, last = min(start + step, n), first + width
-        squared = operand.squared(torch.arange(start, stop, device=x.device), first, last)
+    for start, first in [(row, column) for row in range(0, n, side) for column in range(row, n, side)]:
+        rows = torch.arange(start, min(start + side, n), device=device)
+        squared = operand.squared(rows, first, first + side, is_mirrored=first == start).view(integer)
         by_row = squared.unflatten(1, (_GROUP, -1))
-        sides = [(slice(start, stop), first, by_row, by_row.amin(1))]
-        later = slice(max(first, stop), min(last, n))
-        if later.start < later.stop:
-            by_column = squared[:, later.start - first : later.stop - first].unflatten(0, (_GROUP, -1))
-            sides.append((later, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
-        for own, offset, groups, minima in sides:
+        sides = [(start, first, by_row, by_row.amin(1))]
+        if first > start:
+            by_column = squared[:, : n - first].unflatten(0, (_GROUP, -1))
+            sides.append((first, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
+        for begin, offset, groups, minima in sides:
+            own = slice(begin, begin + len(minima))
             one, place = minima.min(1, keepdim=True)  # of a group only the smallest, unless that is within the limit
-            other = minima.scatter(1, place, torch.inf).amin(1, keepdim=True)
-            smallest[own] = torch.cat((smallest[own], one, other), dim=1).topk(2, largest=False).values
+            other = minima.view(dtype).scatter(1, place, torch.inf).view(integer).amin(1, keepdim=True)
+            two = torch.cat((smallest[own].view(integer), one, other), dim=1).topk(2, largest=False).values
+            smallest[own] = two.view(dtype)
             limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
-            i, group = (minima <= limit[own, None]).nonzero(as_tuple=True)
+            most = limit[own].view(integer)
+            i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
             members = groups[i, :, group]
-            at, place = (members <= limit[own][i, None]).nonzero(as_tuple=True)
-            pairs.append((own.start + i[at], offset + place * minima.shape[1] + group[at], members[at, place]))
-        if start + step >= n or sum(len(i) for i, _, _ in pairs) > room:
+            at, place = (members <= most[i, None]).nonzero(as_tuple=True)
+            found = members[at, place].view(dtype)
+            pairs.append((begin + i[at], offset + place * minima.shape[1] + group[at], found))
+        if start + side >= n or sum(len(i) for i, _, _ in pairs) > room:
             i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
             limit.masked_fill_(is_crowded, -torch.inf)
             kept = (products <= limit[i]).nonzero().flatten()
             pairs = [(i[kept], j[kept], products[kept])]
             room = max(room, 2 * len(kept))
-    return _measured(x, operand, *pairs[0]), is_crowded
+    return pairs[0], is_crowded
 
 
 def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
@@ -266,7 +297,7 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) 
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
         near = x.index_select(0, others[chunk]).to(narrow)
-        distances[chunk] = row_norms(near.sub_(x.index_select(0, rows[chunk])))
+        distances[chunk] = fast_row_norms(near.sub_(x.index_select(0, rows[chunk])))
     return distances
 
 

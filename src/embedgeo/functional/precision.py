@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+_SUMMED_COLUMNS = 128  # number of columns whose squares are summed in float32 at a time
+
 Sums = TypeVar("Sums", bound=NamedTuple)
 
 
@@ -41,6 +43,16 @@ def in_range(squares: Tensor) -> bool:
 def row_norms(rows: Tensor) -> Tensor:
     """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype."""
     return torch.linalg.vector_norm(rows, dim=-1, dtype=accumulator_dtype(rows.device))
+
+
+def fast_row_norms(rows: Tensor) -> Tensor:
+    """Euclidean norms of rows, (..., d), to 1e-6: squares of float32 are summed in it, over a few columns at a time.
+
+    Those that overflow in float32 make the norm infinite; those that underflow count as 0.
+    """
+    if rows.dtype == torch.float32 and rows.shape[-1] % _SUMMED_COLUMNS == 0:
+        rows = torch.linalg.vector_norm(rows.unflatten(-1, (-1, _SUMMED_COLUMNS)), dim=-1)
+    return row_norms(rows)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -131,8 +132,18 @@ def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Te
         by_sequence = sequence_ids.argsort(stable=True)
         order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
     types, counts = token_ids[order].unique_consecutive(return_counts=True)
-    mean, m2 = _run_moments(dtype, x, order, counts)
-    n = counts.to(m2.dtype)
+    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    n = counts.to(mean.dtype)
+    m2 = torch.zeros_like(n)
+    is_single = counts == 1
+    single, repeated = is_single.nonzero().flatten(), (~is_single).nonzero().flatten()
+    places = order[counts.cumsum(0) - 1][single]
+    for chunk in row_chunks(mean[: len(single)]):
+        mean.index_copy_(0, single[chunk], x.index_select(0, places[chunk]).to(mean.dtype))
+    order_of_repeated = order[(~is_single).repeat_interleave(counts, output_size=len(order))]
+    for runs, origin, offset, rest, squares in _run_moments(dtype, x, order_of_repeated, counts[repeated]):
+        mean.index_copy_(0, repeated[runs], origin.to(mean.dtype).add_(offset).add_(rest))
+        m2[repeated[runs]] = squares
     if sequence_ids is None:
         return TokenTable(types, n, mean, m2, n, n, torch.zeros_like(n))
     is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
@@ -145,19 +156,26 @@ def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Te
     # of a type in one sequence it is n m2, and a row alone does not deviate from itself
     sequence_m2 = torch.where(sequences > 1, 0, n * m2)
     kept = (lengths > 1) & (sequences > 1)[place]
-    _, m2_s = _run_moments(dtype, x, order[kept.repeat_interleave(lengths)], lengths[kept])
-    sequence_m2.index_add_(0, place[kept], m2_s.mul_(lengths[kept]))
+    place, lengths_kept = place[kept], lengths[kept]
+    for runs, *_, squares in _run_moments(dtype, x, order[kept.repeat_interleave(lengths)], lengths_kept):
+        sequence_m2.index_add_(0, place[runs], squares.mul_(lengths_kept[runs]))
     return TokenTable(types, n, mean, m2, sequences.to(n.dtype), sequence_n2, sequence_m2)
 
 
-def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and m2 of the rows of each run, given the rows' places, run by run, and the number of rows in each.
+def _run_moments(
+    dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
+    """Some runs of rows at a time: which, their means as three summands, and their m2.
 
     Rows are centred on the last of their run, then on the mean of the differences, whose rest corrects the mean: so
     float32 rows need no float64 copy, and identical rows vary by exactly 0.
+
+    Args:
+        dtype: that of the differences.
+        x: shape (n, d).
+        order: the rows' places, run by run.
+        lengths: number of rows in each run.
     """
-    mean = torch.empty(len(lengths), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    m2 = mean.new_zeros(len(lengths))
     step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
     ends = lengths.cumsum(0)
     _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
@@ -171,12 +189,11 @@ def _run_moments(dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor) 
         rows.sub_(origin.index_select(0, run))
         offset = _run_means(rows, stop - size, size)
         rows.sub_(offset.index_select(0, run))
-        part = slice(first, first + len(size))
         rest = _run_means(rows, stop - size, size)
-        mean[part] = origin.to(mean.dtype).add_(offset).add_(rest)
-        m2[part].index_add_(0, run, row_norms(rows).square()).sub_(size * rest.square_().sum(1))
-        first = part.stop
-    return mean, m2
+        m2 = row_norms(rows).square()
+        m2 = m2.new_zeros(len(size)).index_add_(0, run, m2).sub_(size * rest.square().sum(1))
+        yield slice(first, first + len(size)), origin, offset, rest, m2
+        first += len(size)
 
 
 def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:

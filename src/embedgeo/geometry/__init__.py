@@ -5,6 +5,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
+from html import escape
+from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -17,9 +21,10 @@ from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.structure import Part, measured_model, weights_device
+from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import all_reduce_max, is_distributed
+from embedgeo.formatting import reason
+from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
     RowUnit,
@@ -30,10 +35,19 @@ from embedgeo.functional.rows import (
     require_word_ids,
     row_ids,
 )
-from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
 from embedgeo.geometry.drift import Drift
-from embedgeo.geometry.export import recorded_layers, recorded_metrics
+from embedgeo.geometry.export import (
+    checkpoint_name,
+    html_table,
+    layer_sample,
+    layer_tables,
+    open_folder,
+    recorded_layers,
+    recorded_metrics,
+    tables_of_types,
+    write_checkpoint,
+)
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
@@ -171,16 +185,8 @@ class Geometry:
 
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline."""
-
-        def of_stage() -> list[Record]:
-            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-            if self._group is not None and not all_reduce_max(failed, self._stage_group):
-                names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
-                values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
-                require_same_values(names, values.to(self.device), self._stage_group)
-            return own_records.result()
-
-        return of_stage() if self._stage is None else self._stage.join(len(self.layers), of_stage)
+        result = own_records.result if self._group is None else partial(self._agreed_on_ranks, own_records)
+        return result() if self._stage is None else self._stage.join(len(self.layers), result)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -197,7 +203,16 @@ class Geometry:
         return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
 
     def _repr_html_(self) -> str:
-        return export.html_table(self)
+        title = f"Geometry of {len(self.layers)} layers"
+        if has_other_ranks():
+            return f"<p>{title}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
+        try:
+            records = self.records()
+        except Exception as error:  # a notebook would print the whole traceback
+            return f"<p>Geometry: it cannot be computed ({escape(reason(error))}).</p>"
+        if not records:
+            return f"<p>{title}: nothing was measured yet.</p>"
+        return html_table(title, records, self.why_silent())
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
@@ -206,15 +221,15 @@ class Geometry:
             kind: another kind of table of token types: ``"distances"`` or ``"projections"`` of `embedgeo.TokenMoments`,
                 ``"occurrences"`` of `embedgeo.TokenOccurrences`.
         """
-        return export.tables_of_types("token_tables", self.measured_layers(), kind)
+        return tables_of_types("token_tables", self.measured_layers(), kind)
 
     def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return export.tables_of_types("token_planes", self.measured_layers(), "projections")
+        return tables_of_types("token_planes", self.measured_layers(), "projections")
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""
-        return export.layer_tables(self.measured_layers())
+        return layer_tables(self.measured_layers())
 
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
@@ -223,7 +238,7 @@ class Geometry:
             ValueError: the metrics hold none of these.
         """
         require_samples(self.make_metrics)
-        samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
+        samples = {each.name: layer_sample(each.metrics) for each in self.measured_layers()}
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def save(
@@ -255,7 +270,39 @@ class Geometry:
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
-        export.save(self, folder, model=model, step=step, save_samples=save_samples, token_tables=token_tables)
+        packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
+        require_extra("report", "Geometry.save", *packages)
+        name = checkpoint_name(model, step)
+        records = self.records()
+        if not records:
+            raise ValueError(f"there must be something to save; {self.why_silent() or 'there are no layers.'}")
+        samples = self.samples() if save_samples else None
+        tables = self.layer_tables()
+        if token_tables:
+            sizes = nan if self.settings["rows"] == "words" else 1.0  # of words nobody has counted them
+            tables["tokens"] = self.token_tables().assign(num_tokens=sizes)
+            if not len(tables["tokens"]):
+                raise ValueError(
+                    "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
+                )
+        inner = measured_model(self.model)
+        facts = {
+            "model_class": type(inner).__name__,
+            "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
+            **({"architecture": kind} if (kind := self.norms.architecture(self.layers)) else {}),
+            **({"has_step": "false"} if step is None else {}),
+        }
+        settings = {**self.settings, "save_samples": save_samples, "token_tables": token_tables}
+        failure: Exception | None = None
+        if current_rank() == 0:
+            try:
+                out = open_folder(Path(folder), settings)
+                write_checkpoint(out, name, model, step, records, tables, facts, samples)
+            except Exception as error:
+                failure = error
+        failed = torch.tensor(int(failure is not None), device=self.device)
+        if bool(all_reduce_max(failed) if is_distributed() else failed):
+            raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
@@ -278,6 +325,16 @@ class Geometry:
             metrics.reset()
         self._metrics.clear()
         self.probe.layers_without_gradients.clear()
+
+    def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
+        """Measure by one more metric, made for the width of a layer; before any rows are seen."""
+        others = self.make_metrics
+        self.make_metrics = lambda dim: [*others(dim), make(dim)]
+
+    def close(self) -> None:
+        """Let go of what was measured, and of the model without waiting for the garbage collector."""
+        self.reset()
+        del self.probe  # it refers back to the geometry
 
     def switch_off(self) -> None:
         """Drop the rows seen and take no more; collectives inside forward passes are still taken part in."""
@@ -324,6 +381,14 @@ class Geometry:
             records.set_exception(error)
         return records
 
+    def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> list[Record]:
+        failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
+        if not all_reduce_max(failed, self._stage_group):
+            names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
+            values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
+            require_same_values(names, values.to(self.device), self._stage_group)
+        return own_records.result()
+
     def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
@@ -363,8 +428,7 @@ class Geometry:
 
 
 def _unembedding(model: nn.Module) -> Tensor | None:
-    head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
-    weights = getattr(head, "weight", None)
+    weights = getattr(output_embedding(model), "weight", None)
     is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
     return weights if is_usable else None
 

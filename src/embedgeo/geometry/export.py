@@ -1,36 +1,31 @@
-"""Results of a `Geometry` in other forms: tables, a notebook's cell, samples, and the folder of a sweep."""
+"""Results of a `Geometry` in other forms: tables, a notebook's cell, the folder of a sweep, samples."""
 
-import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import torch
 from torch import Tensor
 
-from embedgeo.capture.structure import measured_model
 from embedgeo.extras import require_extra
-from embedgeo.formatting import reason, with_error
-from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.formatting import with_error
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from embedgeo.geometry import Geometry
     from embedgeo.results.folder import SweepFolder
 
 _MAX_COLUMNS = 8  # of a notebook's table where none of the metrics is among those to look at first
@@ -77,17 +72,8 @@ def _at_layer(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFram
     return pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **columns})
 
 
-def html_table(geometry: "Geometry") -> str:
-    """A row for each layer and a column for each metric to look at first; never raises nor calls on other ranks."""
-    start = f"Geometry of {len(geometry.layers)} layers"
-    if has_other_ranks():
-        return f"<p>{start}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
-    try:
-        records = geometry.records()
-    except Exception as error:  # a notebook would print the whole traceback
-        return f"<p>Geometry: it cannot be computed ({escape(reason(error))}).</p>"
-    if not records:
-        return f"<p>{start}: nothing was measured yet.</p>"
+def html_table(title: str, records: Sequence[Record], note: str) -> str:
+    """A row for each layer and a column for each metric to look at first."""
     metrics = in_order(record["metric"] for record in records)
     columns = [metric for metric in headlines() if metric in metrics] or metrics[:_MAX_COLUMNS]
     cells: dict[str, dict[str, str]] = {}
@@ -102,69 +88,75 @@ def html_table(geometry: "Geometry") -> str:
     )
     num_more = len(metrics) - len(columns)
     more = f"{num_more} more metrics: <code>to_frame()</code>. " if num_more else ""
-    why = geometry.why_silent()
-    caption = f"{start}. {more}{escape(why[:1].upper() + why[1:])}".strip()
+    caption = f"{title}. {more}{escape(note[:1].upper() + note[1:])}".strip()
     return f"<table>\n<caption>{caption}</caption>\n<tr><th>layer</th>{titles}</tr>\n{rows}</table>"
 
 
-def save(
-    geometry: "Geometry",
-    folder: str | os.PathLike[str],
-    *,
+def checkpoint_name(model: Any, step: Any) -> str:
+    """Name of a checkpoint that stands in the names of its files."""
+    if not isinstance(model, str) or not model:
+        raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ValueError(f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}.")
+    name = (model if step is None else f"{model}--step{step}").replace("/", "--")
+    name = re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with the step and with "
+            f"others than English ones as %XX; got {len(name)}: {model[:20]}…"
+        )
+    return name
+
+
+def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
+    """Make the folder of a sweep, or open one that was made with these settings, by `Geometry.save` too."""
+    from embedgeo.results.folder import SweepFolder
+
+    out = SweepFolder(folder)
+    before = out.manifest().get("asked")
+    if before is not None and before.get("by") != _WRITER:
+        raise ValueError(
+            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give another folder."
+        )
+    installed = [name for name in _PACKAGES if find_spec(name)]
+    versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
+    out.open({"by": _WRITER, **settings}, {"versions": versions})
+    return out
+
+
+def write_checkpoint(
+    out: "SweepFolder",
+    name: str,
     model: str,
     step: int | None,
-    save_samples: bool,
-    token_tables: bool,
+    records: Sequence[Record],
+    tables: "Mapping[str, pd.DataFrame]",
+    facts: Mapping[str, str],
+    samples: Mapping[str, LayerSample] | None,
 ) -> None:
-    """Write what `embedgeo.Geometry.save` says; ranks tell each other whether rank 0 has failed."""
-    packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
-    require_extra("report", "Geometry.save", *packages)
-    name = _named(model, step)
-    records = geometry.records()
-    if not records:
-        raise ValueError(f"there must be something to save; {geometry.why_silent() or 'there are no layers.'}")
-    samples = geometry.samples() if save_samples else None
-    tables = geometry.layer_tables()
-    if token_tables:
-        sizes = nan if geometry.settings["rows"] == "words" else 1.0  # of words nobody has counted them
-        tables["tokens"] = geometry.token_tables().assign(num_tokens=sizes)
-        if not len(tables["tokens"]):
+    """Write the results of a model into a folder of its own or beside other models' and steps'."""
+    from embedgeo.results.parquet import to_frame
+
+    revision = "main" if step is None else f"step{step}"
+    if name in out.done():
+        before = out.read(name).iloc[0]
+        if (before["model"], before["revision"]) != (model, revision):  # ``a/b`` and ``a--b`` share a name
             raise ValueError(
-                "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
+                f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
+                f"{before['model']}. Give another model, or another folder."
             )
-    inner = measured_model(geometry.model)
-    facts = {
-        "model_class": type(inner).__name__,
-        "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
-        **({"architecture": kind} if (kind := geometry.norms.architecture(geometry.layers)) else {}),
-        **({"has_step": "false"} if step is None else {}),
-    }
     columns = {
         "model": model,
-        "revision": "main" if step is None else f"step{step}",
+        "revision": revision,
         "step": step or 0,
         "commit": "",
         "series": model,
         "weights_sha256": "",
         "duplicate_of": None,
     }
-    settings = {"by": _WRITER, **geometry.settings, "save_samples": save_samples, "token_tables": token_tables}
-    failure: Exception | None = None
-    if current_rank() == 0:
-        try:
-            from embedgeo.results.parquet import to_frame
-
-            out = _open(Path(folder), settings)
-            _require_own(out, name, columns)
-            out.write(name, to_frame(records, **columns), tables, facts, samples)
-            out.rebuild()
-            out.write_architecture()
-        except Exception as error:
-            failure = error
-    if failure is not None and not is_distributed():
-        raise failure
-    if is_distributed() and bool(all_reduce_max(torch.tensor(int(failure is not None), device=geometry.device))):
-        raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
+    out.write(name, to_frame(records, **columns), tables, facts, samples)
+    out.rebuild()
+    out.write_architecture()
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
@@ -197,45 +189,3 @@ def recorded_layers(layers: Any) -> Any:
     if isinstance(layers, list | tuple):
         return [recorded_layers(each) for each in layers]
     return layers if isinstance(layers, str) else getattr(layers, "__qualname__", repr(layers))
-
-
-def _named(model: Any, step: Any) -> str:
-    if not isinstance(model, str) or not model:
-        raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ValueError(f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}.")
-    name = (model if step is None else f"{model}--step{step}").replace("/", "--")
-    name = re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(
-            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with the step and with "
-            f"others than English ones as %XX; got {len(name)}: {model[:20]}…"
-        )
-    return name
-
-
-def _require_own(out: "SweepFolder", name: str, columns: Mapping[str, Any]) -> None:
-    """Check that what the folder has under a name is of the same model and step: ``a/b`` and ``a--b`` share one."""
-    if name not in out.done():
-        return
-    before = out.read(name).iloc[0]
-    if (before["model"], before["revision"]) != (columns["model"], columns["revision"]):
-        raise ValueError(
-            f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
-            f"{before['model']}. Give another model, or another folder."
-        )
-
-
-def _open(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
-    from embedgeo.results.folder import SweepFolder
-
-    out = SweepFolder(folder)
-    before = out.manifest().get("asked")
-    if before is not None and before.get("by") != _WRITER:
-        raise ValueError(
-            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give another folder."
-        )
-    installed = [name for name in _PACKAGES if find_spec(name)]
-    versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
-    out.open(settings, {"versions": versions})
-    return out

@@ -1,7 +1,7 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -46,14 +46,15 @@ class LayerMetrics:
         self._process_group = process_group
         self._num_batches = 0
         self._metrics, *sets = (make(dim) for _ in range(1 + jackknife))
-        self._copies: list[list[Metric]] = [  # of each metric
+        self._copies: list[list[Any]] = [  # of each metric
             [each[i] for each in sets] if isinstance(metric, GeometryMetric) and metric.has_copies else []
             for i, metric in enumerate(self._metrics)
         ]
-        for metric in self._all():
+        self.with_copies = [*self._metrics, *(copy for copies in self._copies for copy in copies)]
+        for metric in self.with_copies:
             if metric.device != device:
                 metric.to(device)
-            metric._to_sync = False  # `compute` leaves that to `_in_sync`
+            metric._to_sync = False  # `compute` leaves that to `synced`
             metric._should_unsync = False
             metric.process_group = process_group
 
@@ -71,7 +72,7 @@ class LayerMetrics:
         ``sequence_ids``: from 0 in each batch, None where each row is a sequence; ``ids``: of the arguments, if known.
         """
         shape = hidden.shape[:-1]
-        for metric in self._all():
+        for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         if ids is None:
@@ -85,7 +86,10 @@ class LayerMetrics:
             self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if ids.sequence_ids is not None and self._num_groups:
-            groups, parts = ids.dealt(self._next_batch() * ids.num_numbers, self._num_groups)
+            num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
+            batch = self._num_batches * num_ranks + current_rank(self._process_group)
+            groups, parts = ids.dealt(batch * ids.num_numbers, self._num_groups)
+            self._num_batches += 1
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             if groups is not None and isinstance(metric, GeometryMetric) and not copies:
                 _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept, ids.batch), rows.relabelled(groups))
@@ -101,9 +105,15 @@ class LayerMetrics:
         values: Values = {}
         failures: list[Exception] = []
         for metric, copies in zip(self._metrics, self._copies, strict=True):
+            errors: dict[str, Tensor] = {}
             with _in_sync([metric, *copies]):
                 try:
-                    values |= self._values(metric, copies)
+                    if self._num_groups and isinstance(metric, GeometryMetric):
+                        found, errors = metric.compute_with_errors(copies)
+                    else:
+                        found = metric.compute()
+                    for key, value in found.items():
+                        values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
                 except Exception as error:
                     failures.append(error)
         if self.expected_Q and "Q" in values:
@@ -113,26 +123,24 @@ class LayerMetrics:
 
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
-        with ExitStack() as stack:
-            stack.enter_context(_in_sync([*self._all()]))
-            return stack.pop_all()
+        return _in_sync(self.with_copies)
 
     def reduce(self) -> None:
         """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
-        for metric in self._all():
+        for metric in self.with_copies:
             metric.sync()
             metric._cache = None
 
-    def synced(self, is_wanted: Callable[[GeometryMetric], object] | None = None) -> Iterator[Any]:
-        """Yield the metrics, or those of this package's kind that are wanted, each with the rows of all ranks."""
+    def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
+        """Yield the metrics of this package's kind that are wanted, each with the rows of all ranks."""
         for metric in self._metrics:
-            if is_wanted is None or (isinstance(metric, GeometryMetric) and is_wanted(metric)):
+            if isinstance(metric, GeometryMetric) and is_wanted(metric):
                 with _in_sync([metric]):
                     yield metric
 
     @property
     def device(self) -> torch.device:
-        return next((metric.device for metric in self._all()), torch.device("cpu"))
+        return next((metric.device for metric in self.with_copies), torch.device("cpu"))
 
     def row_numbers(self, positions: Tensor) -> Tensor:
         """Numbers among all rows that are not masked, NaN or not, of `synced` positions; every rank must call this."""
@@ -144,31 +152,15 @@ class LayerMetrics:
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Set the output embedding of the metrics that compare rows with it."""
-        for metric in self._all():
+        for metric in self.with_copies:
             if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
                 metric.set_unembedding(weights)
 
     def reset(self) -> None:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""
         self.set_unembedding(None)
-        for metric in self._all():
+        for metric in self.with_copies:
             metric.reset()
-
-    def _values(self, metric: Metric, copies: Sequence[Any]) -> Values:
-        if self._num_groups and isinstance(metric, GeometryMetric):
-            values, errors = metric.compute_with_errors(copies)
-            return {key: torch.stack((value, errors[key])) for key, value in values.items()}
-        return {key: torch.stack((value, torch.full_like(value, torch.nan))) for key, value in metric.compute().items()}
-
-    def _next_batch(self) -> int:
-        num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
-        batch = self._num_batches * num_ranks + current_rank(self._process_group)
-        self._num_batches += 1
-        return batch
-
-    def _all(self) -> Iterator[Metric]:
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
-            yield from (metric, *copies)
 
 
 def require_num_groups(jackknife: int) -> None:
@@ -179,15 +171,14 @@ def require_num_groups(jackknife: int) -> None:
         )
 
 
-@contextmanager
-def _in_sync(metrics: Sequence[Metric]) -> Iterator[None]:
-    """Context in which metrics have the rows of all ranks; unlike `sync_context` it ends after an exception, too."""
+def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
+    """Give metrics the rows of all ranks; unlike `sync_context`, what is returned also ends this after an exception."""
     with ExitStack() as stack:
         for metric in metrics:
             if not metric._is_synced:
                 metric.sync()
                 stack.callback(metric.unsync, should_unsync=metric._is_synced)
-        yield
+        return stack.pop_all()
 
 
 def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:

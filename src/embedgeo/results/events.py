@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
     """
     records = list(records)
-    layers = _layer_tags(record["layer"] for record in records)
-    sides = {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
+    layers, sides = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
     scalars: dict[str, float] = {}
     block_values: dict[str, list[float]] = {}
     for record in records:
@@ -46,20 +46,22 @@ def _tag_part(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
 
 
+@cache
 def _chart(prefix: str, metric: str) -> str:
     """Start of the tags of a metric, up to the slash before the layer."""
     return f"{'/'.join(map(_tag_part, prefix.split('/')))}.{_tag_part(metric)}"
 
 
-def _layer_tags(layers: Iterable[str]) -> dict[str, str]:
-    """Names of layers in tags, distinct from each other and from those of the means over blocks."""
+@cache
+def _layer_tags(layers: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """Names of layers in tags, distinct from each other and from those of the means over blocks; sides of blocks."""
     tags: dict[str, str] = {}
-    for layer in dict.fromkeys(layers):
+    for layer in layers:
         tag = _tag_part(layer)
         while tag in (*_MEANS, *tags.values()):
             tag += "_"
         tags[layer] = tag
-    return tags
+    return tags, {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from math import nan
 from pathlib import Path
 from statistics import median
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
@@ -35,22 +35,6 @@ class Record(TypedDict):
     metric: str
     value: float
     stderr: float
-
-
-class _SharedKeys:
-    """Objects whose dicts share one table of keys, and are half as large as others."""
-
-
-def dated(step: int, record: Record) -> Record:
-    """A record with its step, in half of a dict's memory: a long run has millions.
-
-    >>> dated(8, model_record("loss", 2.5))
-    {'step': 8, 'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
-    """
-    shared = _SharedKeys()
-    for key, value in {"step": step, **record}.items():
-        setattr(shared, key, value if value == value else nan)  # noqa: PLR0124 (one NaN for all)
-    return cast("Record", vars(shared))
 
 
 def model_record(metric: str, value: float) -> Record:

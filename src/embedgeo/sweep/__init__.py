@@ -118,7 +118,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 def require_sources(models: Sequence[str], tokenizer: str | None = None) -> None:
     """Refuse paths that do not exist before the command is imported, which takes seconds."""
-    from embedgeo.checkpoints import require_source
+    from embedgeo.checkpoints.sources import require_source
 
     for model in models:
         require_source("model", model)

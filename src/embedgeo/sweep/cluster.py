@@ -93,7 +93,7 @@ class RemoteWorkers:
     """The workers of a sweep; each that dies is replaced, and its checkpoint is left to others, up to three deaths."""
 
     def __init__(self, sweep: Sweep) -> None:
-        num_originals = sum(not planned.duplicate_of for planned in sweep.pending)
+        num_originals = sum(not planned.duplicate_of for planned in sweep.plan.pending)
         self._sweep = sweep
         self._resources = {"CPU": 1, **(sweep.settings.resources or {})}
         self._num_workers = min(sweep.settings.workers, max(1, num_originals))

@@ -23,7 +23,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.capture.structure import measured_model, weights_device
+from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
@@ -172,8 +172,7 @@ class Worker:
                 jackknife=settings.jackknife,
             )
         if text.occurrence_types:
-            make = geometry.make_metrics
-            geometry.make_metrics = lambda dim: [*make(dim), TokenOccurrences(dim, text.occurrence_types)]
+            geometry.add_metric(lambda dim: TokenOccurrences(dim, text.occurrence_types))
         try:
             with torch.inference_mode(), all_agree(self.fabric), self.fabric.autocast():
                 loss = self._run(geometry, loaded, text)
@@ -190,8 +189,7 @@ class Worker:
             with torch.inference_mode():
                 return self._results(geometry, loss, text, facts)
         finally:
-            geometry.reset()
-            del geometry.probe  # it refers back to the geometry: the model would stay until the garbage collector runs
+            geometry.close()
             release_memory()
 
     def _run(self, geometry: Geometry, loaded: loading.LoadedModel, text: ProbeText) -> "TokenLoss":
@@ -265,8 +263,8 @@ class TokenLoss:
 
     def find_head(self, token_ids: Tensor) -> None:
         """Find the module whose output is the logits, with nothing that scales or caps them, by running some tokens."""
-        head = getattr(self._model, "get_output_embeddings", lambda: None)()
-        if not isinstance(head, nn.Module) or any(part in self._measured for part in head.modules()):
+        head = output_embedding(self._model)
+        if head is None or any(part in self._measured for part in head.modules()):
             return
         with suppress(Exception), _shortened(head) as inputs:  # an error of the model shows when it is measured
             logits = _logits(self._forward(token_ids))
@@ -327,9 +325,8 @@ class TokenLoss:
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):
             return self._model(token_ids)
-        if mask is None:
-            return self._model(input_ids=token_ids)
-        return self._model(input_ids=token_ids, attention_mask=mask.long())
+        padding = {} if mask is None else {"attention_mask": mask.long()}
+        return self._model(input_ids=token_ids, **padding)
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
@@ -380,15 +377,11 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width."""
     require_num_groups(settings.jackknife)
     name = settings.metrics
-    try:
+    rule = "metrics must name a function of a layer's width as package.function, in a module that can be imported"
+    with loading.requiring(rule, name):
         function: Any = auto_metrics if name == "auto" else loading.import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            "metrics must name a function of a layer's width as package.function, in a module that can be imported; "
-            f"got {name!r} ({reason(error)})."
-        ) from error
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
     # those that are not given are left to the function, which has defaults of its own

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from embedgeo.checkpoints import UNREADABLE, Checkpoint, Contents, Steps, duplicates, list_checkpoints, select_steps
+from embedgeo.checkpoints.files import Contents, duplicates
+from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, select_steps
 from embedgeo.formatting import reason
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import groups_of, parse_groups
@@ -58,8 +59,16 @@ class Planned:
         return not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
 
 
-def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Planned], list[Planned]]:
-    """All checkpoints of a sweep into a folder, and those of its shard; what is done there is not read again."""
+class SweepPlan(NamedTuple):
+    """All checkpoints of a sweep, those of its shard, and those of them that are to be measured."""
+
+    checkpoints: Sequence[Planned]
+    mine: Sequence[Planned]
+    pending: Sequence[Planned]
+
+
+def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
+    """The plan of a sweep into a folder; what is done there is not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
@@ -74,7 +83,7 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> tuple[list[Plann
             f"workers must be at most the checkpoints to measure, duplicates apart; got {settings.workers} for "
             f"{num_originals}."
         )
-    return plan, mine
+    return SweepPlan(plan, mine, [planned for planned in mine if planned.name not in known or planned.is_stale])
 
 
 def make_plan(
@@ -86,12 +95,8 @@ def make_plan(
 ) -> list[Planned]:
     """Checkpoints by series and step; local ones of ``known`` weights are read again only if they look changed."""
     listed = list_checkpoints(model, revisions, final=steps == "final")
-    chosen = _choose(listed, steps)
-    if steps in ("all", "log", "final"):
-        chosen |= {(each.position.series, UNREADABLE) for each in listed}  # so that they are said to have failed
-    checkpoints = [each for each in listed if (each.position.series, each.step) in chosen or not each.has_step]
     with ThreadPoolExecutor(8) as pool:
-        plan = list(pool.map(lambda checkpoint: _inspect(checkpoint, known.get(checkpoint.name)), checkpoints))
+        plan = list(pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps)))
     owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
     models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
     group = groups_of(groups, models)
@@ -100,16 +105,17 @@ def make_plan(
     ]
 
 
-def _choose(listed: Sequence[Checkpoint], steps: Steps) -> set[tuple[str, int]]:
-    """Series and step of the checkpoints to take; ``log`` is for each series by itself."""
-    series: dict[str, set[int]] = {}
-    for checkpoint in listed:
-        if checkpoint.step != UNREADABLE:
-            series.setdefault(checkpoint.position.series, set()).add(checkpoint.step)
+def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
+    """The checkpoints to take; ``log`` is for each series by itself. Final ones are always taken."""
+    existing: dict[str, set[int]] = {each.position.series: set() for each in listed}
+    for each in listed:
+        existing[each.position.series] |= {each.step} - {UNREADABLE}
     if steps == "log":
-        return {(one, step) for one, existing in series.items() for step in select_steps(existing, steps)}
-    chosen = select_steps(set().union(*series.values()), steps)
-    return {(one, step) for one, existing in series.items() for step in chosen & existing}
+        chosen = {series: select_steps(own, steps) for series, own in existing.items()}
+    else:
+        chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
+    others = {UNREADABLE} if steps in ("all", "log", "final") else set()  # so that they are said to have failed
+    return [each for each in listed if each.step in chosen[each.position.series] | others or not each.has_step]
 
 
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:

@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints import shared_parts
+from embedgeo.checkpoints.files import shared_parts
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
@@ -24,7 +24,7 @@ from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
-from embedgeo.sweep.plan import Planned, make_plan, plan_sweep, plan_table
+from embedgeo.sweep.plan import Planned, SweepPlan, make_plan, plan_sweep, plan_table
 from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
@@ -40,7 +40,7 @@ def run_sweep(settings: SweepSettings) -> int:
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
-            print(plan_table(plan_sweep(settings, folder)[1], folder.done()))
+            print(plan_table(plan_sweep(settings, folder).mine, folder.done()))
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
@@ -57,8 +57,8 @@ def run_sweep(settings: SweepSettings) -> int:
         with launched(fabric):
             work = fabric.broadcast(work)
             assert work is not None
-            plan, mine, pending, texts = work
-            sweep = Sweep(fabric, settings, plan, pending, texts, folder)
+            plan, texts = work
+            sweep = Sweep(fabric, settings, plan, texts, folder)
             with sweep.at_work():
                 if on_ray:
                     RemoteWorkers(sweep).measure_all()
@@ -67,28 +67,26 @@ def run_sweep(settings: SweepSettings) -> int:
                         measure_here(sweep, Worker(fabric, settings, texts, downloads).measure)
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
-    return finish(folder, plan, mine, sweep.failures)
+    return finish(sweep)
 
 
 def _prepared(
     settings: SweepSettings, documents: Documents, folder: SweepFolder, manifest: Mapping[str, Any], world_size: int
-) -> tuple[list[Planned], list[Planned], list[Planned], dict[str, ProbeText]]:
-    """All checkpoints, those of the shard, those of them that are pending, and the text of each model."""
-    plan, mine = plan_sweep(settings, folder)
-    done = folder.done()
+) -> tuple[SweepPlan, dict[str, ProbeText]]:
+    """The plan, and the text of each model."""
+    plan = plan_sweep(settings, folder)
     if settings.model_group:
-        folder.write_groups({planned.name: planned.group for planned in plan if not planned.is_stale})
-    pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
+        folder.write_groups({planned.name: planned.group for planned in plan.checkpoints if not planned.is_stale})
     texts: dict[str, ProbeText] = {}
-    if pending or not folder.manifest():
-        texts, lines = prepare_texts(documents, plan, settings)
+    if plan.pending or not folder.manifest():
+        texts, lines = prepare_texts(documents, plan.checkpoints, settings)
         for model, text in texts.items():
             text.batches(settings.batch_size, world_size=world_size)
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
     _open(folder, manifest, texts)
-    return plan, mine, pending, texts
+    return plan, texts
 
 
 def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
@@ -135,7 +133,7 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
 def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]) -> None:
     """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch. Every rank calls this."""
     while (planned := sweep.next()) is not None:
-        number = len(sweep.pending) - len(sweep.left)
+        number = len(sweep.plan.pending) - len(sweep.left)
         sweep.show_progress(planned.name, number, number - 1)
         started = time.monotonic()
         result: Measured | str
@@ -155,24 +153,23 @@ class Sweep:
 
     fabric: Fabric
     settings: SweepSettings
-    plan: Sequence[Planned]
-    pending: Sequence[Planned]  # those of the plan that are to be measured
+    plan: SweepPlan
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     folder: SweepFolder
 
     def __post_init__(self) -> None:
-        self.left = list(self.pending)  # those that are not under way yet
+        pending = self.plan.pending
+        self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
-        self._num_series = len({planned.checkpoint.position.series for planned in self.plan})
+        self._num_series = len({planned.checkpoint.position.series for planned in self.plan.checkpoints})
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
-        is_hidden = not (self.pending and self._console.is_terminal)
+        is_hidden = not (pending and self._console.is_terminal)
         self._bar = Progress(console=self._console, disable=is_hidden, transient=True)
-        self._task = self._bar.add_task("", total=len(self.pending))
-        self._lines = Lines(self.pending)
+        self._task = self._bar.add_task("", total=len(pending))
+        self._lines = Lines(pending)
         self._printed: set[str] = set()
-        self._rebuilt_at = time.monotonic()
-        self._rebuild_seconds = 0.0
+        self._next_rebuild = time.monotonic()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -204,8 +201,8 @@ class Sweep:
         for planned in list(among):
             if not self._locks.take(planned.original):
                 self.print_once(f"another sweep is at work in {self.folder.path}: what it has begun is left to it")
-            elif self._is_done(planned):  # by another process, since this one has made its plan
-                self.left.remove(planned)
+            elif planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name)):
+                self.left.remove(planned)  # another process has done it since this one has made its plan
                 self._locks.release(planned.original)
             else:
                 if self._locks.error:
@@ -221,16 +218,13 @@ class Sweep:
         self.left.insert(0, planned)
         self._locks.release(planned.original)
 
-    def _is_done(self, planned: Planned) -> bool:
-        return planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name))
-
     def copied(self, planned: Planned) -> Measured | None:
         """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
         copied = None
         original = planned.duplicate_of
         if self.fabric.is_global_zero and original in self.folder.done() and planned.contents is not None:
             with suppress(Exception):  # then it is measured
-                first = next(other.checkpoint for other in self.plan if other.name == original)
+                first = next(other.checkpoint for other in self.plan.checkpoints if other.name == original)
                 records = self.folder.read(original)
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
                 is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)  # one tokenizer
@@ -261,12 +255,11 @@ class Sweep:
             if self.fabric.is_global_zero:
                 self.folder.write_failure(planned.name, str(result))
             self.print(self._lines.failed(planned, number, str(result)))
-        rebuilt_at = time.monotonic()
-        if self.fabric.is_global_zero and rebuilt_at - self._rebuilt_at > 50 * self._rebuild_seconds:
+        now = time.monotonic()
+        if self.fabric.is_global_zero and now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
                 self.folder.rebuild(self._num_series)
-            self._rebuilt_at = rebuilt_at
-            self._rebuild_seconds = time.monotonic() - rebuilt_at
+            self._next_rebuild = now + 50 * (time.monotonic() - now)
 
     def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
         checkpoint = planned.checkpoint
@@ -290,7 +283,7 @@ class Sweep:
 
     def show_progress(self, names: str, number: int, num_ended: int) -> None:
         """Say on the bar which checkpoints are under way."""
-        self._bar.update(self._task, description=f"{names}  {number}/{len(self.pending)}", completed=num_ended)
+        self._bar.update(self._task, description=f"{names}  {number}/{len(self.plan.pending)}", completed=num_ended)
 
     def print_waiting(self) -> None:
         """Print that what is left has been begun by others."""
@@ -348,19 +341,12 @@ class Lines:
         return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
 
 
-def finish(folder: SweepFolder, plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]) -> int:
-    """Print what has become of a plan, and what to open; returns the exit status."""
+def finish(sweep: Sweep) -> int:
+    """Print what has become of the plan, and what to open; returns the exit status."""
+    folder = sweep.folder
+    plan, mine, _ = sweep.plan
     folder.write_architecture()
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
-    print(summarize(records, plan, mine, failures))
-    print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
-    return 0 if all(planned.is_done(records.get(planned.name)) for planned in mine) else 3
-
-
-def summarize(
-    records: Mapping[str, pd.DataFrame], plan: Sequence[Planned], mine: Sequence[Planned], failures: Mapping[str, str]
-) -> str:
-    """Lines on how many are done, and on duplicates, moved and replaced checkpoints, other models, and failures."""
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
     part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
@@ -389,11 +375,13 @@ def summarize(
     for by_step in losses.values():
         for name in loss_outliers(by_step):
             lines.append(f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its neighbours")
-    lines += [f"  failed: {name}: {reason}" for name, reason in failures.items()]
-    lines += [f"  not done: {name}: its results are gone again" for name in left if name not in failures]
+    lines += [f"  failed: {name}: {why}" for name, why in sweep.failures.items()]
+    lines += [f"  not done: {name}: its results are gone again" for name in left if name not in sweep.failures]
     if left:
         lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
-    return "\n".join(lines)
+    print(*lines, sep="\n")
+    print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
+    return 3 if left else 0
 
 
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:

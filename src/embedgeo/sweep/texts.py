@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from itertools import tee
@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
-from embedgeo.checkpoints import hub, is_local, loading
+from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
+from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
@@ -113,6 +114,7 @@ def prepare_texts(
         documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
     )
     (cut,) = tee(cut, 1)  # read once, copied for each
+    sha256 = "" if documents.is_streamed else documents.sha256
     texts: dict[str, ProbeText] = {}
     prepared: dict[tuple[bool, Identity], ProbeText] = {}
     fitting: dict[tuple[str, Identity], ProbeText] = {}  # by the configuration of a model
@@ -127,9 +129,7 @@ def prepare_texts(
                 continue
             model, for_encoder = _first_model(checkpoints, settings, folder)
             if (for_encoder, identity) not in prepared:
-                text = _tokenize(copy(cut), tokenizer, settings, for_encoder=for_encoder)
-                known_sha256 = text.text_sha256 if documents.is_streamed else documents.sha256
-                prepared[for_encoder, identity] = replace(text, text_sha256=known_sha256)
+                prepared[for_encoder, identity] = _tokenize(copy(cut), tokenizer, settings, for_encoder, sha256)
             texts[model_name] = prepared[for_encoder, identity]
             if model is not None:
                 require_fit(model, texts[model_name], settings)
@@ -164,7 +164,7 @@ def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path)
 
 
 def _tokenize(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, *, for_encoder: bool
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, for_encoder: bool, sha256: str
 ) -> ProbeText:
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.seq_len)
@@ -184,28 +184,25 @@ def _tokenize(
     elif settings.token_tables:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
     special = tokenizer.all_special_ids
-    is_masked = for_encoder and tokenizer.mask_token_id is not None
+    masked = None
+    if for_encoder and tokenizer.mask_token_id is not None:
+        drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
+        masked = drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
     padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     largest = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
         token_ids,
         tokenized.lengths,
-        masked=choose_masked(token_ids, special) if is_masked else None,
-        mask_token_id=tokenizer.mask_token_id if is_masked else None,
+        masked=masked,
+        mask_token_id=None if masked is None else tokenizer.mask_token_id,
         pad_token_id=next(token_id for token_id in padding if token_id is not None and token_id <= largest),
         words=tokenized.words,
         token_texts=token_texts,
         type_sizes=_type_sizes(tokenized, settings),
         occurrence_types=frequent_types(tokenized, token_texts, special, settings) if settings.token_tables else (),
         num_cut=tokenized.num_cut,
-        text_sha256=digest.hexdigest(),
+        text_sha256=sha256 or digest.hexdigest(),
     )
-
-
-def choose_masked(token_ids: Tensor, special: Sequence[int]) -> Tensor:
-    """Mask of 15 % of the tokens that are not special, drawn from a fixed seed; bool, shape of ``token_ids``."""
-    drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
-    return drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
 
 
 def frequent_types(
@@ -310,6 +307,7 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
 # ── tokenizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 
 
@@ -338,7 +336,7 @@ def find_tokenizers(
         except MissingTokenizerError as error:
             missing.append(error)
         else:
-            if any(file.name in VOCABULARIES for file in files):
+            if _has_vocabulary(files):
                 by_files[files] = found[model]
     if not found:
         raise missing[0]
@@ -379,13 +377,13 @@ def _tokenizer_sources(
     if settings.tokenizer is not None:
         yield settings.tokenizer, partial(_tokenizer_path, settings.tokenizer, folder)
         return
-    owner = next((planned for planned in plan if VOCABULARIES & set(_file_names(planned))), None)
+    owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
     if owner is not None:
-        yield owner.name, partial(small_files, owner, _tokenizer_files(_file_names(owner)), folder)
+        yield owner.name, partial(small_files, owner, _TOKENIZER_FILES, folder)
     for model in by_model(plan):
         if not is_local(model):
             yield f"main of {model}", partial(_tokenizer_path, model, folder)
-        elif VOCABULARIES & {path.name for path in Path(model).expanduser().glob("*")}:
+        elif _has_vocabulary(Path(model).expanduser().glob("*")):
             yield model, partial(_tokenizer_path, model, folder)
 
 
@@ -395,20 +393,19 @@ def _tokenizer_path(source: str, folder: Path) -> Path:
         return Path(source).expanduser()
     if (commit := hub.list_revisions(source).get("main")) is None:
         raise FileNotFoundError(f"{source} has no branch main")
-    names = _tokenizer_files(file.name for file in hub.list_files(source, commit))
-    if not VOCABULARIES & set(names):
+    if not _has_vocabulary(hub.list_files(source, commit)):
         raise FileNotFoundError("it has no files of a tokenizer")
-    return hub.fetch_small(source, commit, names, folder)
+    return hub.fetch_small(source, commit, _TOKENIZER_FILES, folder)
 
 
-def _tokenizer_files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in TOKENIZER_FILES or name == "config.json"]
+def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
+    return any(file.name in VOCABULARIES for file in files)
 
 
-def _file_names(planned: Planned) -> list[str]:
+def _files(planned: Planned) -> Iterable[StoredFile | Path]:
     if planned.checkpoint.path is not None:
-        return [file.name for file in planned.checkpoint.path.glob("*")]
-    return [] if planned.contents is None else [file.name for file in planned.contents.files]
+        return planned.checkpoint.path.glob("*")
+    return () if planned.contents is None else planned.contents.files
 
 
 def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:

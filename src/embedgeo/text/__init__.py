@@ -6,16 +6,8 @@ require_extra("sweep", "embedgeo.text")
 
 from embedgeo.text.reading import Documents as Documents
 from embedgeo.text.reading import builtin_corpus as builtin_corpus
-from embedgeo.text.reading import cut_texts as cut_texts
-from embedgeo.text.reading import hash_documents as hash_documents
-from embedgeo.text.reading import hashing as hashing
 from embedgeo.text.reading import read_documents as read_documents
 from embedgeo.text.reading import split_held_out as split_held_out
 from embedgeo.text.tokenizing import END_OF_TEXT as END_OF_TEXT
-from embedgeo.text.tokenizing import SpelledWords as SpelledWords
-from embedgeo.text.tokenizing import TokenizedText as TokenizedText
 from embedgeo.text.tokenizing import cut_sequences as cut_sequences
-from embedgeo.text.tokenizing import hash_ids as hash_ids
-from embedgeo.text.tokenizing import tokenize_joined as tokenize_joined
-from embedgeo.text.tokenizing import tokenize_texts as tokenize_texts
 from embedgeo.text.tokenizing import train_tokenizer as train_tokenizer

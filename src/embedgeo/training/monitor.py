@@ -36,7 +36,7 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.records import Record, dated
+from embedgeo.results.records import Record
 from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -71,6 +71,10 @@ class PendingMeasurement(NamedTuple):
     why_silent: str
     is_first: bool  # of the run
     process: int  # with the thread that computes it; a fork of it has none
+
+
+class _SharedKeys:
+    """Objects whose dicts share one table of keys, and are half as large as others: a long run has millions."""
 
 
 class Monitor(ABC):
@@ -281,7 +285,7 @@ class Monitor(ABC):
         assert self._last_step is not None
         last_step = self._last_step
         self._last_step = step
-        return self.schedule.is_due(last_step, step)
+        return self.schedule.next_after(last_step) <= step
 
     def _attach(self, batch: Any) -> None:
         assert self._geometry is not None
@@ -314,8 +318,9 @@ class Monitor(ABC):
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
             (self._measure_recent if self.probe is None else self._measure_probe)(step)
         self._complete()
-        with self._guarded():
-            self._write_media(last=True)
+        if not self._failed:
+            with self._guarded():
+                self._media.write(self._loggers(), self.history, last=True)
 
     def _stop(self) -> None:
         """Leave the run, after an exception too; its place in the schedule may still be saved to a checkpoint."""
@@ -453,12 +458,18 @@ class Monitor(ABC):
             self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
-        measured = [dated(step, record) for record in records]
+        measured: list[Any] = []
+        for record in records:
+            dated = _SharedKeys()
+            for key, value in {"step": step, **record}.items():
+                setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
+            measured.append(vars(dated))
         self.history += measured
         if self._file is not None:
             self._write(partial(self._file.add, measured))
         self._log(step, records)
-        self._write_media()
+        if not self._failed:
+            self._media.write(self._loggers(), self.history)
         if not is_first:
             return
         name = type(self).__name__
@@ -471,10 +482,6 @@ class Monitor(ABC):
                 f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.",
                 stacklevel=2,
             )
-
-    def _write_media(self, *, last: bool = False) -> None:
-        if not self._failed:
-            self._media.write(self._loggers(), self.history, last=last)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""

@@ -41,12 +41,6 @@ class Schedule:
         extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
         return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
 
-    def is_due(self, last_step: int, step: int) -> bool:
-        """Tell whether a scheduled step is after ``last_step`` and not after ``step``."""
-        return step // self.every_n_steps > last_step // self.every_n_steps or any(
-            last_step < extra <= step for extra in self.extra_steps
-        )
-
     def next_after(self, step: int) -> int:
         """The first scheduled step after this one."""
         regular = (step // self.every_n_steps + 1) * self.every_n_steps

@@ -44,20 +44,18 @@ def run_vocabulary(settings: VocabularySettings) -> int:
     folder = SweepFolder(settings.folder)
     folder.require_settings(manifest)
     with muted_libraries():
-        plan, mine = plan_sweep(of_sweep, folder)
-        done = folder.done()
+        plan = plan_sweep(of_sweep, folder)
         if settings.dry_run:
-            print(plan_table(mine, done))
+            print(plan_table(plan.mine, folder.done()))
             return 0
-        pending = [planned for planned in mine if planned.name not in done or planned.is_stale]
-        names = _find_names(pending, of_sweep)
+        names = _find_names(plan.pending, of_sweep)
         folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}})
-        sweep = Sweep(make_fabric({"accelerator": "cpu"}), of_sweep, plan, pending, {}, folder)
+        sweep = Sweep(make_fabric({"accelerator": "cpu"}), of_sweep, plan, {}, folder)
         with sweep.at_work(), Downloads(folder.path, evict=settings.evict) as downloads:
             worker = MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained")
             measure_here(sweep, worker.measure)
-    status = finish(folder, plan, mine, sweep.failures)
-    print(*_row_lines(folder, mine), sep="\n")
+    status = finish(sweep)
+    print(*_row_lines(folder, plan.mine), sep="\n")
     return status
 
 
