@@ -27,7 +27,7 @@ Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | 
 """A folder, a table, a history, a `Geometry` or a monitor."""
 
 By = Literal["layer", "step"]
-"""Abscissae: the layers at the last step, or the steps, averaged over blocks."""
+"""The layers, at the last step, or the steps, averaged over blocks."""
 
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 
@@ -82,7 +82,7 @@ def composition(
 ) -> Figure:
     """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
 
-    They are drawn by ``"layer"``, at the last step, or by ``"step"``, averaged over blocks.
+    ``by`` is ``"layer"``, at the last step; or ``"step"``, averaged over blocks.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; M and V were not measured.
@@ -106,9 +106,9 @@ def tokens(
 ) -> Figure:
     """V against M, a point a token type, with the regression line, at the last step; other arguments as of `dynamics`.
 
-    The results are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
+    ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
     true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
-    ``pd.DataFrame(metric.table())``. Without a layer there are at most four, side by side; with ``ax``, the last block.
+    ``pd.DataFrame(metric.table())``. Without ``layer`` at most four are side by side; with ``ax``, it is the last block.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
@@ -139,8 +139,8 @@ def spectrum(
 ) -> Figure:
     """The eigenvalues of the covariance in descending order, beside those of random embeddings and their edge.
 
-    The results are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
-    There is a line for each step at a layer, or, without one, for each layer at the last step; other arguments as of
+    ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
+    There is a line for each step at ``layer``; without it, for each layer at the last step. Other arguments are as of
     `dynamics`.
 
     Raises:
@@ -164,8 +164,8 @@ def scales(
 ) -> Figure:
     """The intrinsic dimension against the scale at which it is measured; other arguments as of `dynamics`.
 
-    It was measured with ``IntrinsicDimension(estimator="gride")``. There is a line for each ``"layer"``, at the last
-    step, or for each ``"step"``, averaged over blocks.
+    ``results`` are measured with ``IntrinsicDimension(estimator="gride")``. There is a line for each ``by``: for each
+    ``"layer"``, at the last step; or for each ``"step"``, averaged over blocks.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured at scales.
@@ -193,9 +193,9 @@ def similarity(
 ) -> Figure:
     """Debiased linear CKA as a square of colours: of layers with layers at a step, or of steps with steps at a layer.
 
-    The results are a folder in which ``embedgeo drift`` has compared the saved rows of a sweep. Of steps with steps
-    where a layer is given, else of layers with layers, at the last step compared or the one given; other arguments as
-    of `dynamics`.
+    ``results`` are a folder in which ``embedgeo drift`` has compared the saved rows of a sweep. With ``layer``, steps
+    are compared with steps; without it, layers with layers, at ``step`` or the last one compared. Other arguments are
+    as of `dynamics`.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; nothing was compared, or not there.
