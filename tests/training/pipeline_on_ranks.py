@@ -4,6 +4,7 @@ import re
 import textwrap
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
+from embedgeo import StepMonitor, TokenMoments
 from tests.models import VOCABULARY, token_batch
+from tests.training.runs import out_of_memory_on
 
 STEPS = 4
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -146,13 +148,6 @@ def weights(*, is_measured):
     return {**pipeline.model.state_dict(), "random": torch.get_rng_state()}
 
 
-class OutOfMemory(EmbeddingMoments):
-    def compute(self):
-        if self.n and dist.get_rank() == 1:
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        return super().compute()
-
-
 def refusals():
     """What is said at set-up."""
     pipeline, said = Pipeline(), {}
@@ -210,7 +205,7 @@ def on_two(rank):
         "single stage": single_stage(ids, mask),
         "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
         "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
-        "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),
+        "fault": pipelines[2].run(pipelines[2].monitor(metrics=partial(out_of_memory_on, 1, "compute"))),
         "drift": pipelines[3].run(pipelines[3].probing(drift=True)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),

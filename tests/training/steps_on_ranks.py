@@ -1,6 +1,7 @@
 """What the processes of the tests of plain torch's parallel forms run: every form, one after the other."""
 
 import warnings
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,9 +11,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
+from embedgeo import StepMonitor, TokenMoments
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.on_ranks import batch_of, probe_batches
+from tests.training.runs import out_of_memory_on
 
 STEPS = 5
 MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
@@ -141,20 +143,6 @@ def moments(dim):
     return [TokenMoments(dim)]
 
 
-class OutOfMemory(EmbeddingMoments):
-    def update(self, embeddings, token_ids=None, mask=None):
-        if len(embeddings) and dist.get_rank() == 1:
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        super().update(embeddings, token_ids, mask)
-
-
-class FailsToCompute(EmbeddingMoments):
-    def compute(self):
-        if self.num_rows and dist.get_rank() == 1:
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        return super().compute()
-
-
 def refusals():
     """What is said, at set-up, of meshes of which it is unknown which ranks have the same rows."""
     said = {}
@@ -197,8 +185,8 @@ class Halved(nn.Module):
 
 def everything(rank):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
-    results["fault"] = run("ddp", rank, metrics=lambda dim: [OutOfMemory(dim)])
-    results["late fault"] = run("tensor parallel", rank, metrics=lambda dim: [FailsToCompute(dim)])
+    results["fault"] = run("ddp", rank, metrics=partial(out_of_memory_on, 1, "update"))
+    results["late fault"] = run("tensor parallel", rank, metrics=partial(out_of_memory_on, 1, "compute"))
     return results | {"refused": refusals(), "fewer positions": fewer_positions()}
 
 
