@@ -108,7 +108,7 @@ def tokens(
 
     ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
     true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
-    ``pd.DataFrame(metric.table())``. Without ``layer`` at most four are side by side; with ``ax``, it is the last block.
+    ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most four; with ``ax``, the last block.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
