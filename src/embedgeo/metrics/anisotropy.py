@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedgeo.formatting import size
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
@@ -167,6 +168,16 @@ class Anisotropy(GeometryMetric):
     @property
     def label(self) -> str:
         return "Anisotropy" if self.sketch is None else "Anisotropy (sketch)"
+
+    @property
+    def compromise(self) -> str:
+        if self.sketch is None:
+            return ""
+        return (
+            f"Anisotropy holds a sketch ({size(8 * self.dim * self.sketch)}) at layers of width {self.dim}, not the "
+            f"scatter ({size(8 * self.dim**2)}): anisotropy_error says how far off it may be, anisotropy_standardized "
+            "is absent."
+        )
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.

@@ -182,6 +182,11 @@ class GeometryMetric(Metric):
         """The name of the class and, where that matters to its memory, of the arguments."""
         return type(self).__name__
 
+    @property
+    def compromise(self) -> str:
+        """A sentence on what is held in place of something larger, and its effect; empty where nothing is."""
+        return ""
+
     def of_width(self, dim: int) -> Self:
         """A new metric of the same arguments for rows of another width."""
         return type(self)(dim, *self._arguments)

@@ -221,19 +221,18 @@ def auto_metrics(
         extra=extra,
         max_state_bytes=inf,
     )
-    table, whole, *others = wanted
     num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
+    kept: dict[int, Metric] = {0: moments}  # by place: that of `TokenMoments`, then that of `Anisotropy`
     left = max_state_bytes - num_bytes(moments)
-    kept: set[int] = set()  # by identity: two may be of one class
-    for metric in sorted(wanted, key=num_bytes):
-        more = num_bytes(metric) - (num_bytes(moments) if metric is table else 0)
+    for place, metric in sorted(enumerate(wanted), key=lambda each: num_bytes(each[1])):
+        more = num_bytes(metric) - (num_bytes(moments) if place == 0 else 0)
         if more <= left:
-            kept.add(id(metric))
+            kept[place] = metric
             left -= more
-    smaller = whole if id(whole) in kept else _in_a_sketch(whole)
-    if smaller is not whole and num_bytes(smaller) <= left:
-        kept.add(id(smaller))
-    return [table if id(table) in kept else moments, *(metric for metric in (smaller, *others) if id(metric) in kept)]
+    sketch = _in_a_sketch(wanted[1])
+    if 1 not in kept and num_bytes(sketch) <= left:
+        kept[1] = sketch
+    return [kept[place] for place in sorted(kept)]
 
 
 def metric_factory(
@@ -253,7 +252,7 @@ def metric_factory(
 
 
 def is_auto(make: MetricFactory) -> bool:
-    """Tell whether the metrics are made by `auto_metrics`."""
+    """Tell metrics that `auto_metrics` makes from others."""
     return getattr(make, "func", make) is auto_metrics
 
 
@@ -274,21 +273,16 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
         sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
         kept = {type(metric) for metric in metrics}
         missing = [metric for metric in function(width, max_state_bytes=inf) if type(metric) not in kept]
-        names = {type(metric).__name__: size(_largest(metric, **sizes)) for metric in missing}
-        if names:
+        if names := {type(metric).__name__: size(_largest(metric, **sizes)) for metric in missing}:
             listing = ", ".join(f"{name} ({held})" for name, held in names.items())
             moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in names else ""
             yield (
                 f'metrics="auto" leaves out {listing} at layers of width {width}{moments}. '
                 f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
             )
-    columns = [metric.sketch for metric in metrics if isinstance(metric, Anisotropy) and metric.sketch is not None]
-    if columns:
-        yield (
-            f"Anisotropy holds a sketch ({size(8 * width * columns[0])}) at layers of width {width}, not the scatter "
-            f"({size(8 * width * width)}): anisotropy_error says how far off it may be, anisotropy_standardized is "
-            "absent. To have the scatter raise max_state_bytes."
-        )
+    for metric in metrics:
+        if isinstance(metric, GeometryMetric) and metric.compromise:
+            yield f"{metric.compromise} To have the scatter raise max_state_bytes."
 
 
 def metric_name(metric: Metric) -> str:
@@ -308,7 +302,7 @@ def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknif
 
 
 def has_token_tables(make: MetricFactory) -> bool:
-    """Tell whether some of the metrics made have the table that ``token_tables`` saves."""
+    """Tell metrics that have the table that ``token_tables`` saves from others."""
     return any("tokens" in metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
 
 

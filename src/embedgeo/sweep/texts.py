@@ -309,17 +309,11 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
+IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
 
 
 class MissingTokenizerError(ValueError):
     """Files of a tokenizer that a model does not have."""
-
-
-class IdentifiedTokenizer(NamedTuple):
-    """A tokenizer, and what tells it from others."""
-
-    tokenizer: PreTrainedTokenizerBase
-    identity: Identity
 
 
 def find_tokenizers(
@@ -361,7 +355,7 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
             continue
         candidates = [path] if path.is_file() else [path / name for name in sorted(TOKENIZER_FILES)]
         digests = (f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file())
-        return IdentifiedTokenizer(tokenizer, (type(tokenizer).__name__, *digests))
+        return tokenizer, (type(tokenizer).__name__, *digests)
     models = listed(list(by_model(plan)))
     found = f"none loads: {'; '.join(tried)}" if tried else f"{models} has no files of one, nor have its checkpoints"
     raise kind(
