@@ -310,7 +310,7 @@ def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust
     model = described_model(folder, trust_remote_code=trust_remote_code)
     model_class = type(model).__name__
     table, head = _matrices(model)
-    are_same = head is table
+    is_tied = head is table
     shapes = [weight.shape for weight in (table, head) if weight is not None]
     files: dict[str, Path] = {}
     for path in (folder / file.name for file in weight_files(contents.weights)):
@@ -325,7 +325,7 @@ def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust
         table = tensors[0]
         head = tensors[1] if len(tensors) > 1 else None
         # as transformers ties: not those of which the files have two that differ
-        is_tied = are_same and (head is None or head.equal(table))
+        is_tied = is_tied and (head is None or head.equal(table))
         return Matrices(table, table if is_tied else head, is_tied, model_class)
     loaded = load_model(folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True)
     table, head = _matrices(loaded.model)
