@@ -75,7 +75,7 @@ def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_gro
         for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
             sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
             metrics.update(x, ids, None, sequences)
-        values, _ = metrics.compute()
+        values = metrics.compute()
         runs.append({key: pair.tolist() for key, pair in values.items()})
     population, rows = corpus.population(), {}
     for key in (*population, "anisotropy", "intrinsic_dimension"):

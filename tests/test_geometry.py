@@ -10,6 +10,7 @@ from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import PAD, gpt_neox, hooks, llama, token_batch
 from tests.observed import hidden_states, observed, rows_seen
 from tests.ranks import on_two_ranks
+from tests.training.runs import Breaks
 
 
 def test_final_norm_is_the_last_hidden_state():
@@ -70,14 +71,7 @@ def test_duplicates_at_the_embedding_of_a_rotary_model_are_merged_without_a_warn
 
 def test_no_hook_is_left_behind_also_after_an_error():
     model, batch = gpt_neox(), token_batch()
-
-    class Raising(EmbeddingMoments):
-        def update(self, embeddings, token_ids=None, mask=None):
-            if len(embeddings):
-                raise RuntimeError("broken metric")
-            super().update(embeddings, token_ids, mask)
-
-    with pytest.raises(RuntimeError, match="broken metric"), observe(model, metrics=lambda dim: [Raising(dim)]):
+    with pytest.raises(RuntimeError, match="broken metric"), observe(model, metrics=lambda dim: [Breaks(dim)]):
         model(**batch)
     assert hooks(model) == 0
 

@@ -146,11 +146,9 @@ DRIFT = {
 
 _OF_MODELS = {
     **in_group("more", 750, **DRIFT),
-    **in_group("more", 760,
-        norm_Q_expected=Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
-            "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
-            ranges=True, is_drawn=False),
-    ),
+    "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
+        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
+        ranges=True, is_drawn=False, order=760),
     **in_group("more", 770,
         duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
             "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),

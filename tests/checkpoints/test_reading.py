@@ -1,7 +1,6 @@
 """Files of a checkpoint that are damaged or mean harm: the error names the file, and nothing in it is run."""
 
 import argparse
-import os
 import pickle
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -14,15 +13,8 @@ import torch
 from embedgeo.checkpoints.files import Contents, StoredFile, lightning_step, require_readable, stored_values
 from embedgeo.checkpoints.loading import load_model, load_tokenizer
 from embedgeo.checkpoints.sources import list_checkpoints
+from tests.files import Payload
 from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, write_files
-
-
-class Payload:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
 
 
 def said(error):

@@ -11,17 +11,10 @@ from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, IntrinsicDim
 from tests.cuda import GPU, deterministic
 from tests.data import KINDS, assert_values, metrics
 from tests.models import gpt_neox, token_batch
-from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+from tests.training.runs import WithoutDropout, fit, loader, moments, steps, value
 
 AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 PRECISIONS = pytest.mark.parametrize("precision", AUTOCAST)
-
-
-class WithoutDropout(TinyLM):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = gpt_neox()
 
 
 def on_gpu(batch):

@@ -15,6 +15,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
 from embedgeo.sweep import SweepSettings, sweep
 from tests.docs.blocks import blocks
+from tests.files import contents
 from tests.models import gpt2, gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
 
@@ -30,10 +31,6 @@ def measured(build=gpt_neox, seed=0, batches=(0, 1, 2), **options):
         for batch in batches:
             model(**token_batch(seed=batch, padding="right"))
     return geometry
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_folder_is_that_of_a_sweep(tmp_path):

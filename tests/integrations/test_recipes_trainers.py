@@ -17,10 +17,11 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
-from embedgeo import GeometryCallback, TokenMoments, observe
+from embedgeo import GeometryCallback, observe
 from embedgeo.text import train_tokenizer
 from tests import references
 from tests.models import llama, token_batch
+from tests.training.runs import assert_same_values, by_step, token_moments
 
 # transformers 5.23 and trl 1.16 use old names of their own
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -35,30 +36,12 @@ RECIPES = {
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def token_moments(dim):
-    return [TokenMoments(dim)]
-
-
 def make_trainer(name, folder, *callbacks, max_steps=3):
     trainer = runpy.run_path(str(EXAMPLES / f"{name}.py"))["make_trainer"](str(folder), callbacks)
     trainer.args.max_steps, trainer.args.logging_steps, trainer.args.disable_tqdm = max_steps, 1, True
     trainer.remove_callback(TensorBoardCallback)
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def values_at(callback, step):
-    layers = {}
-    for record in callback.history:
-        if record["step"] == step:
-            layers.setdefault(record["layer"], {})[record["metric"]] = record["value"]
-    return layers
-
-
-def assert_equal(measured, expected, rel=1e-9):
-    assert list(measured) == list(expected)
-    for layer in expected:
-        assert measured[layer] == pytest.approx(expected[layer], rel=rel, nan_ok=True)
 
 
 class Recorder:
@@ -115,7 +98,7 @@ def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name)
 
     callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
     plain, monitored = trained(), trained(callback)
-    assert list(values_at(callback, 3)) == RECIPES[name]
+    assert list(by_step(callback.history)[3]) == RECIPES[name]
     assert plain[0].keys() == monitored[0].keys()
     assert all(torch.equal(weight, monitored[0][key]) for key, weight in plain[0].items())
     assert plain[1:] == monitored[1:]
@@ -130,8 +113,8 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention
     recorder = Recorder(trainer, step)
     trainer.train()
     given = {name: recorder.inputs[name] for name in ("input_ids", "position_ids")}
-    measured = values_at(callback, step)
-    assert_equal(measured, recorder.observed(lambda model, inputs: model(**given)))
+    measured = by_step(callback.history)[step]
+    assert_same_values(measured, recorder.observed(lambda model, inputs: model(**given)))
 
     token_ids = given["input_ids"][0]
     starts = given["position_ids"][0] == 0
@@ -139,7 +122,7 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention
     texts = token_ids.split(numbers.unique(return_counts=True)[1].tolist())
     assert len(texts) > 2
     assert measured["embed"]["n"] == len(token_ids)
-    assert values_at(of_loss, step)["embed"]["n"] == len(token_ids) - len(texts)
+    assert by_step(of_loss.history)[step]["embed"]["n"] == len(token_ids) - len(texts)
     with torch.no_grad():
         packed = trainer.model(**given, output_hidden_states=True).hidden_states
         alone = [trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts]
@@ -160,14 +143,14 @@ def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
     trainer.train()
     pairs = trainer.collect_features(recorder.inputs)[0]
     by_hand = lambda model, inputs: [model(features) for features in pairs]  # noqa: E731
-    assert_equal(values_at(callback, 2), recorder.observed(by_hand, rows=rows))
-    last = values_at(callback, 3)["block.03"]
+    assert_same_values(by_step(callback.history)[2], recorder.observed(by_hand, rows=rows))
+    last = by_step(callback.history)[3]["block.03"]
     if rows == "tokens":
         assert last["n"] == sum(int(features["attention_mask"].sum()) for features in pairs)
     else:
         assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
         norms = torch.cat([features["sentence_embedding"] for features in pairs]).double().square().sum(1)
-        assert values_at(callback, 2)["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
+        assert by_step(callback.history)[2]["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
 
 
 def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
@@ -178,7 +161,7 @@ def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
     trainer.add_callback(callback)
     trainer.train()
     embeddings = trainer.model.encode(texts, convert_to_tensor=True).double()
-    last = values_at(callback, 2)["block.03"]
+    last = by_step(callback.history)[2]["block.03"]
     assert last["n"] == len(texts)
     assert last["Q"] == pytest.approx(float(embeddings.square().sum(1).mean()), rel=1e-5)
     assert last["M"] == pytest.approx(float(embeddings.mean(0).square().sum()), rel=1e-5)
@@ -220,7 +203,7 @@ def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
     by_hand = recorder.observed(lambda model, inputs: base(input_ids=inputs["input_ids"]), **spec)
     names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
     assert list(by_hand) == names
-    assert_equal(values_at(callback, 2), by_hand)
+    assert_same_values(by_step(callback.history)[2], by_hand)
 
 
 @pytest.mark.parametrize("peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])])
@@ -244,9 +227,9 @@ def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
     trainer.train()
     num_tokens = int(recorder.inputs["attention_mask"].sum())
     for step in (0, 1, 2):
-        assert values_at(callback, step)["block.01"]["n"] == num_tokens
+        assert by_step(callback.history)[step]["block.01"]["n"] == num_tokens
     given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
-    assert_equal(values_at(callback, 1), recorder.observed(lambda model, inputs: model(**given)))
+    assert_same_values(by_step(callback.history)[1], recorder.observed(lambda model, inputs: model(**given)))
 
 
 def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
@@ -266,7 +249,7 @@ def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
     with pytest.warns(UserWarning, match=r"the weights of the last step, 2, are not measured, because"):
         trainer.train()
     num_tokens = [row["num_tokens"] for row in trainer.state.log_history if "num_tokens" in row]
-    measured = [values_at(callback, step)["block.01"]["n"] for step in (0, 1)]
+    measured = [by_step(callback.history)[step]["block.01"]["n"] for step in (0, 1)]
     assert measured == [num_tokens[0], num_tokens[1] - num_tokens[0]]
 
 
@@ -281,7 +264,7 @@ def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad
         trainer.train()
         pairs = trainer.collect_features(recorder.inputs)[0]
         num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
-        assert [values_at(callback, step)["block.03"]["n"] for step in (0, 1)] == [num_tokens, num_tokens]
+        assert [by_step(callback.history)[step]["block.03"]["n"] for step in (0, 1)] == [num_tokens, num_tokens]
     else:
         with pytest.warns(UserWarning, match="only forward passes without gradients reached .* no_grad_passes=True"):
             trainer.train()

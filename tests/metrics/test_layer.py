@@ -71,7 +71,7 @@ def in_process_group(group=None, rank=0, num_ranks=1):
     for seed in range(8)[rank::num_ranks]:
         rows = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(seed))
         metrics.update(rows, (7 * rows[..., 0]).long() % 9, None, torch.arange(5)[:, None].expand(5, 12))
-    values, _ = metrics.compute()
+    values = metrics.compute()
     return {key: tuple(pair.tolist()) for key, pair in values.items()}
 
 
@@ -199,7 +199,7 @@ def test_a_metric_that_overrides_update_gets_tensors():
     x = gaussian(24, 4).view(2, 12, 4)
     metrics = LayerMetrics(lambda dim: [Own(dim)], 4, device=torch.device("cpu"))
     metrics.update(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3, None)
-    values, _ = metrics.compute()
+    values = metrics.compute()
     assert float(values["norm_max"][0]) == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
 
 

@@ -32,7 +32,7 @@ def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], d
     metrics = LayerMetrics(make, 6, device=torch.device("cpu"), jackknife=num_groups)
     for x, ids, sequences in batches(size=size):
         metrics.update(x, ids, lengths_mask(ids), sequences)
-    values, _ = metrics.compute()
+    values = metrics.compute()
     return {key: pair[0] for key, pair in values.items()}, {key: pair[1] for key, pair in values.items()}
 
 

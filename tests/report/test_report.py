@@ -19,6 +19,7 @@ from embedgeo.report import page as plan
 from embedgeo.report.page import BUDGET
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
+from tests.files import contents
 from tests.report.synthetic import make_sweep
 
 SOME = (
@@ -45,10 +46,6 @@ class Page(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

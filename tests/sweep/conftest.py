@@ -1,8 +1,10 @@
 import time
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
+from embedgeo.results.folder import SweepFolder
 from tests.sweep.hub_server import Hub
 from tests.sweep.tiny import TEXT
 
@@ -50,3 +52,17 @@ def text(tmp_path):
 def options(text, tmp_path):
     """Arguments of a small sweep."""
     return {"text": text, "seq_len": 16, "num_tokens": 64, "batch_size": 2, "out": str(tmp_path / "out")}
+
+
+@pytest.fixture
+def written(options, monkeypatch):
+    """Folder of each file that a sweep has finished, in order, and the checkpoints that were done before."""
+    folder, found = SweepFolder(options["out"]), []
+    replace = Path.replace
+
+    def noted(self, target):
+        found.append((Path(target).parent.name, folder.done()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    return found

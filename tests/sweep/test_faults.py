@@ -23,6 +23,7 @@ from transformers.models.albert import modeling_albert
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.cli import main
 from embedgeo.sweep.measure import TokenLoss
+from tests.files import Payload
 from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, checkpoint_files, model, write_files
@@ -398,14 +399,6 @@ def test_no_tokenizer_in_a_folder(tmp_path, options):
 
 
 # ── checkpoints that mean harm ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class Payload:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
 
 
 @pytest.mark.parametrize("archive", [True, False])

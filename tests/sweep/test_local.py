@@ -262,19 +262,11 @@ def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
     assert not any(path.exists() for path in stray)
 
 
-def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, monkeypatch):
+def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, written):
     local_run(tmp_path / "run", steps=(1,))
-    folder, order = SweepFolder(options["out"]), []
-    replace = Path.replace
-
-    def observed(self, target):
-        order.append((Path(target).parent.name, folder.done()))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", observed)
     assert sweep(str(tmp_path / "run"), **options, token_tables=True, spectrum=True) == 0
     for tables in ("tokens", "projections", "spectra"):
-        assert order.index((tables, set())) < order.index(("checkpoints", set()))
+        assert written.index((tables, set())) < written.index(("checkpoints", set()))
     with pytest.raises(ValueError, match="token_tables was True, is False"):
         sweep(str(tmp_path / "run"), **options, spectrum=True)
 

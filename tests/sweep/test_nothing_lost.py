@@ -18,6 +18,7 @@ from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
+from tests.files import contents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
 
@@ -130,10 +131,6 @@ def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, caps
 # ── folders of earlier versions ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def everything(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
 def earlier(tmp_path, options):
     """A sweep of one of two checkpoints; what it was asked; the manifest; and the Parquet file of the one."""
@@ -151,34 +148,34 @@ def test_a_folder_of_an_earlier_version_is_refused_as_it_is(earlier, options):
     written["asked"] = {key: written["asked"][key] for key in of_before}
     written["versions"]["embedgeo"] = "0.0.9"
     manifest.write_text(json.dumps(written))
-    before = everything(manifest.parent)
+    before = contents(manifest.parent)
     with pytest.raises(
         ValueError, match=r"another version of embedgeo \(0\.0\.9\), which has other options\. Give"
     ) as caught:
         sweep(run, **options)
     assert "None" not in str(caught.value)
-    assert everything(manifest.parent) == before
+    assert contents(manifest.parent) == before
 
 
 @pytest.mark.parametrize("column", ["stderr", "series"])
 def test_results_of_an_earlier_schema_are_refused_as_they_are(earlier, options, column):
     run, manifest, results = earlier
     pd.read_parquet(results).drop(columns=column).to_parquet(results)
-    before = everything(manifest.parent)
+    before = contents(manifest.parent)
     with pytest.raises(
         ValueError, match=rf"step1\.parquet must have .*; {column} missing\. Was it written by another ver"
     ):
         sweep(run, **options)
-    assert everything(manifest.parent) == before
+    assert contents(manifest.parent) == before
 
 
 def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
     run, manifest, _ = earlier
     manifest.unlink()
-    before = everything(manifest.parent)
+    before = contents(manifest.parent)
     with pytest.raises(ValueError, match=r"does not say which, for its manifest\.json is gone"):
         sweep(run, **options)
-    assert everything(manifest.parent) == before
+    assert contents(manifest.parent) == before
     for path in manifest.parent.glob("*"):
         if path.name not in ("checkpoints", "manifest.json"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

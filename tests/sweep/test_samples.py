@@ -47,17 +47,10 @@ def test_samples_are_of_the_same_tokens_at_every_layer_and_checkpoint(run, optio
     assert all(each.equal(numbers[0]) for each in numbers)
 
 
-def test_the_sample_is_there_before_the_checkpoint_is_done_and_is_part_of_the_settings(run, options, monkeypatch):
-    folder, order = SweepFolder(options["out"]), []
-    replace = Path.replace
-
-    def observed(self, target):
-        order.append((Path(target).parent.name, folder.done()))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", observed)
+def test_the_sample_is_there_before_the_checkpoint_is_done_and_is_part_of_the_settings(run, options, written):
+    folder = SweepFolder(options["out"])
     assert sweep(str(run), **options, save_samples=True) == 0
-    assert order.index(("samples", set())) < order.index(("checkpoints", set()))
+    assert written.index(("samples", set())) < written.index(("checkpoints", set()))
     with pytest.raises(ValueError, match="save_samples was True, is False"):
         sweep(str(run), **options)
     pd.testing.assert_frame_equal(folder.read("step8")[["value"]], folder.read("step9")[["value"]])

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import partial
 
 import lightning as L
 import torch
@@ -29,7 +30,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
-from tests.training.runs import trainer
+from tests.training.runs import out_of_memory_on, trainer
 
 STEPS, WINDOW = 4, 2
 REPEATED = ("tensor parallel", "tensor parallel, a layer in parts")
@@ -150,19 +151,6 @@ def run(rank, folder, module, data, *monitors, **options):
     return [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
 
 
-class OutOfMemory(EmbeddingMoments):
-    def update(self, embeddings, token_ids=None, mask=None):
-        if len(embeddings):
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-
-
-class FailsToCompute(EmbeddingMoments):
-    def compute(self):
-        if self.n:
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        return super().compute()
-
-
 def no_ids(batch):
     raise KeyError("ids")
 
@@ -192,8 +180,7 @@ def faults_on_rank(rank, folder):
     data = [batch_of(rank, step) for step in range(STEPS)]
     for failing in range(WORLD_SIZE):
         for probe in (None, probe_batches()):
-            kind = OutOfMemory if rank == failing else EmbeddingMoments
-            monitor = GeometryMonitor(2, metrics=lambda dim, kind=kind: [kind(dim)], probe=probe)
+            monitor = GeometryMonitor(2, metrics=partial(out_of_memory_on, failing, "update"), probe=probe)
             warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp")
             outcomes[failing, probe is not None] = (monitor.history, warned)
     monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)])
@@ -204,7 +191,9 @@ def faults_on_rank(rank, folder):
         "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=Breaks()),
         "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
         "a probe's forward": fault_on_rank(rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory),
-        "repeated rows": fault_on_rank(rank, folder, "tensor parallel", metrics=lambda dim: [FailsToCompute(dim)]),
+        "repeated rows": fault_on_rank(
+            rank, folder, "tensor parallel", metrics=partial(out_of_memory_on, 1, "compute")
+        ),
     }
 
 

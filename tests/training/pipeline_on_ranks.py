@@ -4,6 +4,7 @@ import re
 import textwrap
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from embedgeo import EmbeddingMoments, StepMonitor, TokenMoments
+from embedgeo import StepMonitor
 from tests.models import VOCABULARY, token_batch
+from tests.training.runs import out_of_memory_on, token_moments
 
 STEPS = 4
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -64,10 +66,6 @@ def probe_batches():
     return [token_batch(4, seed=100 + i, padding="right" if i == 1 else None) for i in range(3)]
 
 
-def moments(dim):
-    return [TokenMoments(dim)]
-
-
 class Pipeline:
     """The stage on this rank, with its schedule: one block, then two; or all of them in a single stage.
 
@@ -113,7 +111,7 @@ class Pipeline:
         return {"histories": [monitor.history for monitor in monitors], "warned": warned}
 
     def monitor(self, **options):
-        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": moments, **options})
+        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": token_moments, **options})
 
     def probing(self, **options):
         def forward(model, batch):
@@ -144,13 +142,6 @@ def weights(*, is_measured):
     pipeline = Pipeline("1f1b")
     pipeline.run(*([pipeline.monitor()] if is_measured else []), learning_rate=0.5)
     return {**pipeline.model.state_dict(), "random": torch.get_rng_state()}
-
-
-class OutOfMemory(EmbeddingMoments):
-    def compute(self):
-        if self.n and dist.get_rank() == 1:
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        return super().compute()
 
 
 def refusals():
@@ -210,7 +201,7 @@ def on_two(rank):
         "single stage": single_stage(ids, mask),
         "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
         "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
-        "fault": pipelines[2].run(pipelines[2].monitor(metrics=lambda dim: [OutOfMemory(dim)])),
+        "fault": pipelines[2].run(pipelines[2].monitor(metrics=partial(out_of_memory_on, 1, "compute"))),
         "drift": pipelines[3].run(pipelines[3].probing(drift=True)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),

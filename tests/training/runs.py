@@ -9,10 +9,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from embedgeo import EmbeddingMoments
+from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import gpt_neox, token_batch
 
 
@@ -34,8 +35,17 @@ class TinyLM(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
+class WithoutDropout(TinyLM):
+    """A forward pass gives the same hidden states each time."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = gpt_neox()
+
+
 class ValidatedLM(TinyLM):
-    """The same with a validation loop."""
+    """With a validation loop."""
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.model(**batch, labels=batch["input_ids"]).loss)
@@ -71,6 +81,10 @@ def moments(dim):
     return [EmbeddingMoments(dim)]
 
 
+def token_moments(dim):
+    return [TokenMoments(dim)]
+
+
 def steps(monitor):
     """The steps a monitor has measured."""
     return sorted({record["step"] for record in monitor.history})
@@ -82,6 +96,11 @@ def value(monitor, step, layer, metric):
         r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer and r["metric"] == metric
     )
     return found
+
+
+def n_at(monitor):
+    """How many rows a monitor has measured at each step."""
+    return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
 class Breaks(EmbeddingMoments):
@@ -96,6 +115,31 @@ class BreaksLate(EmbeddingMoments):
         if self.n > 0:
             raise RuntimeError("broken metric")
         return super().compute()
+
+
+class OutOfMemory(EmbeddingMoments):
+    """Fails in ``place``, its update or its computation, on one of several ranks."""
+
+    def __init__(self, dim, place, rank):
+        super().__init__(dim)
+        self.place, self.rank = place, rank
+
+    def update(self, embeddings, token_ids=None, mask=None):
+        self.allocate("update", len(embeddings))
+        super().update(embeddings, token_ids, mask)
+
+    def compute(self):
+        self.allocate("compute", self.num_rows)
+        return super().compute()
+
+    def allocate(self, place, num_rows):
+        if num_rows and (place, dist.get_rank()) == (self.place, self.rank):
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
+def out_of_memory_on(rank, place, dim):
+    """Metrics that fail on one of several ranks."""
+    return [OutOfMemory(dim, place, rank)]
 
 
 class UserError(Exception):
@@ -172,6 +216,14 @@ def assert_same_values(table, expected, rel=1e-9):
     assert table.keys() == expected.keys()
     for layer, values in expected.items():
         assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer
+
+
+def in_one_process(model, batches, **options):
+    """Values of a model on these batches, which `observe` gives in this process alone."""
+    with observe(model, **options) as geometry, torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    return geometry.compute()
 
 
 class Slow(EmbeddingMoments):

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from embedgeo import observe
 from tests.models import gpt_neox, token_batch
@@ -20,7 +19,7 @@ from tests.training.on_ranks import (
     positions_model,
     probe_batches,
 )
-from tests.training.runs import assert_same_values, by_step
+from tests.training.runs import assert_same_values, by_step, in_one_process
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +30,6 @@ def ranks(tmp_path_factory):
     for rank in range(WORLD_SIZE):
         folder.joinpath(str(rank)).mkdir()
     return on_two_ranks(everything, folder, folder, seconds=300)  # some 25 on a free machine
-
-
-def in_one_process(model, batches):
-    with observe(model) as geometry, torch.no_grad():
-        for batch in batches:
-            model(**batch)
-    return geometry.compute()
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if "in parts" not in name])

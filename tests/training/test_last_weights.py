@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from embedgeo import GeometryMonitor, observe
-from tests.models import gpt_neox, token_batch
-from tests.training.runs import TinyLM, fit, loader, moments, steps, value
+from tests.models import token_batch
+from tests.training.runs import TinyLM, WithoutDropout, fit, loader, moments, steps, value
 
 
-class WithoutDropout(TinyLM):
+class KeepsBatches(WithoutDropout):
+    """Keeps copies of its batches, and knows which of them are alive."""
+
     def __init__(self):
         super().__init__()
-        self.model = gpt_neox()
         self.seen = []
         self.ids = []
 
@@ -29,7 +30,7 @@ class WithoutDropout(TinyLM):
 def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurement_takes(tmp_path, window, accumulate):
     monitor = GeometryMonitor(4, window=window, metrics=moments, on_error="raise")
     options = {"max_steps": 6, "accumulate_grad_batches": accumulate}
-    module, _ = fit(tmp_path, monitor, module=WithoutDropout(), **options)
+    module, _ = fit(tmp_path, monitor, module=KeepsBatches(), **options)
     assert steps(monitor) == [0, 4, 6]
     with observe(module.model, metrics=moments) as geometry, torch.no_grad():
         for batch in module.seen[-window * accumulate :]:
@@ -40,7 +41,7 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
 
-class Shifting(WithoutDropout):
+class Shifting(KeepsBatches):
     """Changes each batch once it is on the device."""
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
@@ -64,7 +65,7 @@ def test_a_step_that_is_measured_already_is_not_measured_again(tmp_path):
 
 def test_they_are_left_out_where_told(tmp_path):
     monitor = GeometryMonitor(4, metrics=moments, measure_last=False, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=WithoutDropout(), max_steps=6)
+    module, _ = fit(tmp_path, monitor, module=KeepsBatches(), max_steps=6)
     assert steps(monitor) == [0, 4]
     assert not any(ids() is not None for ids in module.ids)
 

@@ -5,20 +5,12 @@ import torch
 from torchmetrics import Metric
 
 from embedgeo import GeometryMonitor, default_metrics
-from tests.models import gpt_neox
-from tests.training.runs import TinyLM, fit, loader
+from tests.training.runs import WithoutDropout, fit, loader
 
 WITHIN = {"32-true": 0, "64-true": 1e-6, "bf16-mixed": 0.01, "bf16-true": 0.01}
 """How far, relatively, from the float32 run: bfloat16 keeps 8 bits of an activation, whatever the sums keep."""
 FARTHER = ("V_W", "intrinsic_dimension")  # what nearly equal rows decide: within 0.05 in bfloat16
 COUNTS = ("duplicate_fraction", "n_points")  # rows that are equal in bfloat16 and not in float32
-
-
-class WithoutDropout(TinyLM):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = gpt_neox()
 
 
 class RowsSeen(Metric):

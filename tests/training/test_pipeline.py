@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import StepMonitor, observe
+from embedgeo import StepMonitor
 from tests.ranks import on_two_ranks
 from tests.training.pipeline_on_ranks import (
     MLPS,
@@ -11,12 +11,11 @@ from tests.training.pipeline_on_ranks import (
     STEPS,
     Transformer,
     batch_at,
-    moments,
     on_four,
     on_two,
     probe_batches,
 )
-from tests.training.runs import assert_same_values, by_step
+from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +25,8 @@ def two(tmp_path_factory):
     return on_two_ranks(on_two, tmp_path_factory.mktemp("two"))
 
 
-def in_one_process(batches, layers="blocks"):
-    with observe(Transformer(), layers, metrics=moments) as geometry, torch.no_grad():
-        for batch in batches:
-            geometry.model(**batch)
-    return geometry.compute()
+def whole_model(batches, layers="blocks"):
+    return in_one_process(Transformer(), batches, layers=layers, metrics=token_moments)
 
 
 def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
@@ -43,9 +39,9 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
             assert repr(later) == repr(history)  # in the background; with NaN
         for start, table in by_step(history).items():
             batches = [batch_at(source, step) for step in (start, start + 1) for source in sources]
-            assert_same_values(table, in_one_process(batches, layers))
+            assert_same_values(table, whole_model(batches, layers))
         for table in by_step(*held).values() if held else ():
-            assert_same_values(table, in_one_process(probe_batches(), layers))
+            assert_same_values(table, whole_model(probe_batches(), layers))
         assert list(by_step(history)) == [0, 2]
         assert [list(by_step(each)) for each in held] == [[0, 2, STEPS]] * len(held)
 
@@ -57,7 +53,7 @@ def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_
 
 
 def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
-    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass
@@ -87,7 +83,7 @@ def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
             tables = by_step(history)
             assert list(tables) == [0, 2, STEPS]
             for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
-                assert_same_values(tables[step], in_one_process([batch_at(0, trained), batch_at(1, trained)], layers))
+                assert_same_values(tables[step], whole_model([batch_at(0, trained), batch_at(1, trained)], layers))
 
 
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
@@ -100,7 +96,7 @@ def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
     for number, rank in enumerate(two):
         documented = rank["documented"]
         table = by_step(documented["history"])[0]
-        expected = in_one_process([{"input_ids": batch_at(0, 0)["input_ids"]}])
+        expected = whole_model([{"input_ids": batch_at(0, 0)["input_ids"]}])
         assert_same_values(
             {layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected
         )
@@ -113,7 +109,7 @@ def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_
         (history,) = rank["without ids"]["histories"]
         table = by_step(history)[0]
         assert {layer for layer, values in table.items() if "V_W" in values} == {"embed", "block.00"}
-        expected = in_one_process([batch_at(0, 0)])["block.02"]
+        expected = whole_model([batch_at(0, 0)])["block.02"]
         assert table["block.02"] == pytest.approx({key: expected[key] for key in table["block.02"]}, rel=1e-9)
 
 

@@ -1,12 +1,11 @@
 """StepMonitor under torch's own parallel forms on gloo ranks: the numbers are those of one process."""
 
 import pytest
-import torch
 
-from embedgeo import StepMonitor, observe
+from embedgeo import StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.on_ranks import probe_batches
-from tests.training.runs import assert_same_values, by_step
+from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 from tests.training.steps_on_ranks import (
     FORMS,
     FORMS_ON_FOUR,
@@ -15,7 +14,6 @@ from tests.training.steps_on_ranks import (
     WITHOUT_MESH,
     batch_at,
     everything,
-    moments,
     on_four,
     plain,
 )
@@ -33,16 +31,9 @@ def four(tmp_path_factory):
     return on_two_ranks(on_four, tmp_path_factory.mktemp("four"), seconds=300, world_size=4)
 
 
-def in_one_process(model, batches):
-    with observe(model, metrics=moments) as geometry, torch.no_grad():
-        for batch in batches:
-            model(**batch)
-    return geometry.compute()
-
-
 def held_in_one_process(model):
     """Of a probe, with the drift."""
-    with StepMonitor(model, 3, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+    with StepMonitor(model, 3, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass
@@ -54,9 +45,10 @@ def assert_as_in_one_process(ranks, form, sources):
     expected = {}
     for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
         window = range(first, min(first + 2, STEPS))
-        expected[start] = in_one_process(model, [batch_at(form, rank, step) for step in window for rank in sources])
+        batches = [batch_at(form, rank, step) for step in window for rank in sources]
+        expected[start] = in_one_process(model, batches, metrics=token_moments)
     held = held_in_one_process(model)
-    of_probe = in_one_process(model, probe_batches())
+    of_probe = in_one_process(model, probe_batches(), metrics=token_moments)
     for number, rank in enumerate(ranks):
         outcome = rank[form]
         assert outcome["warned"] == []

@@ -9,7 +9,7 @@ from functools import partial
 from html import escape
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -65,15 +65,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Stage(Protocol):
-    """One stage of a pipeline."""
-
-    ranks: dist.ProcessGroup  # that have this stage
-
-    def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
-        """The records of the layers of all stages, given those of this one; every rank must call this."""
-
-
 class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
 
@@ -84,7 +75,8 @@ class Geometry:
         process_group: the ranks that have different rows; others repeat theirs (tensor parallelism). Default: all.
         sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
-        stage: that stage, where there are others. Default: all ranks have the same layers.
+        stage_group: the ranks that have this stage. Default: all ranks have the same layers.
+        join_stages: given the number of layers and a function that returns their records, the records of all stages.
         drift: compares the rows with those of other layers, and with those that it was given before.
 
     Attributes:
@@ -120,7 +112,8 @@ class Geometry:
         process_group: dist.ProcessGroup | None = None,
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
-        stage: Stage | None = None,
+        stage_group: dist.ProcessGroup | None = None,
+        join_stages: Callable[[int, Callable[[], list[Record]]], list[Record]] | None = None,
         drift: Drift | None = None,
     ) -> None:
         require_row_unit(rows)
@@ -152,8 +145,8 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
-        self._stage = stage
-        self._stage_group = None if stage is None else stage.ranks  # which have the same layers
+        self._stage_group = stage_group
+        self._join_stages = join_stages
         self._group = process_group
         self._drift = drift
         self._is_off = False
@@ -178,15 +171,10 @@ class Geometry:
         self.reset()
         return records, why_silent
 
-    @property
-    def needs_all_ranks(self) -> bool:
-        """Tell whether `agreed` needs all ranks at the same time."""
-        return self._group is not None
-
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline."""
         result = own_records.result if self._group is None else partial(self._agreed_on_ranks, own_records)
-        return result() if self._stage is None else self._stage.join(len(self.layers), result)
+        return result() if self._join_stages is None else self._join_stages(len(self.layers), result)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""

@@ -36,7 +36,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            return _records(layers, [_values(each) for each in layers])
+            return _records(layers, [each.metrics.compute() for each in layers])
     num_workers = min(all_threads, len(layers))
     is_inference = torch.is_inference_mode_enabled()
     free = Semaphore(num_workers)
@@ -44,7 +44,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     def work(layer: MeasuredLayer, in_sync: ExitStack) -> Values | Exception:
         try:
             with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
-                return _values(layer)
+                return layer.metrics.compute()
         finally:
             free.release()
 
@@ -81,7 +81,7 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
             for each in layers:
-                values.append(_values(each))
+                values.append(each.metrics.compute())
                 for stream in streams:
                     stream.synchronize()  # what is freed then goes to the stream that it was allocated on
                 each.metrics.reset()
@@ -101,18 +101,12 @@ def can_start_threads() -> bool:
     return threading.main_thread().is_alive()
 
 
-def _values(layer: MeasuredLayer) -> Values | Exception:
-    values, failures = layer.metrics.compute()
-    for error in failures:
-        error.add_note(f"at layer {layer.name!r}")
-    return failures[0] if failures else values
-
-
 def _records(layers: Sequence[MeasuredLayer], values: Sequence[Values | Exception]) -> list[Record]:
     keys: list[tuple[MeasuredLayer, str]] = []
     pairs: list[Tensor] = []
     for layer, of_layer in zip(layers, values, strict=True):
         if isinstance(of_layer, Exception):
+            of_layer.add_note(f"at layer {layer.name!r}")
             raise of_layer
         keys += [(layer, key) for key in of_layer]
         pairs += [pair.double() for pair in of_layer.values()]

@@ -51,9 +51,8 @@ _SPECTRUM = {
 }
 
 _TERMS = {
-    **in_group("at a glance", 120,
-        anisotropy=Term("anisotropy", "σ₁² / Σσ² of the centred rows", "Share of the variance along one direction."),
-    ),
+    "anisotropy": Term("anisotropy", "σ₁² / Σσ² of the centred rows", "Share of the variance along one direction.",
+        group="at a glance", order=120),
     **in_group("shape", 310,
         anisotropy_standardized=Term("anisotropy, standardized", "σ₁² / Σσ² of the z-scored rows",
             "Anisotropy with every coordinate scaled to variance 1: is there more to it than a few large coordinates?"),

@@ -35,11 +35,9 @@ _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
 
 # fmt: off
 _TERMS = {
-    **in_group("at a glance", 130,
-        intrinsic_dimension=Term("intrinsic dimension", "dimensions, TwoNN",
-            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
-            "number of rows, so compare estimates from equally many.", ranges=True),
-    ),
+    "intrinsic_dimension": Term("intrinsic dimension", "dimensions, TwoNN",
+        "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
+        "number of rows, so compare estimates from equally many.", ranges=True, group="at a glance", order=130),
     **in_group("rows counted", 610,
         intrinsic_dimension_std=Term("spread of the dimension", "std over batches, TwoNN",
             "How much the estimate varies.", ranges=True),
@@ -55,8 +53,7 @@ _TERMS = {
             "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
             "of rows.", ranges=True, is_drawn=False)
         for key, scale in _AT_SCALES.items()
-    }),
-    **in_group("more", 711, **{
+    }, **{
         f"{key}_error": Term(f"error of the intrinsic dimension at scale {scale}", "standard error, maximum likelihood",
             "How much the estimate would vary if rows were independent; those of one text are not.",
             ranges=True, is_drawn=False)

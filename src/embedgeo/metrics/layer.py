@@ -100,10 +100,10 @@ class LayerMetrics:
             for copies in filter(None, self._copies):
                 _update(copies[group], hidden, part, of_group)
 
-    def compute(self) -> tuple[Values, list[Exception]]:
-        """Values of the metrics, and exceptions of those that fail, here alone maybe; every rank must call this."""
+    def compute(self) -> Values | Exception:
+        """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
         values: Values = {}
-        failures: list[Exception] = []
+        failure: Exception | None = None
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             errors: dict[str, Tensor] = {}
             with _in_sync([metric, *copies]):
@@ -115,11 +115,11 @@ class LayerMetrics:
                     for key, value in found.items():
                         values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
                 except Exception as error:
-                    failures.append(error)
+                    failure = failure or error
         if self.expected_Q and "Q" in values:
             expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
             values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)  # of no rows, nothing
-        return values, failures
+        return failure or values
 
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""

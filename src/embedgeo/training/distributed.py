@@ -131,7 +131,7 @@ class PipelineStage:
     def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
         """Make the `Geometry` of this stage's layers, named as in the whole model; every rank must call this.
 
-        ``make`` is given the blocks that the stage has, and the stage, where there are others.
+        ``make`` is given the blocks that the stage has, and what joins it with others, where there are any.
         """
         if not self.is_part:
             return make()
@@ -140,7 +140,7 @@ class PipelineStage:
         made: list[Geometry] = []
 
         def own_names() -> list[str]:
-            made.append(make(part=part, stage=self))
+            made.append(make(part=part, stage_group=self.ranks, join_stages=self._join))
             return [layer.name for layer in made[0].layers]
 
         names = [name for of_stage in self._on_all(own_names) for name in of_stage]
@@ -150,7 +150,7 @@ class PipelineStage:
             raise ValueError(f"layers={made[0].settings['layers']!r} matches no layer of any stage of the pipeline.")
         return made[0]
 
-    def join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
+    def _join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:

@@ -100,7 +100,7 @@ class GeometryMonitor(Monitor, Callback):
         trainer.fit(model, train_dataloader)
     """
 
-    _trainer: Trainer | None = None
+    _trainer: Trainer  # while it trains
 
     def _reset(self) -> None:
         super()._reset()
@@ -177,7 +177,7 @@ class GeometryMonitor(Monitor, Callback):
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
-        self._trainer = None
+        vars(self).pop("_trainer", None)
 
     def _make_strict(self) -> None:
         for callback in self._made_lenient:
@@ -189,12 +189,10 @@ class GeometryMonitor(Monitor, Callback):
         return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric  # a longer prefix is another's
 
     def _to_device(self, batch: Any) -> Any:
-        assert self._trainer is not None
         return self._trainer.strategy.batch_to_device(batch)
 
     def _forward(self, batch: Any) -> None:
         assert self._geometry is not None
-        assert self._trainer is not None
         pl_module = self._trainer.lightning_module
         model = measured_model(self._geometry.model)
         sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
@@ -214,7 +212,6 @@ class GeometryMonitor(Monitor, Callback):
                 call()
 
     def _log(self, step: int, records: list[Record]) -> None:
-        assert self._trainer is not None
         scalars = tagged_scalars(records, self.prefix)
         self._last_values = scalars
         self._trainer.callback_metrics.update(_tensors(scalars))
@@ -223,7 +220,6 @@ class GeometryMonitor(Monitor, Callback):
             logger.log_metrics(scalars, step=step)
 
     def _loggers(self) -> Iterable[object]:
-        assert self._trainer is not None
         return self._trainer.loggers if self._trainer.is_global_zero else ()
 
 

@@ -449,7 +449,7 @@ class Monitor(ABC):
         if pending is None or pending.process != os.getpid():
             return
         wait([pending.records])
-        if alone and pending.geometry.needs_all_ranks:
+        if alone and self._run is not None and self._run.process_group is not None:
             return
         self._pending = None
         atexit.unregister(self._complete)

@@ -20,7 +20,7 @@ from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
-from embedgeo.training.loggers import wandb
+from embedgeo.training.loggers import wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, TrainingRun
 
 _NOT_MEASURED = nullcontext()
@@ -101,7 +101,7 @@ class StepMonitor(Monitor):
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
-        self._write_scalars = wandb.scalar_writer(log, self.prefix) or _scalar_writer(log)
+        self._write_scalars = wandb_scalar_writer(log, self.prefix) or _scalar_writer(log)
         getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log

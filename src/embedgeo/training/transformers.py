@@ -44,7 +44,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer.train()
     """
 
-    _trainer: Trainer | None = None
+    _trainer: Trainer  # while it trains
     _tag_start = "train/"
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         self._complete()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._trainer is not None and "train_runtime" in kwargs.get("logs", ()):
+        if self._run is not None and "train_runtime" in kwargs.get("logs", ()):
             # training has ended, but the weights are still the last ones: the best model may be loaded after this
             self._finish(state.global_step)
 
@@ -108,8 +108,7 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     def _stop(self) -> None:
         super()._stop()
-        trainer = self._trainer
-        self._trainer = None
+        trainer: Trainer | None = vars(self).pop("_trainer", None)
         if trainer is None:
             return
         step: Any = trainer.training_step
@@ -118,12 +117,10 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer.training_step = step  # type: ignore[method-assign]
 
     def _set_train_mode(self) -> None:
-        assert self._trainer is not None
         assert self._trainer.model is not None
         self._trainer.model.train()
 
     def _forward(self, batch: Any) -> None:
-        assert self._trainer is not None
         model = self._trainer.model_wrapped
         batch = self._to_device(batch)
         with self._trainer.compute_loss_context_manager():
@@ -137,7 +134,6 @@ class GeometryCallback(Monitor, TrainerCallback):
                 model(batch)
 
     def _log(self, step: int, records: list[Record]) -> None:
-        assert self._trainer is not None
         state = self._trainer.state
         control = self._trainer.control
         now = state.global_step
@@ -151,7 +147,6 @@ class GeometryCallback(Monitor, TrainerCallback):
             control.should_log = should_log
 
     def _loggers(self) -> Iterable[object]:
-        assert self._trainer is not None
         return self._trainer.callback_handler.callbacks if self._trainer.is_world_process_zero() else ()
 
 

@@ -1,23 +1,33 @@
-"""Adapters of loggers, by which they are given charts, text and pictures beside scalars."""
+"""Charts, an explanation and pictures for loggers, beside scalars."""
 
 import csv
 import io
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
+from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from lightning.pytorch.loggers import CometLogger, CSVLogger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from embedgeo.results.events import custom_scalars_layout
+from embedgeo.extras import require_extra
+from embedgeo.formatting import reason
+from embedgeo.glossary import in_order, term
+from embedgeo.results.events import chart_title, custom_scalars_layout
 from embedgeo.results.records import Record
+
+if TYPE_CHECKING:
+    from embedgeo.report.live import LivePictures
 
 HF_CALLBACKS = "transformers.integrations.integration_utils"
 """Module of the callbacks by which the Hugging Face Trainer logs."""
@@ -56,6 +66,103 @@ class Adapter:
 
     def write_image(self, tag: str, picture: Picture, step: int) -> None:
         """Write a picture when it is drawn."""
+
+
+class Media:
+    """The charts, the text and the pictures of one monitor in one run.
+
+    A text that explains each metric is written at the first measurement. Pictures are drawn at the first, second,
+    fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
+    A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
+    ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`.
+    """
+
+    def __init__(
+        self, prefix: str, num_earlier: int = 0, tag_start: str = "", on_error: Literal["warn", "raise"] = "warn"
+    ) -> None:
+        self._prefix = prefix
+        self._num_earlier = num_earlier
+        self._tag_start = tag_start
+        self._on_error = on_error
+        self._metrics: list[str] = []
+        self._num_measurements = 0
+        self._adapters: list[Adapter] | None = None
+        self._pictures: LivePictures | None = None
+        self._can_draw = True
+
+    def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
+        """Write what is new: after each measurement, and once more after the ``last`` one."""
+        history = history[self._num_earlier :]
+        if history and self._adapters is None:
+            self._adapters = list(self._found(loggers))
+        if not history or not self._adapters:
+            return
+        step = history[-1]["step"]
+        self._num_measurements += not last
+        is_due = last or self._num_measurements.bit_count() == 1
+        is_first = not self._metrics
+        if is_first:
+            self._metrics = in_order(record["metric"] for record in history)
+        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
+        self._give(methodcaller("write_charts", charts, history))
+        if is_first:
+            text = "\n".join(_explanation(self._metrics))
+            self._give(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
+        if self._can_draw and any(adapter.takes_pictures for adapter in self._adapters):
+            for tag, picture in self._drawn(history, is_due):
+                self._give(methodcaller("write_image", tag, picture, step))
+
+    def _found(self, loggers: Iterable[object]) -> Iterator[Adapter]:
+        for logger in loggers:
+            try:
+                yield from adapters([logger])
+            except Exception as error:
+                self._warn(f"{type(logger).__name__} gets", error)
+
+    def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Picture]]:
+        try:
+            if self._pictures is None:
+                require_extra("report", "drawing them")
+                from embedgeo.report.live import LivePictures
+
+                self._pictures = LivePictures(self._prefix)
+            yield from self._pictures.draw(history, is_due=is_due)
+        except ImportError as error:
+            self._can_draw = False
+            rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
+        except Exception as error:
+            self._can_draw = False
+            self._warn("loggers get", error, "pictures")
+
+    def _give(self, write: Callable[[Adapter], None]) -> None:
+        assert self._adapters is not None
+        for adapter in tuple(self._adapters):
+            try:
+                write(adapter)
+            except Exception as error:
+                self._adapters.remove(adapter)
+                self._warn(f"{type(adapter).__name__.lower()} gets", error)
+
+    def _warn(self, who_gets: str, error: Exception, what: str = "charts, text and pictures") -> None:
+        if self._on_error == "raise":
+            raise error
+        rule = f"{who_gets} no more {what} of {self._prefix}; scalars and training go on"
+        warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
+
+
+def _explanation(metrics: Iterable[str]) -> Iterator[str]:
+    yield "| number | is | unit or estimator | how to read it |"
+    yield "|---|---|---|---|"
+    for metric in metrics:
+        named = term(metric)
+        row = (metric, named.name, named.unit, named.meaning)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    yield ""
+    yield (
+        "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, `mean` is the mean over "
+        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined values (too few "
+        "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
+    )
 
 
 def is_instance(logger: object, module: str, name: str) -> bool:
@@ -113,6 +220,132 @@ class TensorBoard(Adapter):
         png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+
+_MOST_STEPS, _MOST_ROWS = 128, 10_000
+"""Steps in a chart, each row of which takes some 30 µs to log; rows of a table that Weights & Biases draws."""
+
+_LIGHTNING_STEP, _TRAINER_STEP = "trainer/global_step", "train/global_step"
+"""The keys of the step with which Lightning's logger and the callback of the Hugging Face Trainer log."""
+
+_WANDB_STYLE = (
+    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
+)
+
+
+class Wandb(Adapter):
+    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the trainer's steps."""
+
+    def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
+        self._run = run
+        self._log = log
+        self._axis = axis
+        self._prefix = ""
+        self._num_drawn = 0
+
+    @classmethod
+    def of(cls, logger: Any) -> "Wandb | None":
+        if isinstance(logger, WandbLogger):
+            return cls(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING_STEP)
+        if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
+            run = sys.modules["wandb"].run
+            return run and cls(run, lambda _, step, values: run.log({**values, _TRAINER_STEP: step}), _TRAINER_STEP)
+        run = _wandb_run(logger)
+        return run and cls(run, partial(_log_in_open_row, run))
+
+    def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
+        if not self._prefix and self._axis:
+            self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
+        self._prefix = charts.prefix
+        if charts.is_due and self._num_drawn < len(history):  # each chart takes a table of the whole history
+            self._num_drawn = len(history)
+            self._log(self._prefix, history[-1]["step"], dict(_line_charts(charts, history)))
+
+    def write_text(self, tag: str, markdown: str, step: int) -> None:
+        from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
+
+        html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])  # a workspace shows no Markdown
+        self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
+
+    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+        with png_file(picture) as path:
+            self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
+
+
+def wandb_scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]], object] | None:
+    """A function that writes scalars, at a step, to a run or to ``wandb`` itself; None for another log.
+
+    The counter of steps of a run only goes forward, and what is logged at one that is over is lost. So the step is a
+    value, ``{prefix}/step``, and the axis, and a measurement goes into the row that the loop has open, which is closed
+    before only if the last measurement is in it.
+    """
+    if not _is_wandb(log) and _wandb_run(log) is None:
+        return None
+    last_row: int | None = None
+
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        nonlocal last_row
+        run = _wandb_run(log)
+        if run is None:
+            return
+        row = None if _is_shared_run(run) else run.step
+        if last_row is None:
+            run.define_metric(_wandb_axis(prefix), hidden=True)
+            run.define_metric(f"{prefix}.*", step_metric=_wandb_axis(prefix))
+        elif row == last_row:
+            run.log({}, commit=True)
+            row += 1
+        _log_in_open_row(run, prefix, step, scalars)
+        last_row = row
+
+    return write
+
+
+def _is_wandb(log: object) -> bool:
+    return log is not None and log is sys.modules.get("wandb")
+
+
+def _wandb_run(log: Any) -> Any:
+    """The run that a log is, or that ``wandb`` has now, if any."""
+    if _is_wandb(log):
+        return log.run
+    return log if is_instance(log, "wandb.sdk.wandb_run", "Run") else None
+
+
+def _wandb_axis(prefix: str) -> str:
+    return prefix.replace(".", "_") + "/step"  # a dot would be read as a path
+
+
+def _is_shared_run(run: Any) -> bool:
+    return run.settings.mode == "shared"  # several processes write to it: it has no counter, and each row is its own
+
+
+def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
+    run.log({**values, _wandb_axis(prefix): step}, commit=_is_shared_run(run))
+
+
+def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[str, Any]]:
+    """The charts by key: lines of defined values; of too many steps some are left out evenly, never the last one."""
+    lines: dict[str, dict[str, dict[int, float]]] = {}
+    for record in history:
+        if math.isfinite(record["value"]):
+            line = lines.setdefault(record["metric"], {}).setdefault(record["layer"], {})
+            line[record["step"]] = record["value"]
+    for metric in (metric for metric in charts.metrics if metric in lines):
+        layers = lines[metric]
+        steps = sorted({step for line in layers.values() for step in line}, reverse=True)
+        drawn = sorted(steps[:: math.ceil(len(steps) / min(_MOST_STEPS, _MOST_ROWS // len(layers)))])
+        yield (
+            f"{charts.prefix}.charts/{metric}",
+            sys.modules["wandb"].plot.line_series(
+                [[step for step in drawn if step in line] for line in layers.values()],
+                [[line[step] for step in drawn if step in line] for line in layers.values()],
+                keys=list(layers),
+                title=chart_title(metric),
+                xname="step",
+                split_table=True,
+            ),
+        )
 
 
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
@@ -288,3 +521,13 @@ class Trackio(Adapter):
         if self._counts_logs:
             step = getattr(self._run, "_next_step", step + 1) - 1  # without a step, Trackio would count this, too
         self._run.log({tag: value}, step=step)
+
+
+_ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv, MLflow, Comet, Trackio, Aim)
+
+
+def adapters(loggers: Iterable[object]) -> list[Adapter]:
+    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone."""
+    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
+    found = (kind.of(logger) for logger in here for kind in _ADAPTERS)
+    return [adapter for adapter in found if adapter is not None]
