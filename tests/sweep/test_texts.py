@@ -160,7 +160,7 @@ def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
     plan = {model: make_plan(model, "*", "all") for model in models}
     found, lines = find_tokenizers(plan, SweepSettings(models, **small), tmp_path / "files")
     assert not lines
-    assert [len(found[model].tokenizer("abc")["input_ids"]) for model in models] == [2, 4]
+    assert [len(found[model][0]("abc")["input_ids"]) for model in models] == [2, 4]
 
 
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
