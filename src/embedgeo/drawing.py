@@ -183,14 +183,15 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
 
-def legend(figure: Figure, ax: Axes) -> None:
-    """The legend of an axes, in a row below the subtitle."""
+def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
+    """The legend of an axes, in a row below the subtitle; of as many columns as the width allows unless told."""
     handles, labels = ax.get_legend_handles_labels()
     if handles and not isinstance(figure, Picture):
         _legend_above(ax, handles, labels)
     elif handles:
         width = figure.get_size_inches()[0]
-        look: dict[str, Any] = {"ncols": 4 if width <= WIDTH else 6, "columnspacing": 1.1, "handlelength": 1.7}
+        ncols = ncols or (4 if width <= WIDTH else 6)
+        look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
         if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS:
             look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
         place = (0.04 / width, 1 - 0.43 / HEIGHT)
@@ -514,6 +515,7 @@ def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
 
 def count_bar(ax: Axes, least: float, most: float, cmap: str) -> LogNorm:
     """Add a colour bar for how often token types occur; the scale of its colours."""
+    most = max(least + 1, most)  # which is not a number where there are no token types
     norm = LogNorm(least, most)
     log_ticks(value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)").ax, least, most)
     return norm

@@ -26,6 +26,9 @@ from embedgeo.report.tokens import mean_against_variance
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
 
+By = Literal["layer", "step"]
+"""The layers, at the last step, or the steps, averaged over blocks."""
+
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 
 
@@ -75,21 +78,11 @@ def heatmap(
 
 @style()
 def composition(
-    results: Results,
-    by: Literal["layer", "step"] = "layer",
-    *,
-    ax: Axes | None = None,
-    run: str | None = None,
-    model: str | None = None,
+    results: Results, by: By = "layer", *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
     """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
 
-    Args:
-        results: what was measured: see `embedgeo.plot`.
-        by: ``"layer"``, at the last step; or ``"step"``, averaged over blocks.
-        ax: axes to draw into; default: a new figure.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
+    ``by`` is ``"layer"``, at the last step; or ``"step"``, averaged over blocks.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; M and V were not measured.
@@ -113,14 +106,9 @@ def tokens(
 ) -> Figure:
     """V against M, a point a token type, with the regression line, at the last step; other arguments as of `dynamics`.
 
-    Args:
-        results: a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
-            true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
-            ``pd.DataFrame(metric.table())``.
-        layer: which layer; default: at most four, side by side, and with ``ax`` the last block.
-        ax: axes to draw into; default: a new figure.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
+    ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
+    true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
+    ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most four; with ``ax``, the last block.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
@@ -132,12 +120,11 @@ def tokens(
             "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), or a "
             "folder with tokens/ (--token-tables true, token_tables=True); there is none."
         )
-    present = set(chosen.token_types[1]["layer"])
-    layers = [name for name in chosen.depth if name in present]
+    layers = chosen.layers_in(chosen.token_types[1])
     if layer is not None:
         _require_known("layer", layer, layers)
     elif ax is not None:
-        layer = ([block for block in chosen.all_blocks if block in present] or layers)[-1]
+        layer = ([name for name in layers if name in chosen.all_blocks] or layers)[-1]
     return mean_against_variance(chosen, [layer] if layer else (), ax).figure
 
 
@@ -152,12 +139,9 @@ def spectrum(
 ) -> Figure:
     """The eigenvalues of the covariance in descending order, beside those of random embeddings and their edge.
 
-    Args:
-        results: a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
-        layer: a line for each step at this layer; default: a line for each layer at the last step.
-        ax: axes to draw into; default: a new figure.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
+    ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
+    There is a line for each step at ``layer``; without it, for each layer at the last step. Other arguments are as of
+    `dynamics`.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there are no spectra, or not of this layer.
@@ -169,29 +153,19 @@ def spectrum(
             "(--spectrum true); there are none."
         )
     if layer is not None:
-        present = set(chosen.spectra[max(chosen.spectra)]["layer"])
-        _require_known("layer", layer, [name for name in chosen.depth if name in present])
+        _require_known("layer", layer, chosen.layers_in(chosen.spectra[max(chosen.spectra)]))
         return spectra_by_step(chosen, [layer], ax).figure
     return spectra_by_layer(chosen, ax).figure
 
 
 @style()
 def scales(
-    results: Results,
-    by: Literal["layer", "step"] = "layer",
-    *,
-    ax: Axes | None = None,
-    run: str | None = None,
-    model: str | None = None,
+    results: Results, by: By = "layer", *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
     """The intrinsic dimension against the scale at which it is measured; other arguments as of `dynamics`.
 
-    Args:
-        results: what was measured: see `embedgeo.plot`; with ``IntrinsicDimension(estimator="gride")``.
-        by: a line for each ``"layer"``, at the last step; or for each ``"step"``, averaged over blocks.
-        ax: axes to draw into; default: a new figure.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
+    ``results`` are measured with ``IntrinsicDimension(estimator="gride")``. There is a line for each ``by``: for each
+    ``"layer"``, at the last step; or for each ``"step"``, averaged over blocks.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured at scales.
@@ -219,13 +193,9 @@ def similarity(
 ) -> Figure:
     """Debiased linear CKA as a square of colours: of layers with layers at a step, or of steps with steps at a layer.
 
-    Args:
-        results: a folder in which ``embedgeo drift`` has compared the saved rows of a sweep.
-        layer: which layer, for steps with steps.
-        step: which step, for layers with layers; default: the last one compared.
-        ax: axes to draw into; default: a new figure.
-        run: which run, where there are several: its name.
-        model: which model, where there are several.
+    ``results`` are a folder in which ``embedgeo drift`` has compared the saved rows of a sweep. With ``layer``, steps
+    are compared with steps; without it, layers with layers, at ``step`` or the last one compared. Other arguments are
+    as of `dynamics`.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; nothing was compared, or not there.
@@ -308,10 +278,11 @@ def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Ru
         return read_folder(folder)
     if isinstance(results, Geometry):
         runs = _of_records(results.records(), results.token_tables() if tables == "tokens" else None)
-        table = results.layer_tables().get("spectra", pd.DataFrame()) if tables == "spectra" else pd.DataFrame()
-        shares = [table if table.empty else spectrum_shares(table, run.depth) for run in runs]
-        both = zip(runs, shares, strict=True)
-        return [run if share.empty else replace(run, spectra={run.steps[-1]: share}) for run, share in both]
+        spectra = results.layer_tables().get("spectra") if tables == "spectra" else None
+        if spectra is None:
+            return runs
+        shares = [(run, spectrum_shares(spectra, run.depth)) for run in runs]
+        return [replace(run, spectra={run.steps[-1]: share}) if len(share) else run for run, share in shares]
     if isinstance(results, pd.DataFrame):
         return _of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)

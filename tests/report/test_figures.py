@@ -445,7 +445,7 @@ def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(wit
     errors = with_errors.errors.copy()
     errors.loc[(8, "block.01"), "M_over_Q"] = np.nan
     errors.loc[(64, "embed"), "M_over_Q"] = np.nan
-    found = replace(with_errors, errors=errors).mean_errors("M_over_Q")["mean over blocks"]
+    found = replace(with_errors, errors=errors).bands("M_over_Q").means["mean over blocks"]
     assert found.index[found.isna()].tolist() == [8]
 
 

@@ -30,7 +30,7 @@ def write_report(
     groups: Mapping[str, str] = MappingProxyType({}),
     names: Sequence[str] | None = None,
 ) -> Path:
-    """Draw what runs and models have shown: figures, their numbers and one page, from records only.
+    """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
 
     It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is.
 
@@ -39,14 +39,6 @@ def write_report(
         out: the folder to write to; default: ``report`` in the first folder.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
-
-    Returns:
-        The page.
-
-    Raises:
-        ValueError: a folder without measurements, a file that cannot be read, or a group of models or an example that
-            is not there.
-        OSError: a folder that is not there, or an ``out`` that cannot be written to or holds something else.
     """
     console = Console(stderr=True)
     out = out or dirs[0] / "report"

@@ -14,7 +14,7 @@ from embedgeo.drawing import DASHES, FigureData, band, legend_below, new_figure,
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
-from embedgeo.report.figures import band_text, course, with_errors
+from embedgeo.report.figures import course, with_errors
 from embedgeo.report.runs import Bands, Run
 
 OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")  # all models are compared by them in one figure
@@ -42,14 +42,13 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
             curves[label] = Curve(means[name], mean_errors[name], run.group)
     values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
     errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
-    is_spread = bands[0].is_spread
     named = term(metric)
-    figure, (ax,), text = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
+    figure, (ax,), groups = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
     _draw(ax, metric, curves)
     step_axis(ax, *(run.steps for run in runs))
-    numbers = with_errors(values, errors, is_spread=is_spread)
+    numbers, bands_text = with_errors(values, errors, is_spread=any(each.is_spread for each in bands))
     alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
-    text = f"{_courses(curves)}{band_text(errors, is_spread=is_spread)}{text}"
+    text = f"{_courses(curves)}{bands_text}{groups}"
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
 
@@ -57,14 +56,12 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
     curves, is_spread = _profiles(runs, metric)
     named = term(metric)
-    figure, (ax,), text = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
+    figure, (ax,), groups = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
     _draw(ax, metric, curves)
     ax.set(xlabel="relative depth (1: output of the last block)", xlim=(-0.02, 1.02))
-    values, errors = _columns(curves, metric)
-    numbers = with_errors(values, errors, is_spread=is_spread)
+    numbers, bands_text = with_errors(*_columns(curves, metric), is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    text = f"{_courses(curves)}{band_text(errors, is_spread=is_spread)}{text}"
-    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, text)
+    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_courses(curves)}{bands_text}{groups}")
 
 
 def compare_types(runs: Sequence[Run]) -> FigureData:
@@ -72,7 +69,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     profiles = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
     labels = profiles[OVER_TYPES[0]][0]
     subtitle = f"over the token types in the regressions{_last_step(runs)}"
-    figure, axes, text = _compared("Token types of all models over relative depth", subtitle, labels, panels=3)
+    figure, axes, groups = _compared("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
     for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
@@ -83,32 +80,28 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
         known = values[metric].dropna()
         known_range = f"from {number(known.min())} to {number(known.max())}" if len(known) else "undefined"
         ranges.append(f"{term(metric).name} {known_range}")
-    numbers = pd.concat(parts, axis=1)
+    numbers, bands_texts = zip(*parts, strict=True)
     alt = f"C.V. of Q, slope and R² of V on M against relative depth, a line for each of {len(labels)} models."
-    text = f"{', '.join(ranges)}.{band_text(numbers.filter(like='stderr of '))}{text}"
-    return FigureData("token-types-compared", figure, numbers, alt, text)
+    text = f"{', '.join(ranges)}.{max(bands_texts)}{groups}"
+    return FigureData("token-types-compared", figure, pd.concat(numbers, axis=1), alt, text)
 
 
 def _bands(runs: Sequence[Run], metric: str) -> list[Bands]:
     """The bands of each run: of one kind, standard errors where any run has them."""
-    bands = [run.bands(metric) for run in runs]
-    is_spread = {each.is_spread for each in bands if each.values.notna().to_numpy().any()} == {True}
-    return [
-        each if each.is_spread == is_spread else Bands(each.values * np.nan, each.means * np.nan, is_spread=is_spread)
-        for each in bands
-    ]
+    has_errors = any(run.errors[metric].notna().any() for run in runs)
+    return [run.bands(metric, spreads=not has_errors) for run in runs]
 
 
 def _profiles(runs: Sequence[Run], metric: str) -> tuple[Curves, bool]:
     """Curves of the last values over relative depth, and whether their bands are spreads."""
     curves = {}
     bands = _bands(runs, metric)
-    for run, (layer_errors, *_) in zip(runs, bands, strict=True):
-        last, last_errors = (table.iloc[-1] for table in (run.table(metric), layer_errors))
+    for run, each in zip(runs, bands, strict=True):
+        last, last_errors = (table.iloc[-1] for table in (run.table(metric), each.values))
         for part, depths in relative_depths(run.depth).items():
             values, errors = (pd.Series(row[[*depths]].to_numpy(), [*depths.values()]) for row in (last, last_errors))
             curves[f"{run.label}, {part[:-1]}" if part else run.label] = Curve(values, errors, run.group)
-    return curves, bands[0].is_spread
+    return curves, any(each.is_spread for each in bands)
 
 
 def _columns(curves: Curves, metric: str) -> list[pd.DataFrame]:
@@ -126,8 +119,8 @@ def _last_step(runs: Sequence[Run]) -> str:
 def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups, and the groups in words."""
     names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
-    looks = [Line2D([], [], **look) for look in _looks(curves).values()]
-    by_group = _dashes_by_group(curves)
+    own, by_group = _looks(curves)
+    looks = [Line2D([], [], **look) for look in own.values()]
     for group, dashes in by_group.items():
         names.append(printable(group) or "in no group")
         looks.append(Line2D([], [], color="black", ls=dashes, lw=1.3))
@@ -138,34 +131,29 @@ def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tup
     return figure, axes, f" Line styles are by group: {text}." if members else ""
 
 
-def _dashes_by_group(curves: Curves) -> dict[str, Any]:
-    """The dashes of each group, as they come, at the end of curves in none; empty where there are no groups."""
+def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The look of each curve, and the dashes of each group (in none: the last), where there are groups."""
     groups = sorted(dict.fromkeys(curve.group for curve in curves.values()), key=lambda group: not group)
-    return dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
-
-
-def _looks(curves: Curves) -> dict[str, dict[str, Any]]:
-    """The look of each curve: colour and marker are its own; the dashes are its group's, where there are groups."""
-    by_group = _dashes_by_group(curves)
+    by_group = dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
     own = zip(curves, run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
     looks = {}
     for label, colour, marker, dashes in own:
         ls = by_group.get(curves[label].group, dashes)
         looks[label] = {"color": colour, "marker": marker, "ls": ls, "ms": 3.5, "lw": 1.3}
-    return looks
+    return looks, by_group
 
 
 def _draw(ax: Axes, metric: str, curves: Curves) -> None:
     values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
     value_axis(ax, term(metric), values, errors=np.concatenate([curve.errors.to_numpy() for curve in curves.values()]))
-    most, share = (13, 0.12) if _dashes_by_group(curves) else (40, 0.06)  # dashes are seen between the markers
+    looks, by_group = _looks(curves)
+    most, share = (13, 0.12) if by_group else (40, 0.06)  # dashes are seen between the markers
     alpha = max(0.06, min(0.2, 0.5 / len(curves)))
-    for label, look in _looks(curves).items():
-        curve = curves[label]
+    for label, curve in curves.items():
         every = 1 if len(curve.values) <= most else share  # of the diagonal
-        ax.plot(curve.values.dropna(), markevery=every, **look)
+        ax.plot(curve.values.dropna(), markevery=every, **looks[label])
         x = curve.values.index.to_numpy()
-        band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), look["color"], alpha=alpha)
+        band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), looks[label]["color"], alpha=alpha)
 
 
 def _courses(curves: Curves) -> str:

@@ -1,7 +1,6 @@
 """Figures of single coordinates, which hold the most at each layer, and of massive activations."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -26,7 +25,7 @@ _NAMED = 10  # coordinates of a layer that are named
 _SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
 _MOST_LAYERS = 36
 _FOLLOWED = 8
-_GREY = "#b8b8b8"
+_OTHERS = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 _POSITIONS = {"_first": (draw.ACCENT, "o", "first positions"), "_rest": (draw.RUNS[0], "s", "the rest")}
 """By the end of a key: colour, marker and name of the rows that are compared."""
@@ -53,7 +52,7 @@ def largest(run: Run) -> FigureData:
     step, table = max(run.coordinates.items())
     by_share = {share: _ranked(table, share) for share in _SHARES}
     ranked = pd.concat(by_share, names=["by"])
-    present = [layer for layer in run.depth if (table["layer"] == layer).any()]
+    present = run.layers_in(table)
     layers = [present[i] for i in draw.thinned(len(present), _MOST_LAYERS)]
     columns = int(ranked["rank"].max())
     width, height = 7.6, 1.34 + 0.17 * len(layers)
@@ -91,11 +90,10 @@ def largest(run: Run) -> FigureData:
 
 def followed(run: Run) -> FigureData:
     """The share of V of the coordinates that are the largest at the last step, at each step, at some layers."""
-    last = max(run.coordinates)
-    layers = some_layers(run, run.coordinates[last])
-    of_layers = {step: table[table["layer"].isin(layers)] for step, table in run.coordinates.items()}
-    every = pd.concat(of_layers, names=["step"]).droplevel(1).reset_index()
-    chosen = _ranked(of_layers[last], "share_of_V")
+    last = run.coordinates[max(run.coordinates)]
+    layers = some_layers(run, last)
+    chosen = _ranked(last[last["layer"].isin(layers)], "share_of_V")
+    every = pd.concat([table.assign(step=step) for step, table in run.coordinates.items()])
     wanted = every.merge(chosen[["layer", "coordinate"]])
     shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(sorted(run.coordinates))
     by_layer = {layer: shares[[layer]].droplevel(0, axis=1) for layer in layers}
@@ -111,7 +109,7 @@ def followed(run: Run) -> FigureData:
         marker = "o" if len(of_layer) <= 40 else ""
         for coordinate in reversed(of_layer.columns):
             lw, zorder = (1.5, 3) if coordinate in colours else (0.8, 2)
-            colour = colours.get(coordinate, _GREY)
+            colour = colours.get(coordinate, _OTHERS)
             ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
         if "top_dim_share" in run.baseline:
             ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **draw.BASELINE)
@@ -123,11 +121,9 @@ def followed(run: Run) -> FigureData:
     for coordinate in coloured:
         axes[0].plot([], color=colours[coordinate], lw=2, label=f"{coordinate:.0f}")
     if len(chosen["coordinate"].unique()) > len(coloured):
-        axes[0].plot([], color=_GREY, lw=1, label="others")
+        axes[0].plot([], color=_OTHERS, lw=1, label="others")
     axes[0].set_ylabel("share of V in the coordinate")
-    place = (0.04 / figure.get_size_inches()[0], 1 - 0.43 / draw.HEIGHT)
-    row: dict[str, Any] = {"ncols": _FOLLOWED + 2, "columnspacing": 1.0, "handlelength": 1.2, "borderpad": 0}
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=place, **row)
+    draw.legend(figure, axes[0], ncols=_FOLLOWED + 2)
     courses = []
     for layer, of_layer in by_layer.items():
         top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
@@ -147,16 +143,15 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
 
 def massive(run: Run) -> FigureData:
     """Largest entries, massive rows and kurtosis through the layers at the last step: first positions, and the rest."""
-    last = pd.DataFrame(run.values.xs(run.steps[-1], level="step")).reindex(run.axis)[_KEYS]
-    last.index = pd.Index(run.axis, name="layer")
-    random = run.baseline.xs(run.steps[-1], level="step").reindex(run.axis)
+    tables = (run.values[_KEYS], run.baseline)
+    last, random = (table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables)
     title = run.titled("Massive activations: first positions against the rest", run.steps[-1])
     figure, axes = draw.new_figure(title, "the first row of each sequence that counts, and all others", panels=3)
     for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, last.reset_index(drop=True), has_markers=True, random=random[key].reset_index(drop=True))
+        _draw(ax, key, last, has_markers=True, random=random[key])
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
-    numbers = last.reindex(run.depth)
+    numbers = last.set_index("layer").reindex(run.depth)
     return FigureData("massive-activations", figure, numbers, _ALT.format("layer"), _in_words(numbers.max()))
 
 

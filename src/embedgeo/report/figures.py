@@ -79,13 +79,12 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     if _is_seen(ax, table[[layer for layer in run.layers if layer.endswith("final_norm")]]):
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     draw.legend(figure, ax)
-    numbers = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
+    numbers, bands = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
     numbers = numbers.join(_named_random(random))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {course(means[name])}{_random_text(random[name])}" for name in run.blocks)
-    text += band_text(errors, is_spread=is_spread)
-    text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
+    text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
 
 
@@ -117,11 +116,11 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     draw.legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     values, errors_beside = (each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
-    numbers = with_errors(values, errors_beside, is_spread=is_spread)
+    numbers, bands = with_errors(values, errors_beside, is_spread=is_spread)
     numbers = numbers.assign(random=random.iloc[-1].drop("", errors="ignore"))
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
-    return FigureData(f"{metric}-profile", figure, numbers, alt, text + band_text(errors, is_spread=is_spread))
+    return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands)
 
 
 def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
@@ -130,7 +129,7 @@ def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
 
 
 def _expected(run: Run, metric: str) -> pd.DataFrame:
-    """The value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
+    """Value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
     is_known = metric == "Q" and "norm_Q_expected" in run.values
     return run.table("norm_Q_expected") if is_known else run.table(metric) * np.nan
 
@@ -258,8 +257,8 @@ def after_processing(run: Run) -> FigureData:
     errors: dict[str, pd.Series] = {}
     colours = {"as it is": "black"}
     for ax, metric in zip(reversed(axes), ("mean_cosine", "anisotropy"), strict=True):
-        processed = [key for key in run.metrics if is_processed(key) and key.startswith(f"{metric}_")]
-        for key in (*([metric] if metric in run.values else []), *processed):
+        keys = [key for key in run.metrics if is_processed(key) and key.startswith(f"{metric}_")]
+        for key in ([metric] if metric in run.values else []) + keys:
             values[key] = run.table(key).iloc[-1].reindex(run.axis)
             errors[key] = run.table(key, run.errors).iloc[-1].reindex(run.axis)
             name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
@@ -269,7 +268,7 @@ def after_processing(run: Run) -> FigureData:
         draw.layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     draw.legend(figure, axes[-1])
-    numbers = with_errors(pd.DataFrame(values), pd.DataFrame(errors)).drop("", errors="ignore")
+    numbers = with_errors(pd.DataFrame(values), pd.DataFrame(errors))[0].drop("", errors="ignore")
     means = run.means(numbers[[*values]].T)
     text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
@@ -333,8 +332,8 @@ def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) 
 
 
 def _parts(run: Run) -> list[str]:
-    known = (list(parts) for parts in _COMPOSITIONS if set(parts) <= set(run.values))
-    return next((parts for parts in known if run.values[parts].notna().any().all()), [])
+    known = set(run.values.columns[run.values.notna().any()])
+    return next((list(parts) for parts in _COMPOSITIONS if known.issuperset(parts)), [])
 
 
 def measured_scales(run: Run) -> dict[int, str]:
@@ -346,7 +345,8 @@ def measured_scales(run: Run) -> dict[int, str]:
 
 def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline."""
-    scales, step = measured_scales(run), run.steps[-1]
+    scales = measured_scales(run)
+    step = run.steps[-1]
 
     def at_last(values: pd.DataFrame, ending: str = "") -> pd.DataFrame:
         columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
@@ -360,11 +360,13 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     colours = draw.depth_bar(ax, run.depth)
     draw.lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
     draw.mean_lines(ax, means, run.means(errors))
-    _scale_axes(ax, table, random, run.depth, errors)
+    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy(), random, run.depth, errors.to_numpy())
+    _scale_axis(ax, list(scales))
     draw.legend(figure, ax)
-    numbers = with_errors(table.join(means), errors).join(_named_random(random))
+    numbers, bands = with_errors(table.join(means), errors)
+    numbers = numbers.join(_named_random(random))
     alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
-    text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + band_text(errors)
+    text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + bands
     return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
 
 
@@ -372,27 +374,18 @@ def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
     """The dimension against the scale, mean over blocks: a line for each step."""
     scales = measured_scales(run)
     table = pd.DataFrame({scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()})
-    title, unit = "Intrinsic dimension against scale, by step", f"{_GRIDE}, mean over blocks"
-    figure, (ax,) = draw.new_figure(title, unit, sidebar=True, ax=ax)
+    title = "Intrinsic dimension against scale, by step"
+    figure, (ax,) = draw.new_figure(title, f"{_GRIDE}, mean over blocks", sidebar=True, ax=ax)
     draw.lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps))
-    _scale_axes(ax, table.T)
+    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy())
+    _scale_axis(ax, list(scales))
     alt = f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} steps."
     first, last = (_ends(table.iloc[i]) for i in (0, -1))
     text = f"Step {run.steps[0]:,}: {first}; step {run.steps[-1]:,}: {last}."
     return FigureData("intrinsic-dimension-scales-by-step", figure, table, alt, text)
 
 
-def _scale_axes(
-    ax: Axes,
-    table: pd.DataFrame,
-    random: pd.DataFrame | None = None,
-    layers: Sequence[str] = (),
-    errors: pd.DataFrame | None = None,
-) -> None:
-    """The axes of dimensions and of scales, which are the rows of the tables."""
-    named = term("intrinsic_dimension")._replace(unit=_GRIDE)
-    draw.value_axis(ax, named, table.to_numpy(), random, layers, np.nan if errors is None else errors.to_numpy())
-    scales = [int(scale) for scale in table.index]
+def _scale_axis(ax: Axes, scales: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xlim(scales[0], scales[-1])
     ax.set_xticks(scales, [draw.tick_label(scale) for scale in scales])
@@ -402,29 +395,21 @@ def _scale_axes(
 
 def _ends(values: pd.Series) -> str:
     known = values.dropna()
-    ends = [f"{number(known.iloc[i])} at scale {known.index[i]}" for i in (0, -1) if len(known)]
-    return ", ".join(ends) or "undefined"
+    return ", ".join(f"{number(known.iloc[i])} at scale {known.index[i]}" for i in (0, -1) if len(known)) or "undefined"
 
 
 def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
     """A metric of the same rows at two places: over steps or, of one step, over layers."""
-    if not run.varies(metric):
-        return
-    is_over_time = not metric.startswith("linearity") and not metric.endswith("_to_below")
-    if len(run.steps) < 2:
-        yield profile(run, metric)
-    elif is_over_time or len(run.depth) < 2:
-        yield dynamics(run, metric)
-    else:
-        yield heatmap(run, metric)
+    if run.varies(metric):
+        is_over_layers = metric.startswith("linearity") or metric.endswith("_to_below")
+        courses = heatmap if is_over_layers and len(run.depth) > 1 else dynamics
+        yield (profile if len(run.steps) < 2 else courses)(run, metric)
 
 
 def cka_figures(run: Run) -> Iterator[FigureData]:
     """The CKA of steps with steps, at some layers, and of layers with layers, at some steps."""
-    for layer in layers_over_steps(run):
-        yield cka_of_steps(run, layer)
-    for step in steps_over_layers(run):
-        yield cka_of_layers(run, step)
+    yield from (cka_of_steps(run, layer) for layer in layers_over_steps(run))
+    yield from (cka_of_layers(run, step) for step in steps_over_layers(run))
 
 
 def layers_over_steps(run: Run) -> list[str]:
@@ -474,12 +459,11 @@ def _square(
     matrix = half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
     subtitle = f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows"
     figure, (ax,) = draw.new_figure(title, subtitle, sidebar=True, ax=ax)
-    norm = Normalize(0, 1)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
-    ax.imshow(np.ma.masked_invalid(matrix.to_numpy()), norm=norm, cmap="cividis", origin="lower", aspect="equal")
+    image = ax.imshow(np.ma.masked_invalid(matrix), vmin=0, vmax=1, cmap="cividis", origin="lower", aspect="equal")
     ax.set_anchor("E")
-    draw.value_bar(ax, ScalarMappable(norm, "cividis"), "CKA")
+    draw.value_bar(ax, image, "CKA")
     return figure, ax, matrix
 
 
@@ -493,21 +477,16 @@ def _least_alike(matrix: pd.DataFrame, places: Sequence[str]) -> str:
     return f"Least alike: {pair}; side by side {number(beside)} on average."
 
 
-def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False) -> pd.DataFrame:
-    """Numbers, and beside them the standard errors, or spreads over batches, of those columns that have any."""
-    return numbers.join(errors.dropna(axis=1, how="all").add_prefix("std of " if is_spread else "stderr of "))
+def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False) -> tuple[pd.DataFrame, str]:
+    """Numbers with the standard errors, or spreads over batches, of those columns that have any; the bands in words."""
+    kind, prefix = ("standard deviation over batches", "std of ") if is_spread else ("standard error", "stderr of ")
+    known = errors.dropna(axis=1, how="all")
+    return numbers.join(known.add_prefix(prefix)), "" if known.empty else f" Bands: one {kind} to each side."
 
 
 def _named_random(random: pd.DataFrame) -> pd.DataFrame:
     """Means of the baseline over blocks, under the names that they have beside those of the values."""
     return random.rename(columns={name: f"random, {name}" if len(random.columns) > 1 else "random" for name in random})
-
-
-def band_text(errors: pd.DataFrame, *, is_spread: bool = False) -> str:
-    """Description of the bands, where there are any."""
-    if not errors.notna().to_numpy().any():
-        return ""
-    return f" Bands: one {'standard deviation over batches' if is_spread else 'standard error'} to each side."
 
 
 def course(values: pd.Series) -> str:

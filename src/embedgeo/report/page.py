@@ -69,11 +69,6 @@ class Panel(NamedTuple):
         return bool(self.metric) and len(pictures) == 1 and pictures[0].width <= _ORDINARY
 
 
-def _anchor(name: str) -> str:
-    """A name as an id: other names give other ids, and none needs quoting in a link."""
-    return quote(name, safe="").replace("%", "-").replace("~", "-7E")
-
-
 class FigureWriter:
     """Saves figures in a new folder (tables beside it), and puts them onto the page until the budget is spent."""
 
@@ -132,16 +127,14 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         in_full = metric in headlines() or len(metrics) <= IN_FULL
         return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
 
-    def draw_drift(metric: str) -> list[Group]:
-        return by_run(partial(figures.drift_figures, metric=metric))
-
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
         groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
         return Panel("", "", _OVER_TYPES, groups)
 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-    drawn = [metric for metric in varying if term(metric).is_drawn and metric not in DRIFT]
+    drift = [metric for metric in varying if metric in DRIFT]
+    drawn = [metric for metric in varying if term(metric).is_drawn and metric not in drift]
     metrics = [metric for metric in drawn if not is_processed(metric)]
     if {_OF_BATCHES, "anisotropy"} <= set(metrics):
         metrics.remove(_OF_BATCHES)
@@ -156,7 +149,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *section("Loss", _of_loss, term("loss").meaning),
         *section("After-processing", _of_processed),
         *section("Spectrum", spectra.spectra_figures, spectra.SPECTRA_TEXT),
-        *metric_sections(_SAME_ROWS, [metric for metric in varying if metric in DRIFT], draw_drift),
+        *metric_sections(_SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))),
         *section(_SAME_ROWS, figures.cka_figures, figures.CKA_TEXT),
         *section("Token types", partial(tokens.token_figures, names=names), about_words),
         *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.COORDINATES_TEXT),
@@ -222,7 +215,8 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["anchor"] = _anchor
+    # a name as an id: other names give other ids, and none needs quoting in a link
+    environment.filters["anchor"] = lambda name: quote(name, safe="").replace("%", "-").replace("~", "-7E")
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     metrics = in_order(metric for run in runs for metric in run.metrics)
     has_errors = any(run.errors.notna().to_numpy().any() for run in runs)

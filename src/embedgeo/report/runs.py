@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from embedgeo.drawing import Array, StepAxis, thinned, tick_label
+from embedgeo.drawing import StepAxis, thinned, tick_label
 from embedgeo.formatting import listed
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
@@ -102,6 +102,11 @@ class Run:
         """The step and the table of token types of the last checkpoint that has one."""
         return max(self.tokens.items())
 
+    def layers_in(self, table: pd.DataFrame) -> list[str]:
+        """Those of `depth` that a table has rows of."""
+        present = set(table["layer"])
+        return [layer for layer in self.depth if layer in present]
+
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
         column = (self.values if values is None else values)[metric].to_numpy()
@@ -120,24 +125,21 @@ class Run:
         """Means over blocks, of encoder and decoder apart, at each row of a table of layers (columns)."""
         return pd.DataFrame({name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()})
 
-    def mean_errors(self, metric: str) -> pd.DataFrame:
+    def mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
-        return self._mean_errors(self.table(metric), self.table(metric, self.errors))
+        return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
 
-    def bands(self, metric: str) -> Bands:
-        """The bands around the values of a metric: standard errors; else the spread over batches of rows."""
+    def bands(self, metric: str, *, spreads: bool = True) -> Bands:
+        """The bands around the values of a metric: standard errors; else, if wanted, spreads over batches."""
         table = self.table(metric)
         errors = self.table(metric, self.errors)
         std = _SPREADS.get(metric)
         is_spread = False
-        if std in self.values and not errors.notna().to_numpy().any():
-            spread = self.table(str(std)).where(table.notna())
-            errors = spread.where(spread >= 0)
+        if spreads and std in self.values and not errors.notna().to_numpy().any():
+            spread = self.table(str(std))
+            errors = spread.where(table.notna() & (spread >= 0))
             is_spread = bool(errors.notna().to_numpy().any())
-        return Bands(errors, self._mean_errors(table, errors), is_spread=is_spread)
-
-    def _mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
-        return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
+        return Bands(errors, self.mean_errors(table, errors), is_spread=is_spread)
 
     def titled(self, title: str, step: int) -> str:
         """A title with the step, of which a final model has none."""
@@ -153,7 +155,7 @@ class Run:
 
 
 def make_run(label: str, records: pd.DataFrame, **attributes: Any) -> Run:
-    """A run from records in a table, with further attributes; infinite values at layers are undefined."""
+    """A run from records in a table, with more attributes; infinite values at layers are undefined."""
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
@@ -192,23 +194,19 @@ def _wide(records: pd.DataFrame, index: list[str], column: str = "value") -> pd.
 def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
+    counts = None
+    if run.tokens:
+        _, table = run.token_types
+        counts = table.loc[table["layer"] == table["layer"].iloc[0], "n"].to_numpy(dtype=float)
     rows = GaussianRows(
         keys=frozenset(map(str, values) if metric is None else [metric]),
         measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
         widths=run.widths.to_numpy(dtype=float),
-        counts=_type_counts(run),
+        counts=None if counts is None else counts[counts >= 1],
     )
     known = baseline_values(rows)
     columns = {name: known.get(str(name), np.full(len(values), nan)) for name in values}
     return replace(run, baseline=pd.DataFrame(columns, index=values.index, columns=values.columns))
-
-
-def _type_counts(run: Run) -> Array | None:
-    if not run.tokens:
-        return None
-    _, table = run.token_types
-    counts = table[table["layer"] == table["layer"].iloc[0]]["n"].to_numpy(dtype=float)
-    return counts[counts >= 1]
 
 
 def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})) -> list[Run]:

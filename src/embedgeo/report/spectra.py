@@ -35,7 +35,7 @@ def spectra_figures(run: Run) -> Iterator[FigureData]:
 def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     """The spectra at the last step: a line for each layer, and that of random embeddings."""
     step, table = max(run.spectra.items())
-    layers = [layer for layer in run.depth if layer in set(table["layer"])]
+    layers = run.layers_in(table)
     shares = _wide(table, "layer").reindex(columns=layers)
     figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _UNIT, sidebar=len(layers) > 1, ax=ax)
     random, edge = _draw(ax, shares, draw.depth_bar(ax, layers), table)
@@ -55,12 +55,12 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
     title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
     figure, axes = draw.new_figure(title, _UNIT, panels=len(layers), sidebar=True, ax=ax)
     colours = draw.time_bar(axes[-1], steps)
+    every = pd.concat([table.assign(step=step) for step, table in run.spectra.items()])
     by_layer = {}
     for panel, layer in zip(axes, layers, strict=True):
-        tables = {step: table[table["layer"] == layer] for step, table in run.spectra.items()}
-        shares = _wide(pd.concat([table.assign(step=step) for step, table in tables.items()]), "step")
-        by_layer[layer] = shares.reindex(columns=steps)
-        _draw(panel, by_layer[layer], colours, tables[steps[-1]])
+        of_layer = every[every["layer"] == layer]
+        by_layer[layer] = _wide(of_layer, "step").reindex(columns=steps)
+        _draw(panel, by_layer[layer], colours, of_layer[of_layer["step"] == steps[-1]])
         if len(layers) > 1:
             panel.set_title(layer, fontsize=8.8)
     numbers = pd.concat(by_layer, names=["layer"]).sort_index()

@@ -197,15 +197,15 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
 
 def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
     """For each metric one of its means over blocks, by the columns of the overview."""
-    blocks = run.blocks[name]
     cells = {}
     for metric in run.metrics:
-        mean = run.table(metric)[blocks].mean(axis=1).dropna()
-        random = run.table(metric, run.baseline)[blocks].mean(axis=1).dropna()
-        errors = run.mean_errors(metric)[name].reindex(mean.index)
+        table = run.table(metric)
+        mean = run.means(table)[name].dropna()
+        random = run.means(run.table(metric, run.baseline))[name].dropna()
+        errors = run.mean_errors(table, run.table(metric, run.errors))[name]
         if len(mean):
             places = {"first": 0, "lowest (step)": int(mean.argmin()), "highest (step)": int(mean.argmax()), "last": -1}
-            of_metric = {column: with_error(mean.iloc[i], errors.iloc[i]) for column, i in places.items()}
+            of_metric = {column: with_error(mean.iloc[i], errors[mean.index[i]]) for column, i in places.items()}
             for column in ("lowest (step)", "highest (step)"):
                 step = f" ({mean.index[places[column]]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN

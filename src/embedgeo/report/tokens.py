@@ -9,10 +9,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from embedgeo import drawing as draw
-from embedgeo.drawing import Array, FigureData
+from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.report.runs import Run
@@ -78,14 +77,12 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
     subtitle = f"types with {_RANGE} occurrences; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
     regressed = table[_is_regressed(table) & table["layer"].isin(layers)]
-    least = REGRESSION_COUNT_RANGE[0]
-    most = max(least + 1, regressed["n"].max() if len(regressed) else 0)
-    norm = draw.count_bar(axes[-1], least, most, "cividis")
+    norm = draw.count_bar(axes[-1], REGRESSION_COUNT_RANGE[0], regressed["n"].max(), "cividis")
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
         panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
-        _, fit = draw_line(panel, types["M"].to_numpy(), types["V"].to_numpy())
+        _, fit = draw_line(panel, types["M"], types["V"])
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
@@ -104,11 +101,8 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
 
 def statistics(run: Run) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, at each layer of the first, a middle and the last checkpoint."""
-    rows = {
-        (step, layer): _statistics(table[table["layer"] == layer])
-        for step, table in run.tokens.items()
-        for layer in run.depth
-    }
+    tables = run.tokens.items()
+    rows = {(step, name): _statistics(table[table["layer"] == name]) for step, table in tables for name in run.depth}
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
     subtitle = f"over the token types with {_RANGE} occurrences"
     figure, axes = draw.new_figure("Token types through the layers", subtitle, panels=3)
@@ -147,12 +141,10 @@ def against_frequency(run: Run) -> FigureData:
     """Q, M and V of the token types against how often they occur, at the last block of the last checkpoint."""
     _, table = run.token_types
     layer = run.all_blocks[-1]
-    types = table[(table["layer"] == layer) & _is_regressed(table)]
-    logs = (types.set_index("token_id")[["Q", "M", "V"]] + 1).apply(np.log10)
-    logs["n"] = np.log10(types["n"].to_numpy())
+    types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
+    logs = types[["Q", "M", "V"]].add(1).assign(n=types["n"]).apply(np.log10)
     subtitle = f"token types with {_RANGE} occurrences; squared embedding units, logarithms"
-    every = np.ones(len(logs), dtype=bool)
-    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, every, "log10(1 + {})", alpha=0.5)
+    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, logs, "log10(1 + {})", alpha=0.5)
     text = ", ".join(f"{key} {slope:.3g}" for key, slope in slopes.items())
     return FigureData("tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}.")
 
@@ -161,35 +153,26 @@ def raw_against_frequency(run: Run) -> FigureData:
     """Q, M and V of the token types, as they are, against how often they occur, at the middle block (figure 7)."""
     _, table = run.token_types
     layer = two_layers(run, table)[0]
-    types = table[(table["layer"] == layer)].set_index("token_id")[["n", "Q", "M", "V"]]
-    is_regressed = _is_regressed(types).to_numpy()
+    types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
     subtitle = f"a point a token type, squared embedding units; lines over the types with {_RANGE}"
     values = types.assign(n=np.log10(types["n"]))
+    regressed = values[_is_regressed(types)]
     label = "{} of the token type"
-    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, is_regressed, label, alpha=0.3)
+    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, regressed, label, alpha=0.3)
     for ax, key in zip(axes, "QMV", strict=True):
-        least = types[key].min()
-        most = types[key].max()
-        mean = types[key].mean()
+        least, most, mean = types[key].agg(["min", "max", "mean"])
         reach = 3 * types[key].std(ddof=0)
         if reach > 0 and least < most:  # rounding may make equal values spread
             ax.set_ylim(max(mean - reach, least - reach / 60), min(mean + reach, most + reach / 60))
         ax.yaxis.set_major_formatter(draw.tick_label)
     text = ", ".join(f"{key} {number(slope)}" for key, slope in slopes.items())
-    text = f"Slopes over {int(is_regressed.sum()):,} of {len(types):,} token types: {text}. "
+    text = f"Slopes over {len(regressed):,} of {len(types):,} token types: {text}. "
     text += "Points farther than three standard deviations from the mean are beyond the axes."
     return FigureData("tokens-raw-against-frequency", figure, types, _AGAINST_FREQUENCY, text)
 
 
 def _frequency_panels(
-    run: Run,
-    layer: str,
-    subtitle: str,
-    values: pd.DataFrame,
-    is_regressed: NDArray[np.bool_],
-    label: str,
-    *,
-    alpha: float,
+    run: Run, layer: str, subtitle: str, values: pd.DataFrame, regressed: pd.DataFrame, label: str, *, alpha: float
 ) -> tuple[Figure, list[Axes], Mapping[str, float]]:
     """Q, M and V against log10 n, with the lines of those regressed, and their slopes."""
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
@@ -197,17 +180,16 @@ def _frequency_panels(
     slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
         ax.scatter(values["n"], values[key], s=7, color=draw.RUNS[0], alpha=alpha, lw=0, rasterized=True)
-        x, y = (values[name][is_regressed].to_numpy(dtype=float) for name in ("n", key))
-        slopes[key], fit = draw_line(ax, x, y)
+        slopes[key], fit = draw_line(ax, regressed["n"], regressed[key])
         ax.set_title(fit, fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(label.format(key))
     return figure, axes, slopes
 
 
-def draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, str]:
+def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[float, str]:
     """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope, and slope and R² in words."""
-    slope, r2 = (float(value) for value in least_squares(torch.tensor(x), torch.tensor(y)))
+    slope, r2 = (float(value) for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy())))
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
@@ -219,7 +201,7 @@ def draw_line(ax: Axes, x: Array, y: Array) -> tuple[float, str]:
 def histograms(run: Run) -> FigureData:
     """Histograms of Q, M and V over token types at the last checkpoint: a line for each layer."""
     step, table = run.token_types
-    present = [layer for layer in run.depth if (table["layer"] == layer).any()]
+    present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
     subtitle = "share of the token types in each bin; at most nine of the layers are drawn"
     figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
@@ -291,29 +273,24 @@ def occurrences(run: Run) -> FigureData:
     step, table = max(run.occurrences.items())
     table = table[table["token_id"] >= 0]
     layers = two_layers(run, table)
-    title = run.titled("Occurrences of token types of every frequency", step)
-    subtitle = (
-        "embedding units in the plane in which these rows vary most; × is the zero vector, a ring the mean of a type"
-    )
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True)
     table = table[table["layer"].isin(layers)]
-    norm = draw.count_bar(axes[-1], table["n"].min(), max(table["n"].max(), table["n"].min() + 1), "viridis")
-    look: dict[str, Any] = {"norm": norm, "cmap": "viridis"}
+    title = run.titled("Occurrences of token types of every frequency", step)
+    units = "embedding units in the plane in which these rows vary most"
+    figure, axes = _planes(title, f"{units}; × is the zero vector, a ring the mean of a type", layers, sidebar=True)
+    look: dict[str, Any] = {"cmap": "viridis"}
+    look["norm"] = draw.count_bar(axes[-1], table["n"].min(), table["n"].max(), "viridis")
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
         ax.scatter(rows["pc1"], rows["pc2"], c=rows["n"], s=3, alpha=0.45, lw=0, rasterized=True, **look)
-        means = rows.groupby("token_id")[["n", "pc1", "pc2"]].mean()
-        means["token"] = rows.drop_duplicates("token_id").set_index("token_id")["token"]
+        of_types = rows.groupby("token_id")
+        means = of_types[["n", "pc1", "pc2"]].mean().assign(token=of_types["token"].first())
         ax.scatter(means["pc1"], means["pc2"], c=means["n"], s=20, edgecolor="black", lw=0.6, zorder=3, **look)
         ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=draw.ACCENT, zorder=4)
         ax.set_aspect("equal", adjustable="datalim")
         _name_types(ax, means.sort_values("n", ascending=False))
-        ax.set_title(layer, fontsize=8.8)
-        ax.set_xlabel("first direction")
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(draw.tick_label)
         ax.yaxis.set_major_formatter(draw.tick_label)
-    axes[0].set_ylabel("second direction")
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
     text = f"{ids.nunique()} token types out of ten bins of log n, {len(ids):,} of their rows, at most 50 of each; "
@@ -355,7 +332,7 @@ def words(run: Run, layer: str) -> FigureData:
     least = 2  # a single occurrence has no variance
     types = table[(table["layer"] == layer) & (table["n"] >= least) & table["num_tokens"].notna()]
     types = types.set_index("token_id")[["n", "Q", "M", "V", "num_tokens"]]
-    types["log10 n"] = np.log10(types["n"].to_numpy())
+    types["log10 n"] = np.log10(types["n"])
     sizes = types["num_tokens"].round().clip(1, len(_WORD_SIZES))
     title = run.titled(f"Words by their number of tokens |T_w| at {layer}", step)
     subtitle = f"a point a word with n ≥ {least} occurrences; squared embedding units"
@@ -382,7 +359,7 @@ def projection(run: Run) -> FigureData:
     layers = some_layers(run, table)
     units = "embedding units along the two directions of largest variance"
     subtitle = f"{units}; × is the origin; frequent tokens are larger"
-    figure, axes = draw.new_figure(run.titled("Means of chosen tokens", step), subtitle, panels=len(layers))
+    figure, axes = _planes(run.titled("Means of chosen tokens", step), subtitle, layers)
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
         tokens = rows[rows["token_id"] >= 0]
@@ -393,13 +370,20 @@ def projection(run: Run) -> FigureData:
         for token in tokens.nlargest(8, "n").itertuples():
             place = (token.pc1, token.pc2)
             ax.annotate(spelled(token.token), place, (4, 4), textcoords="offset points", fontsize=7.5)
-        ax.set_title(layer, fontsize=8.8)
-        ax.set_xlabel("first direction")
-    axes[0].set_ylabel("second direction")
     numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
     text = f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most frequent are named."
     alt = "Means of chosen tokens in the plane of their two directions of largest variance, with the origin."
     return FigureData("tokens-projection", figure, numbers, alt, text)
+
+
+def _planes(title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for the plane of each layer."""
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=sidebar)
+    for ax, layer in zip(axes, layers, strict=True):
+        ax.set_title(layer, fontsize=8.8)
+        ax.set_xlabel("first direction")
+    axes[0].set_ylabel("second direction")
+    return figure, axes
 
 
 def extremes(run: Run, layer: str) -> TableData:
@@ -407,10 +391,8 @@ def extremes(run: Run, layer: str) -> TableData:
     step, table = run.token_types
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     by_variance = types.sort_values(["V", "n"], ascending=[False, False], kind="stable")
-    lists = {
-        "varies most": (by_variance.head(_LISTED), "V", "V"),
-        "varies least": (by_variance.tail(_LISTED).iloc[::-1], "V", "V"),
-    }
+    lists = {"varies most": (by_variance.head(_LISTED), "V", "V")}
+    lists["varies least"] = by_variance.tail(_LISTED).iloc[::-1], "V", "V"
     for distances in run.distances.values():
         of_layer = distances[distances["layer"] == layer].set_index("token_id")["distance"]
         near = types.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
@@ -418,9 +400,8 @@ def extremes(run: Run, layer: str) -> TableData:
     cells = []
     numbers = []
     for name, (listed, key, symbol) in lists.items():
-        texts = [map(spelled, listed["token"]), map(number, listed[key]), map(number, listed["n"])]
-        columns = zip((name, symbol, "n"), texts, strict=True)
-        cells += [pd.Series([*column], name=title, dtype=object) for title, column in columns]
+        columns = {name: map(spelled, listed["token"]), symbol: map(number, listed[key]), "n": map(number, listed["n"])}
+        cells += [pd.Series([*column], name=title, dtype=object) for title, column in columns.items()]
         rows = listed[["token", "n", key]].rename(columns={key: "value"})
         numbers.append(rows.assign(list=name, of=key, rank=range(1, len(rows) + 1)))
     text = f"Of the {len(types):,} token types with {_RANGE} occurrences; squared embedding units. ␣ is a space."
@@ -451,11 +432,12 @@ def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
     """Ids of the token types with these texts, with or without white space around them; without names, as figure 1."""
     types = run.token_types[1].drop_duplicates("token_id").set_index("token_id", drop=False)
     texts = types["token"].astype(str)
+    stripped = texts.str.strip()
     if names:
-        return types.index[texts.isin(names) | texts.str.strip().isin(names)]
+        return types.index[texts.isin(names) | stripped.isin(names)]
     if run.occurrences:
         return pd.Index(max(run.occurrences.items())[1]["token_id"].unique())
-    is_text = torch.tensor((texts.str.strip().str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types)))
+    is_text = torch.tensor((stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types)))
     return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
 
 
@@ -476,16 +458,15 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
     """At most four of the layers in a table, evenly spaced over the depth."""
-    present = set(table["layer"])
-    layers = [layer for layer in run.depth if layer in present]
-    layers = [layer for layer in layers if not layer.endswith("final_norm")] or layers
+    present = run.layers_in(table)
+    layers = [layer for layer in present if not layer.endswith("final_norm")] or present
     return [layers[i] for i in draw.thinned(len(layers), 4)]
 
 
 def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
     """The middle block and the last one, of those in a table; without blocks, layers in their place."""
-    present = set(table["layer"])
-    layers = [block for block in run.all_blocks if block in present] or some_layers(run, table)
+    present = run.layers_in(table)
+    layers = [layer for layer in present if layer in run.all_blocks] or some_layers(run, table)
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
 from embedgeo.functional.neighbors import copies, untrained_rows
+from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
@@ -84,7 +85,8 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, N
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
         for model, checkpoints in by_model(plan).items():
             try:
-                names[model] = Names.of(find_tokenizer(checkpoints, settings, Path(folder)).tokenizer)
+                tokenizer, _ = find_tokenizer(checkpoints, settings, Path(folder))
+                names[model] = Names.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
                 print(f"{model} has no tokenizer: rows go by their numbers; name one by tokenizer=")
@@ -211,7 +213,8 @@ class MatrixWorker:
         kept = trained if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
-            metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
+            rows = matrix if len(kept) == len(matrix) else matrix[kept]
+            metrics.update(rows, row_ids(rows))
             layers = [MeasuredLayer(layer, layer_index, metrics)]
             records = compute(layers)
             tables = layer_tables(layers)
