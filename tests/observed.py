@@ -1,9 +1,10 @@
-"""The rows that the probe hands over, and the model's own hidden states to compare them with."""
+"""Layers of a model, the rows that the probe hands over, and the model's own hidden states to compare them with."""
 
 import torch
 from torchmetrics import Metric
 
 from embedgeo import observe
+from embedgeo.capture.layers import resolve_layers
 from tests.models import FAMILIES
 
 
@@ -31,6 +32,10 @@ class Rows(Metric):
 def rows_seen(geometry, layer):
     (metric,) = next(each.metrics for each in geometry.measured_layers() if each.name == layer).with_copies
     return torch.cat(metric.rows), torch.cat(metric.ids) if metric.ids else None
+
+
+def layer_names(model, layers="blocks"):
+    return [layer.name for layer in resolve_layers(model, layers)]
 
 
 def observed(model, batch, layers="blocks", **options):

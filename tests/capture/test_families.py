@@ -13,14 +13,10 @@ from embedgeo.capture.structure import input_embedding, submodels
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from tests.models import FAMILIES, VOCABULARY, Family, NanoGPT, TorchEncoder, t5, token_batch, vit
-from tests.observed import hidden_states, observed, rows_seen
+from tests.observed import hidden_states, layer_names, observed, rows_seen
 
 BLOCKS = ["embed", "block.00", "block.01", "block.02"]
 _MAMBA = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
-
-
-def names(model, layers="blocks"):
-    return [layer.name for layer in resolve_layers(model, layers)]
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
@@ -34,7 +30,7 @@ def test_layers_are_the_models_own_hidden_states(family, padding):
     if len(norms) == 2:
         given = {"encoder.": batch, "decoder.": token_batch(length=9, padding=padding, seed=1)}
         batch = {**batch, **{f"decoder_{key}": value for key, value in given["decoder."].items()}}
-    assert names(model) == [
+    assert layer_names(model) == [
         f"{prefix}{name}" for prefix, norm in norms.items() for name in [*BLOCKS, *["final_norm"] * bool(norm)]
     ]
     geometry = observed(model, batch)
@@ -76,7 +72,7 @@ def test_numbered_hidden_states_are_the_models_output_hidden_states(build):
     geometry = observed(model, batch, "hidden_states")
     states = {prefix: output[f"{prefix[:-1]}_hidden_states" if prefix else "hidden_states"] for prefix in prefixes}
     expected = {f"{prefix}hidden.{i:02d}": state for prefix in prefixes for i, state in enumerate(states[prefix])}
-    assert names(model, "hidden_states") == list(expected)
+    assert layer_names(model, "hidden_states") == list(expected)
     for name, state in expected.items():
         assert torch.equal(rows_seen(geometry, name)[0], state.flatten(0, 1)), name
 
@@ -91,7 +87,7 @@ def test_numbered_hidden_states_of_an_image_model_end_before_its_norm():
 
 
 def test_the_norm_of_barts_embeddings_is_no_final_norm():
-    assert names(_bart()) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in BLOCKS]
+    assert layer_names(_bart()) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in BLOCKS]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -120,7 +116,7 @@ def test_a_model_without_token_ids_gives_what_needs_none():
 def test_a_model_in_the_manner_of_nanogpt(stack, rows):
     model = NanoGPT(stack).eval()
     idx = token_batch(rows)["input_ids"]
-    assert names(model) == [*BLOCKS, "final_norm"]
+    assert layer_names(model) == [*BLOCKS, "final_norm"]
     with torch.no_grad():
         states = model.states(idx)
     geometry = observed(model, {"idx": idx})
@@ -145,7 +141,7 @@ def test_torchs_own_encoder(order, training):
     batch = token_batch(padding="right")  # the padding that its fused kernels for inference take
     ids, keep = batch["input_ids"], batch["attention_mask"].bool()
     given = ids.T if order == "positions first" else ids
-    assert names(model) == [*BLOCKS, "final_norm"]
+    assert layer_names(model) == [*BLOCKS, "final_norm"]
     with torch.no_grad():
         states = [model.table(ids if order == "batch first" else ids.T)]
         for block in model.encoder.layers:
@@ -203,7 +199,7 @@ def test_torchs_own_encoder_decoder_has_no_token_ids():
     padding = torch.zeros(3, 5, dtype=torch.bool)
     padding[:, 3:] = True
     layers = ["embed", "block.00", "block.01", "final_norm"]
-    assert names(model) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in layers]
+    assert layer_names(model) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in layers]
     geometry = observed(model, {"src": source, "tgt": target, "src_key_padding_mask": padding})
     assert torch.equal(rows_seen(geometry, "encoder.embed")[0], source[~padding])
     assert torch.equal(rows_seen(geometry, "decoder.embed")[0], target.flatten(0, 1))
@@ -248,8 +244,8 @@ def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
 
 def test_means_of_the_last_blocks_of_encoder_and_decoder():
     model = t5().eval()
-    assert names(model, "mean(last2)") == ["encoder.mean(last2)", "decoder.mean(last2)"]
-    assert names(model, "decoder.mean(last2)") == ["decoder.mean(last2)"]
+    assert layer_names(model, "mean(last2)") == ["encoder.mean(last2)", "decoder.mean(last2)"]
+    assert layer_names(model, "decoder.mean(last2)") == ["decoder.mean(last2)"]
     batch = token_batch()
     batch["decoder_input_ids"] = batch["input_ids"]
     states = hidden_states(model, batch, "t5", "decoder.")

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from embedgeo import EmbeddingMoments, Geometry, observe
 from tests.compiled import CountingBackend
 from tests.models import albert, gpt_neox, token_batch
+from tests.training.runs import moments
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
@@ -78,10 +79,6 @@ class Model(nn.Module):
 
 def checkpointing():
     return Model(partial(checkpoint, use_reentrant=False))
-
-
-def moments(dim):
-    return [EmbeddingMoments(dim)]
 
 
 def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_prepared=True):

@@ -9,7 +9,7 @@ from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding, token_tables
 from tests.models import VOCABULARY, Block, NanoGPT, token_batch
-from tests.observed import Rows, observed, rows_seen
+from tests.observed import Rows, layer_names, observed, rows_seen
 
 # ── Tables ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,10 +112,6 @@ def test_of_tables_that_nothing_tells_apart_the_ids_must_fit_or_be_given():
 # ── Blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def names(model, layers="blocks"):
-    return [layer.name for layer in resolve_layers(model, layers)]
-
-
 class Titan(nn.Module):
     """As torchtitan builds it; a pipeline stage has some of the blocks."""
 
@@ -134,7 +130,7 @@ class Titan(nn.Module):
 
 def test_blocks_in_a_module_dict():
     model, ids = Titan().eval(), token_batch()["input_ids"]
-    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     geometry = observed(model, {"tokens": ids})
     x = model.tok_embeddings(ids)
     for i in range(3):
@@ -142,22 +138,22 @@ def test_blocks_in_a_module_dict():
         rows, seen = rows_seen(geometry, f"block.0{i}")
         assert torch.equal(rows, x.flatten(0, 1))
         assert torch.equal(seen, ids.flatten())
-    assert len(names(Titan([4, 5]))) == 4
+    assert len(layer_names(Titan([4, 5]))) == 4
 
 
 def test_a_dict_of_named_modules_is_no_list_of_blocks():
     model = NanoGPT()
     model.adapters = nn.ModuleDict({"english": nn.Linear(99, 99), "french": nn.Linear(99, 99)})
-    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
 
 
 @pytest.mark.parametrize("layers", ["blocks", "block.01", "*.mlp"])
 def test_an_entry_of_a_list_may_be_none(layers):
     model = NanoGPT()
-    before = names(model, layers)
+    before = layer_names(model, layers)
     model.skips = nn.ModuleList([None, nn.Linear(2, 2), None])
     model.transformer.h.append(None)
-    assert names(model, layers) == before
+    assert layer_names(model, layers) == before
 
 
 def test_blocks_that_are_lists_are_refused_with_a_pattern_that_works():
@@ -195,7 +191,7 @@ def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
     size = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
     config = hf.Lfm2Config(vocab_size=VOCABULARY, num_hidden_layers=2, layer_types=["conv", "full_attention"], **size)
     model, ids = hf.Lfm2ForCausalLM(config).eval(), token_batch()["input_ids"]
-    assert names(model) == ["embed", "block.00", "block.01", "final_norm"]
+    assert layer_names(model) == ["embed", "block.00", "block.01", "final_norm"]
     with torch.no_grad():
         last = model(ids, output_hidden_states=True).hidden_states[-1]
     rows, seen = rows_seen(observed(model, {"input_ids": ids}), "final_norm")
@@ -219,6 +215,6 @@ def test_a_final_norm_that_an_adapter_wraps_is_one_and_another_module_is_not():
     model.transformer["drop"] = nn.Dropout(0.0)
     model.transformer["pooler"] = Adapted(nn.LayerNorm(16), nn.Linear(16, 16))
     model.transformer.ln_f = Adapted(model.transformer.ln_f, nn.LayerNorm(16))
-    assert names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
+    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     rows, _ = rows_seen(observed(model, {"idx": ids}), "final_norm")
     assert torch.equal(rows, model.transformer.ln_f(model.states(ids)[-1]).flatten(0, 1))

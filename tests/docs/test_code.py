@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
@@ -103,3 +104,8 @@ def test_the_readme_is_short():
     with Image.open(ROOT / picture) as image:
         assert image.height < image.width / 3
     assert len(blocks.blocks("README.md", "python")) == 1
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(SweepSettings)])
+def test_every_option_of_a_sweep_is_on_its_page(option):
+    assert re.search(rf"--{option.replace('_', '-')}\b", blocks.text("docs/sweep.md"))

@@ -17,11 +17,11 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
-from embedgeo import GeometryCallback, TokenMoments, observe
+from embedgeo import GeometryCallback, observe
 from embedgeo.text import train_tokenizer
 from tests import references
 from tests.models import llama, token_batch
-from tests.training.runs import assert_same_values, by_step
+from tests.training.runs import assert_same_values, by_step, token_moments
 
 # transformers 5.23 and trl 1.16 use old names of their own
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -34,10 +34,6 @@ RECIPES = {
     "peft_lora": [*LAYERS, "final_norm"],
 }
 every_recipe = pytest.mark.parametrize("name", RECIPES)
-
-
-def token_moments(dim):
-    return [TokenMoments(dim)]
 
 
 def make_trainer(name, folder, *callbacks, max_steps=3):

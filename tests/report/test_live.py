@@ -14,6 +14,7 @@ from embedgeo.glossary import headlines, known_terms
 from embedgeo.report import figures, live
 from embedgeo.report.figures import profile
 from embedgeo.training.loggers import Adapter, Media
+from tests.records import layer_records
 from tests.training.runs import TinyLM, fit
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -29,11 +30,7 @@ def image_steps(folder):
 
 
 def records(step, value=1.0, layers=LAYERS, metrics=("mean_cosine", "M", "V")):
-    return [
-        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": np.nan}
-        for i, layer in enumerate(layers)
-        for metric in metrics
-    ]
+    return layer_records(step, value, layers=layers, metrics=metrics)
 
 
 class Clock:

@@ -1,9 +1,7 @@
 """Sweeps over texts of any length, against the model run on one text at a time."""
 
 import json
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
@@ -21,7 +19,7 @@ from embedgeo.sweep.plan import make_plan
 from embedgeo.sweep.texts import ProbeText, find_tokenizers, prepare_texts, require_fit
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, write_files
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, tokenizer_of, write_files
 
 DOCUMENT = "\n".join([*TEXT, "", "So it is.  Is it? It is!", " ", "A line", "and another of the same sentence."])
 SENTENCES = [
@@ -40,15 +38,8 @@ def small(tmp_path):
     return {**texts, "unit": "sentence", "dtype": "float64"}
 
 
-@cache
-def tokenizer_of(kind):
-    with TemporaryDirectory() as folder:
-        write_files(Path(folder), checkpoint_of(kind))
-        return load_tokenizer(Path(folder))
-
-
 def tokens_of(kind, text):
-    tokenizer = tokenizer_of(kind)
+    tokenizer = tokenizer_of(checkpoint_of(kind))
     before, after = tokenizer.convert_tokens_to_ids(AROUND[kind])
     return [before, *tokenizer(text, add_special_tokens=False)["input_ids"][:62], after]
 
@@ -169,7 +160,7 @@ def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
     plan = {model: make_plan(model, "*", "all") for model in models}
     found, lines = find_tokenizers(plan, SweepSettings(models, **small), tmp_path / "files")
     assert not lines
-    assert [len(found[model].tokenizer("abc")["input_ids"]) for model in models] == [2, 4]
+    assert [len(found[model][0]("abc")["input_ids"]) for model in models] == [2, 4]
 
 
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
@@ -234,7 +225,7 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
     sweep(str(tmp_path / "run"), **small, **special, rows="words", token_tables=True, out=str(tmp_path / "out"))
     found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
 
-    tokenizer, made = tokenizer_of(kind), model(1, kind, torch.float64)
+    tokenizer, made = tokenizer_of(checkpoint_of(kind)), model(1, kind, torch.float64)
     rows, sizes = {}, {}
     for sentence in SENTENCES:
         ids, places = tokens_of(kind, sentence), tokenizer(sentence, add_special_tokens=False).word_ids()

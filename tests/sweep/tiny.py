@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.text.tokenizing import tokenize_joined
 
 TEXT = [
@@ -43,6 +44,11 @@ def tokenizer_files(kind="gpt"):
         ids = {name: tokenizer.token_to_id(name) for name in special}
         tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     return saved_files(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained)
+
+
+def tokenizer_of(files):
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(write_files(Path(folder), files))
 
 
 @cache

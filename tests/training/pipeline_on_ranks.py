@@ -15,9 +15,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from embedgeo import StepMonitor, TokenMoments
+from embedgeo import StepMonitor
 from tests.models import VOCABULARY, token_batch
-from tests.training.runs import out_of_memory_on
+from tests.training.runs import out_of_memory_on, token_moments
 
 STEPS = 4
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -66,10 +66,6 @@ def probe_batches():
     return [token_batch(4, seed=100 + i, padding="right" if i == 1 else None) for i in range(3)]
 
 
-def moments(dim):
-    return [TokenMoments(dim)]
-
-
 class Pipeline:
     """The stage on this rank, with its schedule: one block, then two; or all of them in a single stage.
 
@@ -115,7 +111,7 @@ class Pipeline:
         return {"histories": [monitor.history for monitor in monitors], "warned": warned}
 
     def monitor(self, **options):
-        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": moments, **options})
+        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": token_moments, **options})
 
     def probing(self, **options):
         def forward(model, batch):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from embedgeo import EmbeddingMoments, observe
+from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import gpt_neox, token_batch
 
 
@@ -81,6 +81,10 @@ def moments(dim):
     return [EmbeddingMoments(dim)]
 
 
+def token_moments(dim):
+    return [TokenMoments(dim)]
+
+
 def steps(monitor):
     """The steps a monitor has measured."""
     return sorted({record["step"] for record in monitor.history})
@@ -92,6 +96,11 @@ def value(monitor, step, layer, metric):
         r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer and r["metric"] == metric
     )
     return found
+
+
+def n_at(monitor):
+    """How many rows a monitor has measured at each step."""
+    return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
 class Breaks(EmbeddingMoments):

@@ -11,10 +11,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import StepMonitor, TokenMoments
+from embedgeo import StepMonitor
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import out_of_memory_on
+from tests.training.runs import out_of_memory_on, token_moments
 
 STEPS = 5
 MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
@@ -116,10 +116,10 @@ def run(form, rank, **options):
     """Train in this form, with weights that stay as they are."""
     model, given = parallel(form)
     values = {}
-    options = {"metrics": moments, **given, **options}
+    options = {"metrics": token_moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
     later = StepMonitor(model, 2, window=2, prefix="later", background=True, **options)
-    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=moments, drift=True, **given)
+    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=token_moments, drift=True, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -137,10 +137,6 @@ def run(form, rank, **options):
     warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
     histories = {"train": train.history, "later": later.history, "held": held.history}
     return {**histories, "logged": list(values), "warned": warned}
-
-
-def moments(dim):
-    return [TokenMoments(dim)]
 
 
 def refusals():
@@ -171,7 +167,7 @@ def fewer_positions():
     """What is said of hidden states that have half of the positions, but the same ones on both ranks."""
     mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(nn.Embedding(VOCABULARY, 4), Halved(), nn.Identity())
-    monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=moments)
+    monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=token_moments)
     with warnings.catch_warnings(record=True) as caught, monitor.step(0):
         warnings.simplefilter("always")
         model(token_batch()["input_ids"])

@@ -17,6 +17,7 @@ from embedgeo import GeometryMonitor
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile
+from tests.records import layer_records
 from tests.training.runs import TinyLM, UserError, fit, loader, moments, raises_in, steps
 
 
@@ -186,10 +187,6 @@ def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monke
     assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4, 5]
 
 
-def records(step):
-    return [{"step": step, "layer": "embed", "layer_index": 0, "width": 8, "metric": "V", "value": 1.0, "stderr": 0.5}]
-
-
 def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_path, monkeypatch):
     class Clock:
         now = 0.0
@@ -205,7 +202,7 @@ def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_
     monkeypatch.setattr(parquet.pq, "write_table", write_table)
     file = HistoryFile(tmp_path)
     for step in range(10_000):
-        file.add(records(step))
+        file.add(layer_records(step, layers=["embed"]))
         Clock.now += 0.05
     assert 0.1 * len(written) <= 0.025 * Clock.now
     file.close()
@@ -217,4 +214,4 @@ def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_
 def test_a_file_that_is_none_of_ours_is_named(tmp_path):
     (tmp_path / "history.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match=r"history.parquet must be a Parquet file.*Remove it"):
-        HistoryFile(tmp_path).add(records(0))
+        HistoryFile(tmp_path).add(layer_records(0))

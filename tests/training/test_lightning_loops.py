@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, steps, trainer, value
+from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, n_at, steps, trainer
 
 
 class Stream(IterableDataset):
@@ -22,10 +22,6 @@ class Stream(IterableDataset):
 
 def stream():
     return DataLoader(Stream(), batch_size=4)  # 16 batches, of which Lightning does not know
-
-
-def n_at(monitor):
-    return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
 BATCH = 4 * 12

@@ -18,6 +18,7 @@ from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
 from embedgeo.training.loggers import COLUMNS, Adapter, Charts, Csv, Media, adapters
 from tests.models import gpt_neox, token_batch
+from tests.records import layer_records
 from tests.training.runs import fit, moments
 
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
@@ -60,14 +61,6 @@ class TakingLogger(Taker, DummyLogger):
         Taker.__init__(self, error)
 
 
-def records(step, metrics=("V",), value=1.0):
-    return [
-        {"step": step, "layer": layer, "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": np.nan}
-        for i, layer in enumerate(["embed", "block.00"])
-        for metric in metrics
-    ]
-
-
 def assert_is_history(path, history):
     expected = pd.DataFrame(history, columns=list(COLUMNS))
     pd.testing.assert_frame_equal(pd.read_csv(path), expected, check_dtype=False, rtol=1e-14)
@@ -88,7 +81,7 @@ def test_pictures_are_drawn_once_for_all_loggers(drawings):
     takers = [Taker(), Taker()]
     media, history = Media("geometry"), []
     for step in range(4):
-        history += records(step)
+        history += layer_records(step)
         media.write(takers, history)
     media.write(takers, history, last=True)
     assert [len(kinds) for kinds in drawings] == [4, 4, 2, 4]  # the third measurement is none of 1, 2, 4, 8 …
@@ -112,7 +105,7 @@ def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path,
 
 def test_a_logger_that_fails_is_an_error_where_errors_are_raised(drawings):
     with pytest.raises(ValueError, match="no room"):
-        Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], records(0))
+        Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], layer_records(0))
 
 
 def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkeypatch):
@@ -130,7 +123,7 @@ def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkey
     assert taker.texts
     assert sorted({record["step"] for record in monitor.history}) == [0, 1, 2, 3]
     with pytest.raises(RuntimeError, match="no such font"):
-        Media("geometry", on_error="raise").write([Taker()], records(0))
+        Media("geometry", on_error="raise").write([Taker()], layer_records(0))
 
 
 def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(tmp_path, drawings):
@@ -141,8 +134,8 @@ def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(tmp_path, drawi
 
     old, taker, media = OldLogger(tmp_path), Taker(), Media("geometry")
     with pytest.warns(UserWarning, match=r"OldLogger gets no more charts, text and pictures.*no context_vars"):
-        media.write([old, taker], records(0))
-    media.write([old, taker], [*records(0), *records(1)])
+        media.write([old, taker], layer_records(0))
+    media.write([old, taker], [*layer_records(0), *layer_records(1)])
     assert len(taker.images) == 8
 
 
@@ -162,7 +155,7 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     taker, media, history = Taker(), Media("geometry"), []
     for step in range(3):
-        history += records(step)
+        history += layer_records(step)
         media.write([taker], history)
     (line,) = caplog.messages
     assert "matplotlib, which is not installed" in line
@@ -188,7 +181,7 @@ def test_the_tidy_file_is_whole_after_each_measurement_and_only_appended_to(tmp_
     written, history, path = Csv(tmp_path), [], tmp_path / "geometry.csv"
     before = b""
     for step in range(3):
-        history += records(step, value=step / 3 if step else np.nan)
+        history += layer_records(step, value=step / 3 if step else np.nan)
         written.write_charts(Charts("geometry", ["V"]), history)
         assert path.read_bytes().startswith(before)
         before = path.read_bytes()
@@ -200,21 +193,21 @@ def test_the_tidy_file_is_whole_after_each_measurement_and_only_appended_to(tmp_
 
 @pytest.mark.parametrize("end", [b"", b"7,embed,0", b"4,embed,0,8,V,1.0,\n"])
 def test_a_resumed_run_goes_on_with_the_tidy_file(tmp_path, end):
-    first = [*records(0), *records(2), *records(4)]
+    first = [*layer_records(0), *layer_records(2), *layer_records(4)]
     Csv(tmp_path).write_charts(Charts("geometry", ["V"]), first)
     with (tmp_path / "geometry.csv").open("ab") as file:
         file.write(end)  # what a kill left, or a step that will be repeated
-    second = records(4, value=2.0)
+    second = layer_records(4, value=2.0)
     Csv(tmp_path).write_charts(Charts("geometry", ["V"]), second)
     assert_is_history(tmp_path / "geometry.csv", [*first[:4], *second])
-    Csv(tmp_path).write_charts(Charts("geometry", ["V"]), records(0))
-    assert_is_history(tmp_path / "geometry.csv", records(0))
+    Csv(tmp_path).write_charts(Charts("geometry", ["V"]), layer_records(0))
+    assert_is_history(tmp_path / "geometry.csv", layer_records(0))
 
 
 def test_another_programs_file_is_not_touched(tmp_path):
     (tmp_path / "geometry.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match=r"geometry\.csv must begin with the columns step,layer"):
-        Csv(tmp_path).write_charts(Charts("geometry", ["V"]), records(0))
+        Csv(tmp_path).write_charts(Charts("geometry", ["V"]), layer_records(0))
     assert (tmp_path / "geometry.csv").read_text() == "x,y\n1,2\n"
 
 
@@ -232,7 +225,7 @@ def test_tensorboard_keeps_the_charts_of_all_monitors(tmp_path):
         for prefix in ("geometry", "probe"):
             (adapter,) = adapters([writer])
             for _ in range(2):
-                adapter.write_charts(Charts(prefix, ["V", "mine"]), records(0))
+                adapter.write_charts(Charts(prefix, ["V", "mine"]), layer_records(0))
     layouts = EventAccumulator(str(tmp_path)).Reload().Tensors("custom_scalars__config__")
     assert b"geometry: size" in layouts[-1].tensor_proto.string_val[0]
     assert b"probe: size" in layouts[-1].tensor_proto.string_val[0]

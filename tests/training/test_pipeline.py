@@ -11,12 +11,11 @@ from tests.training.pipeline_on_ranks import (
     STEPS,
     Transformer,
     batch_at,
-    moments,
     on_four,
     on_two,
     probe_batches,
 )
-from tests.training.runs import assert_same_values, by_step, in_one_process
+from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +26,7 @@ def two(tmp_path_factory):
 
 
 def whole_model(batches, layers="blocks"):
-    return in_one_process(Transformer(), batches, layers=layers, metrics=moments)
+    return in_one_process(Transformer(), batches, layers=layers, metrics=token_moments)
 
 
 def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
@@ -54,7 +53,7 @@ def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_
 
 
 def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
-    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass

@@ -5,7 +5,7 @@ import pytest
 from embedgeo import StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.on_ranks import probe_batches
-from tests.training.runs import assert_same_values, by_step, in_one_process
+from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 from tests.training.steps_on_ranks import (
     FORMS,
     FORMS_ON_FOUR,
@@ -14,7 +14,6 @@ from tests.training.steps_on_ranks import (
     WITHOUT_MESH,
     batch_at,
     everything,
-    moments,
     on_four,
     plain,
 )
@@ -34,7 +33,7 @@ def four(tmp_path_factory):
 
 def held_in_one_process(model):
     """Of a probe, with the drift."""
-    with StepMonitor(model, 3, probe=probe_batches(), metrics=moments, drift=True) as monitor:
+    with StepMonitor(model, 3, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass
@@ -47,9 +46,9 @@ def assert_as_in_one_process(ranks, form, sources):
     for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
         window = range(first, min(first + 2, STEPS))
         batches = [batch_at(form, rank, step) for step in window for rank in sources]
-        expected[start] = in_one_process(model, batches, metrics=moments)
+        expected[start] = in_one_process(model, batches, metrics=token_moments)
     held = held_in_one_process(model)
-    of_probe = in_one_process(model, probe_batches(), metrics=moments)
+    of_probe = in_one_process(model, probe_batches(), metrics=token_moments)
     for number, rank in enumerate(ranks):
         outcome = rank[form]
         assert outcome["warned"] == []

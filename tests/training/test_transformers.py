@@ -11,7 +11,7 @@ from embedgeo import EmbeddingMoments, observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.hf_runs import hf_trainer, logged, rows
-from tests.training.runs import moments, steps, value
+from tests.training.runs import moments, n_at, steps, value
 
 BATCH = 2 * 12
 
@@ -22,10 +22,6 @@ def held_out(number=8):
 
 def is_unwrapped(trainer):
     return trainer.training_step == type(trainer).training_step.__get__(trainer)
-
-
-def n_at(monitor):
-    return {step: value(monitor, step, "block.00", "n") for step in steps(monitor)}
 
 
 @pytest.mark.slow

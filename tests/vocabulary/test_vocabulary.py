@@ -1,7 +1,6 @@
 """``embedgeo vocabulary``, through the real client against a Hub on 127.0.0.1, and on local folders."""
 
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -24,7 +23,7 @@ from tests.sweep.conftest import (
     REPOSITORY,
     hub,  # noqa: F401 - a fixture
 )
-from tests.sweep.tiny import SIZES, saved_files, tokenizer_files, write_files
+from tests.sweep.tiny import SIZES, saved_files, tokenizer_files, tokenizer_of, write_files
 
 ROWS, KNOWN = 320, 300
 NEVER_USED = [*range(KNOWN, ROWS)]
@@ -55,19 +54,9 @@ def built(kind="gpt_neox", step=0):
 
 def unreached():
     """Ids that no token has, and those of tokens for bytes that UTF-8 never has."""
-    tokenizer = tokenizer_of()
+    tokenizer = tokenizer_of(tokenizer_files())
     never = [chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))]
     return [*NEVER_USED, *tokenizer.convert_tokens_to_ids(never)]
-
-
-@cache
-def tokenizer_of():
-    import tempfile
-
-    from embedgeo.checkpoints.loading import load_tokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        return load_tokenizer(write_files(Path(folder), tokenizer_files()))
 
 
 def files(kind="gpt_neox", step=0, *, size="1GB", with_tokenizer=True):
@@ -115,12 +104,13 @@ def test_both_matrices_are_measured_and_the_rows_to_be_known_are_named(tmp_path,
     assert inputs["same_as"][[30, 31]].tolist() == [30, 30]
     assert (inputs["same_as"] >= 0).sum() == values(tmp_path / "out", "mine", "input_embedding")["duplicate_rows"] == 2
     assert sorted(inputs.index[inputs["without_token"]]) == NEVER_USED
-    assert inputs["token"][20] == tokenizer_of().decode([20])
+    tokenizer = tokenizer_of(tokenizer_files())
+    assert inputs["token"][20] == tokenizer.decode([20])
     # the output's rows are alike: what no token uses cannot be told from the others
     assert values(tmp_path / "out", "mine", "output_embedding").isna()["untrained_rows"]
     assert not outputs["untrained"].any()
     assert "20 without a token (300–319)" in said
-    assert f"30 {tokenizer_of().decode([30])!r} = 31 {tokenizer_of().decode([31])!r}" in said
+    assert f"30 {tokenizer.decode([30])!r} = 31 {tokenizer.decode([31])!r}" in said
     assert "output_embedding: 320 rows of 16 measured" in said
     assert "cannot be told" in said
     heading = next(line for line in said.splitlines() if "means over layers" in line)

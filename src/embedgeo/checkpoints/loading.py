@@ -106,6 +106,12 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
         hook.remove()
 
 
+def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
+    """The model that the configuration in a folder describes, an encoder and decoder, too; without memory for it."""
+    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
+    return empty_model(config, trust_remote_code=trust_remote_code)
+
+
 def _auto_class(config: PreTrainedConfig) -> Any:
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM if type(config) in AutoModelForSeq2SeqLM._model_mapping else AutoModel
@@ -295,51 +301,37 @@ class Matrices(NamedTuple):
     model_class: str
 
 
-class _MatrixNames(NamedTuple):
-    """Names that the matrices of a model may have in the files of its checkpoint, of the output none if it has none."""
-
-    input: list[str]
-    output: list[str]
-    shapes: list[torch.Size]
-    is_tied: bool
-    model_class: str
-
-    def found(self, names: Mapping[str, object]) -> list[str] | None:
-        """The names of the matrices among those of the files: one if they are tied; None if they are not all there."""
-        found = [next((name for name in either if name in names), "") for either in (self.input, self.output)]
-        if self.is_tied and any(found):
-            return list(filter(None, found))
-        wanted = found if self.output else found[:1]
-        return wanted if all(wanted) else None
-
-
 def read_matrices(folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Matrices:
     """The input and the output embedding of a Hugging Face checkpoint, of which `needed_contents` have to be there.
 
     Of safetensors files only these tensors are read, if they have the names and shapes of the model's; otherwise the
     model is loaded. A bias of the output is not part of its matrix.
     """
-    described = _matrix_names(folder, trust_remote_code=trust_remote_code)
+    model = described_model(folder, trust_remote_code=trust_remote_code)
+    model_class = type(model).__name__
+    table, head = _matrices(model)
+    is_tied = head is table
+    shapes = [weight.shape for weight in (table, head) if weight is not None]
     files: dict[str, Path] = {}
     for path in (folder / file.name for file in weight_files(contents.weights)):
         if path.suffix == ".safetensors":
             with reading(path.name), safe_open(path, "pt") as opened:
                 files |= dict.fromkeys(opened.keys(), path)
     tensors = []
-    for name in described.found(files) or ():
+    for name in _matrix_names(model, files) or ():
         with reading(files[name].name), safe_open(files[name], "pt") as opened:
             tensors.append(opened.get_tensor(name).to(dtype))
-    if tensors and all(tensor.shape in described.shapes for tensor in tensors):
+    if tensors and all(tensor.shape in shapes for tensor in tensors):
         table = tensors[0]
         head = tensors[1] if len(tensors) > 1 else None
         # as transformers ties: not those of which the files have two that differ
-        is_tied = described.is_tied and (head is None or head.equal(table))
-        return Matrices(table, table if is_tied else head, is_tied, described.model_class)
+        is_tied = is_tied and (head is None or head.equal(table))
+        return Matrices(table, table if is_tied else head, is_tied, model_class)
     loaded = load_model(folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True)
     table, head = _matrices(loaded.model)
     is_tied = head is not None and head.data_ptr() == table.data_ptr()
     output = head.detach() if head is not None and (is_tied or loaded.has_head) else None
-    return Matrices(table.detach(), output, is_tied, described.model_class)
+    return Matrices(table.detach(), output, is_tied, model_class)
 
 
 def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool = False) -> Contents:
@@ -352,34 +344,32 @@ def needed_contents(contents: Contents, folder: Path, *, trust_remote_code: bool
         return contents
     with reading(index.name):
         places = dict(json.loads((folder / index.name).read_text())["weight_map"])
-    names = _matrix_names(folder, trust_remote_code=trust_remote_code).found(places)
+    names = _matrix_names(described_model(folder, trust_remote_code=trust_remote_code), places)
     if names is None:
         return contents
     wanted = {places[name] for name in names}
     return replace(contents, weights=tuple(file for file in contents.weights if file.name in wanted))
 
 
-def _matrix_names(folder: Path, *, trust_remote_code: bool) -> _MatrixNames:
-    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
-    model = empty_model(config, trust_remote_code=trust_remote_code)
+def _matrix_names(model: nn.Module, names: Mapping[str, object]) -> list[str] | None:
+    """Names of a model's matrices among those of its files: one if they are tied; None if they are not all there."""
     table, head = _matrices(model)
-    head_module = output_embedding(model)
-    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is head_module}
+    at_head = {f"{name}.weight" for name, module in model.named_modules() if module is output_embedding(model)}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
 
-    def names_of(weight: Tensor, *, of_head: bool) -> list[str]:
+    def known_names(weight: Tensor, *, of_head: bool) -> list[str]:
         parameters = model.named_parameters(remove_duplicate=False)
-        names = [name for name, own in parameters if own is weight and (name in at_head) == of_head]
-        bare = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        return [*names, *bare, *(_IN_FILES[name] for name in names if name in _IN_FILES)]
+        own = [name for name, each in parameters if each is weight and (name in at_head) == of_head]
+        bare = [name.removeprefix(prefix) for name in own if name.startswith(prefix)]
+        return [*own, *bare, *(_IN_FILES[name] for name in own if name in _IN_FILES)]
 
-    return _MatrixNames(
-        input=names_of(table, of_head=False),
-        output=[] if head is None else names_of(head, of_head=True),
-        shapes=[weight.shape for weight in (table, head) if weight is not None],
-        is_tied=head is table,
-        model_class=type(model).__name__,
-    )
+    of_table = known_names(table, of_head=False)
+    of_head = [] if head is None else known_names(head, of_head=True)
+    found = [next((name for name in either if name in names), "") for either in (of_table, of_head)]
+    if head is table and any(found):
+        return list(filter(None, found))
+    wanted = found if of_head else found[:1]
+    return wanted if all(wanted) else None
 
 
 def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:

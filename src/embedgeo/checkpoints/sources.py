@@ -66,10 +66,7 @@ def _amount(match: re.Match[str]) -> int:
 
 
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
-    """Select steps among those that exist.
-
-    ``"log"`` takes the first, the last, and the nearest one to each power of two; ``"final"`` all that exist.
-    """
+    """Select steps among those that exist: ``"log"`` takes the first, the last, and those nearest to powers of two."""
     available = sorted(set(existing))
     if steps in ("all", "final"):
         return set(available)
@@ -157,11 +154,10 @@ def require_source(name: str, source: str) -> None:
 
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
-    """List the checkpoints of one or several models, sorted by series and step.
+    """List the checkpoints of models, sorted by series and step.
 
-    A model is a repository on the Hub or a pattern of them, or a local folder: one of checkpoints or a checkpoint
-    itself. One without steps is one checkpoint, of step 0. ``final`` takes the branch ``main`` of a repository and a
-    folder that is itself a model; of others the last step of each series.
+    ``final`` takes the branch ``main`` of a repository and a folder that is itself a model; of others the last step of
+    each series.
     """
     models = [model] if isinstance(model, str) else list(model)
     folders = [_absolute(name).name for name in models if is_local(name)]

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.loading import empty_model, import_named, load_config, requiring
+from embedgeo.checkpoints.loading import described_model, import_named, requiring
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
@@ -91,8 +91,7 @@ def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
             f"model_or_config must be a folder with a config.json, or a YAML file, or name a function; {folder} has "
             "none. Of a folder of checkpoints give one of them."
         )
-    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
-    return empty_model(config, trust_remote_code=trust_remote_code)
+    return described_model(folder, trust_remote_code=trust_remote_code)
 
 
 def _made(name: str) -> nn.Module:

@@ -226,7 +226,9 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
     Each product serves two rows: those of a square are looked through by row and, off the diagonal, by column. They are
     compared as integers, which takes less time; those that rounding made negative are below all others, too.
     """
-    n, dtype, device = len(operand.norm), operand.rows.dtype, operand.rows.device
+    n = len(operand.norm)
+    dtype = operand.rows.dtype
+    device = operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
     smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=device)

@@ -105,13 +105,12 @@ class LayerMetrics:
         values: Values = {}
         failure: Exception | None = None
         for metric, copies in zip(self._metrics, self._copies, strict=True):
-            errors: dict[str, Tensor] = {}
             with _in_sync([metric, *copies]):
                 try:
                     if self._num_groups and isinstance(metric, GeometryMetric):
                         found, errors = metric.compute_with_errors(copies)
                     else:
-                        found = metric.compute()
+                        found, errors = metric.compute(), {}
                     for key, value in found.items():
                         values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
                 except Exception as error:

@@ -103,7 +103,6 @@ class RemoteWorkers:
         self._deaths: Counter[str] = Counter()
         self._deaths_at_start = 0
         self._last_start = 0.0
-        self._num_ended = 0
 
     def measure_all(self) -> None:
         """Measure all checkpoints, then end the workers."""
@@ -164,7 +163,7 @@ class RemoteWorkers:
 
     def _show_progress(self) -> None:
         names = [worker.planned.name for worker in self._workers if worker.planned is not None]
-        self._sweep.show_progress(listed(names), self._num_ended + len(names), self._num_ended)
+        self._sweep.show_progress(listed(names), self._sweep.num_ended + len(names), self._sweep.num_ended)
         num_ready = sum(bool(worker.node) for worker in self._workers)
         if self._sweep.left and num_ready and not names:
             self._sweep.print_waiting()
@@ -225,8 +224,7 @@ class RemoteWorkers:
             self._sweep.put_back(planned)
 
     def _end(self, planned: Planned, result: Measured | str, started: float) -> None:
-        self._num_ended += 1
-        self._sweep.end(planned, self._num_ended, result, started)
+        self._sweep.end(planned, self._sweep.num_ended + 1, result, started)
 
     def _close(self) -> None:
         with suppress(Exception):  # as where the cluster is gone

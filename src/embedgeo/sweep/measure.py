@@ -27,7 +27,7 @@ from embedgeo.capture.structure import measured_model, output_embedding, weights
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import TokenOccurrences, auto_metrics
+from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
 from embedgeo.metrics.defaults import has_token_tables, require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
@@ -367,10 +367,7 @@ def _shortened(head: nn.Module) -> Iterator[list[Tensor]]:
 
 # ── the metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_METRIC_OPTIONS = (
-    *("count_range", "spectrum", "discard_fraction", "id_batches", "anisotropy_batch", "after_processing"),
-    *("max_state_bytes", "extra"),
-)
+_METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
 
 
 def metrics_function(settings: SweepSettings) -> MetricFactory:

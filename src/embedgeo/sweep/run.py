@@ -161,6 +161,7 @@ class Sweep:
         pending = self.plan.pending
         self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
+        self.num_ended = 0
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan.checkpoints})
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
@@ -245,11 +246,13 @@ class Sweep:
             result = reason(error)
         finally:
             self._locks.release(planned.original)
+        self.num_ended += 1
         if records is not None:
             for width in sorted(set(records["width"]) - {0}):
                 for note in width_notes(metrics_function(self.settings), int(width)):
                     self.print_once(note)
-            self.print(self._lines.measured(planned, number, records, time.monotonic() - started))
+            seconds = time.monotonic() - started
+            self.print(self._lines.measured(planned, number, self.num_ended, records, seconds))
         else:
             self.failures[planned.name] = str(result)
             if self.fabric.is_global_zero:
@@ -310,10 +313,9 @@ class Lines:
         self._total = len(pending)
         self._width = min(max([len("means over blocks"), *(len(planned.name) for planned in pending)]), 40)
         self._started = time.monotonic()
-        self._num_ended = 0
         self._columns: list[str] = []
 
-    def measured(self, planned: Planned, number: int, records: pd.DataFrame, seconds: float) -> str:
+    def measured(self, planned: Planned, number: int, num_ended: int, records: pd.DataFrame, seconds: float) -> str:
         """The loss, and means over blocks (over all layers if none is a block); above the first line the columns."""
         at_layers = records[records["layer"] != MODEL]
         names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
@@ -322,8 +324,7 @@ class Lines:
         values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
         columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
         cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
-        self._num_ended += 1
-        left = (time.monotonic() - self._started) / self._num_ended * (self._total - number)
+        left = (time.monotonic() - self._started) / num_ended * (self._total - number)
         cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
         is_headed = columns == self._columns
         self._columns = columns
@@ -333,7 +334,6 @@ class Lines:
 
     def failed(self, planned: Planned, number: int, why: str) -> str:
         """The reason why there are no results."""
-        self._num_ended += 1
         return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
 
     def _line(self, number: str, name: str, cells: Sequence[str]) -> str:

@@ -127,7 +127,7 @@ class SweepSettings:
     save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
-    on: Literal[None, "ray"] = None
+    on: Literal["ray"] | None = None
     ray_address: str | None = None
     workers: int = 1
     resources: dict[str, float] | None = None
@@ -147,7 +147,7 @@ class SweepSettings:
             choices = get_args(option.type) if get_origin(option.type) is Literal else ()
             value = getattr(self, option.name)
             if choices and value not in choices:
-                raise ValueError(f"{option.name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
+                raise ValueError(f"{option.name} must be one of {', '.join(choices)}; got {value!r}.")
         parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
         if not isinstance(ignored, list | tuple) or not all(isinstance(each, int) for each in ignored):
@@ -191,6 +191,8 @@ class SweepSettings:
             raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
 
     def _require_ray(self) -> None:
+        if self.on not in (None, "ray"):
+            raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
         if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
             raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
         if self.workers < 1:

@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
@@ -309,17 +309,11 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
+IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
 
 
 class MissingTokenizerError(ValueError):
     """Files of a tokenizer that a model does not have."""
-
-
-class IdentifiedTokenizer(NamedTuple):
-    """A tokenizer, and what tells it from others."""
-
-    tokenizer: PreTrainedTokenizerBase
-    identity: Identity
 
 
 def find_tokenizers(
@@ -348,47 +342,45 @@ def find_tokenizers(
 
 def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> IdentifiedTokenizer:
     """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or of the folder."""
+    models = list(by_model(plan))
+    sources: dict[str, str | Planned] = {}
+    if settings.tokenizer is not None:
+        sources[settings.tokenizer] = settings.tokenizer
+    else:
+        owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
+        if owner is not None:
+            sources[owner.name] = owner
+        for model in models:
+            if not is_local(model):
+                sources[f"main of {model}"] = model
+            elif _has_vocabulary(Path(model).expanduser().glob("*")):
+                sources[model] = model
     tried: list[str] = []
     kind: type[ValueError] = MissingTokenizerError
-    for source, locate in _tokenizer_sources(plan, settings, folder):
+    for name, source in sources.items():
         try:
-            path = locate()
+            path = _tokenizer_path(source, folder)
             tokenizer = loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
         except Exception as error:
-            tried.append(f"{source} ({reason(error)})")
+            tried.append(f"{name} ({reason(error)})")
             if not isinstance(error, FileNotFoundError) or settings.tokenizer is not None:
                 kind = ValueError
             continue
         candidates = [path] if path.is_file() else [path / name for name in sorted(TOKENIZER_FILES)]
         digests = (f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file())
-        return IdentifiedTokenizer(tokenizer, (type(tokenizer).__name__, *digests))
-    models = listed(list(by_model(plan)))
-    found = f"none loads: {'; '.join(tried)}" if tried else f"{models} has no files of one, nor have its checkpoints"
+        return tokenizer, (type(tokenizer).__name__, *digests)
+    neither = f"{listed(models)} has no files of one, nor have its checkpoints"
+    found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
         f"a tokenizer must come from tokenizer=, the checkpoints or main; {found}. Name a folder, a repository or a "
         "tokenizer.json by tokenizer=."
     )
 
 
-def _tokenizer_sources(
-    plan: Sequence[Planned], settings: SweepSettings, folder: Path
-) -> Iterator[tuple[str, Callable[[], Path]]]:
-    """Names of what a tokenizer may come from, each with a function that returns the folder with its files."""
-    if settings.tokenizer is not None:
-        yield settings.tokenizer, partial(_tokenizer_path, settings.tokenizer, folder)
-        return
-    owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
-    if owner is not None:
-        yield owner.name, partial(small_files, owner, _TOKENIZER_FILES, folder)
-    for model in by_model(plan):
-        if not is_local(model):
-            yield f"main of {model}", partial(_tokenizer_path, model, folder)
-        elif _has_vocabulary(Path(model).expanduser().glob("*")):
-            yield model, partial(_tokenizer_path, model, folder)
-
-
-def _tokenizer_path(source: str, folder: Path) -> Path:
-    """A local folder or file itself; of a repository, the files of its branch ``main``, fetched into ``folder``."""
+def _tokenizer_path(source: str | Planned, folder: Path) -> Path:
+    """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched into ``folder``."""
+    if isinstance(source, Planned):
+        return small_files(source, _TOKENIZER_FILES, folder)
     if is_local(source):
         return Path(source).expanduser()
     if (commit := hub.list_revisions(source).get("main")) is None:

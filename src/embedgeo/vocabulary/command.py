@@ -84,7 +84,8 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, N
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
         for model, checkpoints in by_model(plan).items():
             try:
-                names[model] = Names.of(find_tokenizer(checkpoints, settings, Path(folder)).tokenizer)
+                tokenizer, _ = find_tokenizer(checkpoints, settings, Path(folder))
+                names[model] = Names.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
                 print(f"{model} has no tokenizer: rows go by their numbers; name one by tokenizer=")
