@@ -11,6 +11,7 @@ from statistics import median
 import pandas as pd
 import torch
 
+from embedgeo.functional.rows import row_ids
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import LayerMetrics
 from tests.simulations import Corpus, coverage
@@ -26,7 +27,7 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
             started = time.perf_counter()
             metrics = LayerMetrics(default_metrics, dim, device=torch.device("cpu"), jackknife=groups)
             for x, ids in zip(embeddings.float().split(8), token_ids.split(8), strict=True):
-                metrics.update(x, ids, None, torch.arange(8)[:, None].expand(ids.shape))
+                metrics.update(x, row_ids(x, ids, None, torch.arange(8)[:, None].expand(ids.shape)))
             metrics.compute()
             taken.append(time.perf_counter() - started)
             sizes[groups] = sum(

@@ -5,6 +5,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from embedgeo.functional.rows import row_ids
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import LayerMetrics
 
@@ -74,7 +75,7 @@ def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_gro
         embeddings, token_ids = corpus.draw(64, 128, seed)
         for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
             sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
-            metrics.update(x, ids, None, sequences)
+            metrics.update(x, row_ids(x, ids, None, sequences))
         values = metrics.compute()
         runs.append({key: pair.tolist() for key, pair in values.items()})
     population, rows = corpus.population(), {}

@@ -5,6 +5,7 @@ import torch
 
 from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, default_metrics
 from embedgeo.functional import two_nearest_distances
+from embedgeo.functional.rows import row_ids
 from embedgeo.metrics.layer import LayerMetrics
 from tests import references
 from tests.clouds import CLOUDS
@@ -140,10 +141,10 @@ def test_the_cpu_rarely_waits_for_the_gpu(jackknife):
     mask = torch.ones_like(ids, dtype=torch.bool)
     sequences = torch.arange(8, device=GPU)[:, None].expand(8, 512)
     for _ in range(2):
-        layer.update(hidden, ids, mask, sequences)
+        layer.update(hidden, row_ids(hidden, ids, mask, sequences))
     groups = 1 + jackknife
     with waits() as lines:
-        layer.update(hidden, ids, mask, sequences)
+        layer.update(hidden, row_ids(hidden, ids, mask, sequences))
     assert lines.total() <= WAITS_OF_AN_UPDATE * groups, lines.most_common()
     with waits() as lines:
         layer.compute()
@@ -156,7 +157,7 @@ def test_memory_is_given_back():
 
     def measure():
         layer = LayerMetrics(default_metrics, 256, device=GPU)
-        layer.update(x, ids, None, sequences)
+        layer.update(x, row_ids(x, ids, None, sequences))
         layer.compute()
         layer.reset()
 

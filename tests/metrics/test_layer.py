@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
-from embedgeo.functional import rows
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
-from embedgeo.functional.rows import Batch, RowIds, Rows, select_rows
+from embedgeo.functional.rows import Batch, RowIds, Rows, row_ids, select_rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import floats, gaussian, texts
@@ -70,7 +69,8 @@ def in_process_group(group=None, rank=0, num_ranks=1):
     metrics = LayerMetrics(every_metric, 6, device=torch.device("cpu"), process_group=group, jackknife=8)
     for seed in range(8)[rank::num_ranks]:
         rows = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(seed))
-        metrics.update(rows, (7 * rows[..., 0]).long() % 9, None, torch.arange(5)[:, None].expand(5, 12))
+        sequences = torch.arange(5)[:, None].expand(5, 12)
+        metrics.update(rows, row_ids(rows, (7 * rows[..., 0]).long() % 9, None, sequences))
     values = metrics.compute()
     return {key: tuple(pair.tolist()) for key, pair in values.items()}
 
@@ -198,7 +198,7 @@ def test_a_metric_that_overrides_update_gets_tensors():
 
     x = gaussian(24, 4).view(2, 12, 4)
     metrics = LayerMetrics(lambda dim: [Own(dim)], 4, device=torch.device("cpu"))
-    metrics.update(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3, None)
+    metrics.update(x, row_ids(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3))
     values = metrics.compute()
     assert float(values["norm_max"][0]) == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
 
@@ -221,11 +221,11 @@ class Watched(TorchDispatchMode):
 
 def test_a_device_waits_nine_times_for_the_first_batch_of_a_layer():
     x, ids, sequences = texts(512, 64)
-    x, prepared = x.float().view(8, 64, 64), rows.row_ids(gaussian(512, 1), ids, None, sequences)
+    x, prepared = x.float().view(8, 64, 64), row_ids(gaussian(512, 1), ids, None, sequences)
     first, second = (LayerMetrics(embedgeo.default_metrics, 64, device=torch.device("cpu")) for _ in range(2))
-    first.update(x.view(512, 64), ids=prepared)
+    first.update(x.view(512, 64), prepared)
     with Watched() as watched:
-        second.update(x.view(512, 64), ids=prepared)
+        second.update(x.view(512, 64), prepared)
     assert len(watched.waits) == 9
 
 

@@ -6,6 +6,7 @@ from torchmetrics import Metric
 from embedgeo import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, default_metrics
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional.rows import row_ids
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
 from tests.simulations import Corpus, coverage
@@ -31,7 +32,7 @@ def lengths_mask(ids: Tensor) -> Tensor:
 def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     metrics = LayerMetrics(make, 6, device=torch.device("cpu"), jackknife=num_groups)
     for x, ids, sequences in batches(size=size):
-        metrics.update(x, ids, lengths_mask(ids), sequences)
+        metrics.update(x, row_ids(x, ids, lengths_mask(ids), sequences))
     values = metrics.compute()
     return {key: pair[0] for key, pair in values.items()}, {key: pair[1] for key, pair in values.items()}
 
@@ -164,7 +165,8 @@ def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None
     device = property(lambda metric: torch.device("cpu" if id(metric) in moved else "meta"))
     monkeypatch.setattr(GeometryMetric, "device", device)
     monkeypatch.setattr(GeometryMetric, "to", lambda metric, device: moved.add(id(metric)))
-    metrics.update(torch.randn(2, 3, 6), torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3]))
+    x = torch.randn(2, 3, 6)
+    metrics.update(x, row_ids(x, torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3])))
     assert moved == {id(metric) for metric in metrics.with_copies}
 
 

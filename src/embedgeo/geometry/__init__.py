@@ -338,7 +338,7 @@ class Geometry:
         for layer, (dim, expected) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
-                self._add_metrics(layer.name, int(dim)).update(no_rows, no_rows[:, 0].long())
+                self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
             if dim:
                 self._metrics[layer.name].expected_Q = expected
         if self._unembedding is not None:
@@ -393,13 +393,14 @@ class Geometry:
             ids = rows.prepared_once(
                 device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self._inputs.sequence_ids(shape))
             )
-            metrics.update(hidden, ids=ids)
+            metrics.update(hidden, ids)
         elif unit == "words":
             require_word_ids(unit, rows.word_ids)
             words = rows.prepared_once(device, lambda: self._words(rows, shape, device))
-            metrics.update(words.means(hidden), ids=words.ids)
+            metrics.update(words.means(hidden), words.ids)
         else:
-            metrics.update(*pool_tokens(hidden, rows.token_ids, rows.mask, unit))
+            pooled, token_ids, mask = pool_tokens(hidden, rows.token_ids, rows.mask, unit)
+            metrics.update(pooled, row_ids(pooled, token_ids, mask))
 
     def _words(self, rows: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         assert rows.word_ids is not None

@@ -1,6 +1,5 @@
 """Anisotropy of the embeddings."""
 
-from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -25,7 +24,7 @@ from embedgeo.functional.spectrum import (
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SKETCH = "How far the estimate may be from the exact value, where wide layers have a sketch of their scatter."
@@ -191,7 +190,7 @@ class Anisotropy(GeometryMetric):
             raise ValueError(f"eigenvalues need the whole scatter; got sketch={self.sketch}. Leave sketch= out.")
         return covariance_eigenvalues(self.load(Scatter).expanded())
 
-    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def layer_tables(self) -> Tables:
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:

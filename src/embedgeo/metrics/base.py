@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Tensor]  # by key, as `compute` or `forward` of a metric returns them
 Table = dict[str, Tensor]  # columns of one length, by name
+Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
 
 class State(Protocol):
@@ -165,11 +166,11 @@ class GeometryMetric(Metric):
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
 
-    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def token_tables(self) -> Tables:
         """Tables of token types by kind, made when called: ``token_id``, one row a type or occurrence, and more."""
         return {}
 
-    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def layer_tables(self) -> Tables:
         """Other tables of a layer by kind, made when called."""
         return {}
 

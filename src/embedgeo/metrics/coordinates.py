@@ -1,6 +1,5 @@
 """Coordinates that stand out, and massive activations."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 from embedgeo.functional.coordinates import CoordinateMoments, coordinate_table, outlier_values, row_coordinates
 from embedgeo.functional.rows import Rows
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.base import GeometryMetric, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_ROWS = {
@@ -106,7 +105,7 @@ class OutlierCoordinates(GeometryMetric):
         places = places[~table["mean"][places].isnan()]
         return {"coordinate": places, **{name: column[places] for name, column in table.items()}}
 
-    def layer_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def layer_tables(self) -> Tables:
         return {"coordinates": self.largest_coordinates}
 
     @staticmethod

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from embedgeo.functional.distributed import all_gather_cat, current_rank, is_distributed
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import RowIds, Rows, row_ids
+from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric
 
@@ -58,31 +58,18 @@ class LayerMetrics:
             metric._should_unsync = False
             metric.process_group = process_group
 
-    def update(
-        self,
-        hidden: Tensor,
-        token_ids: Tensor | None = None,
-        mask: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        *,
-        ids: RowIds | None = None,
-    ) -> None:
-        """Update the metrics with a batch, and the copies with the sequences of their groups.
-
-        ``sequence_ids``: from 0 in each batch, None where each row is a sequence; ``ids``: of the arguments, if known.
-        """
-        shape = hidden.shape[:-1]
+    def update(self, hidden: Tensor, ids: RowIds) -> None:
+        """Update the metrics with a batch, and the copies with its sequences, from 0 in each, of their groups."""
         for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
-        if ids is None:
-            if sequence_ids is None and self._num_groups:
-                sequence_ids = torch.arange(shape.numel()).view(shape)
-            ids = row_ids(hidden, token_ids, mask, sequence_ids)
+        num_rows = hidden.shape[:-1].numel()
+        if ids.sequence_ids is None and self._num_groups:  # each row is one
+            ids = RowIds.of(ids.batch._replace(sequence_ids=torch.arange(num_rows, device=hidden.device)))
         rows = Rows.of(hidden, ids)
         groups: Tensor | None = None
         parts: list[tuple[int, RowIds]] = []
-        if shape.numel():
+        if num_rows:
             self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if ids.sequence_ids is not None and self._num_groups:

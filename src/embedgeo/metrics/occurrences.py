@@ -1,6 +1,6 @@
 """A few occurrences of chosen token types."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.base import GeometryMetric, Tables
 
 
 class TokenOccurrences(GeometryMetric):
@@ -74,7 +74,7 @@ class TokenOccurrences(GeometryMetric):
         points = row_plane(sample.rows)
         return {"token_id": sample.labels, "pc1": points[:, 0], "pc2": points[:, 1]}
 
-    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def token_tables(self) -> Tables:
         return {"occurrences": self.plane}
 
     def compute(self) -> dict[str, Tensor]:

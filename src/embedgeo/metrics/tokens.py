@@ -1,6 +1,5 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -25,7 +24,7 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.base import GeometryMetric, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
@@ -213,7 +212,7 @@ class TokenMoments(GeometryMetric):
         moments = self.load(Moments)
         return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
-    def token_tables(self) -> Mapping[str, Callable[[], Table]]:
+    def token_tables(self) -> Tables:
         return {"tokens": self.table, "projections": self.plane, "distances": self.distances}
 
     @staticmethod

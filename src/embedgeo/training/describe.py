@@ -23,6 +23,7 @@ from embedgeo.capture.structure import is_compiled, measured_model, model_width,
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.representations import drift_values, linearity_values
+from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
@@ -443,7 +444,8 @@ def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: tor
     seconds = 0.0
     for part in (slice(1), slice(None)):  # the first time threads and memory are set up
         timed = LayerMetrics(lambda _: [deepcopy(metric)], timed_width, device=device, jackknife=rows.num_groups)
-        update = partial(timed.update, hidden[part], None if ids is None else ids[part], None, sequences[part])
+        part_ids = row_ids(hidden[part], None if ids is None else ids[part], None, sequences[part])
+        update = partial(timed.update, hidden[part], part_ids)
         seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel() + _timed(timed.compute, device)
     return share * seconds
 

@@ -105,8 +105,7 @@ class StepMonitor(Monitor):
         getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
-        self._after = inf  # steps between them are not measured
-        self._before = -inf
+        self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
         self._now = -1
         self._is_inside = False
         self._has_stepped = False
@@ -120,7 +119,8 @@ class StepMonitor(Monitor):
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
         """
         self._now = step
-        if self._after < step < self._before:
+        after, before = self._idle_between
+        if after < step < before:
             if self._keeps_batches and batch is not None:
                 self._keep(step, batch)
             return _NOT_MEASURED
@@ -193,13 +193,11 @@ class StepMonitor(Monitor):
         if self._geometry is None:
             self._rest()
         elif self._window_start is not None or (self._pending is not None and not has_other_ranks()):
-            self._after = inf
-            self._before = -inf
+            self._idle_between = inf, -inf
         else:
             assert self._last_step is not None
-            self._after = self._last_step
-            self._before = self.schedule.next_after(self._last_step)
-        if self._after != inf or self._window_start is None:
+            self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
+        if self._geometry is None or self._window_start is None:
             self._ignore_optimizers()
         elif not has_other_ranks():
             self._watch_optimizers()  # several ranks must agree on when to measure; one of them may skip a step
@@ -234,8 +232,7 @@ class StepMonitor(Monitor):
         self._rest()
 
     def _rest(self) -> None:
-        self._after = -inf
-        self._before = inf
+        self._idle_between = -inf, inf
         self._keeps_batches = False
         self._recent = []
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
 from embedgeo.functional.neighbors import copies, untrained_rows
+from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
 from embedgeo.metrics.layer import LayerMetrics
@@ -212,7 +213,8 @@ class MatrixWorker:
         kept = trained if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
         with torch.inference_mode():
-            metrics.update(matrix if len(kept) == len(matrix) else matrix[kept])
+            rows = matrix if len(kept) == len(matrix) else matrix[kept]
+            metrics.update(rows, row_ids(rows))
             layers = [MeasuredLayer(layer, layer_index, metrics)]
             records = compute(layers)
             tables = layer_tables(layers)
