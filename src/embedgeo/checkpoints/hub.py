@@ -80,11 +80,9 @@ def fetch(repository: str, commit: str, contents: Contents, cache: Path | None =
         folder = Path(download(local_files_only=True))
         if not _first_wrong(folder, contents):
             return folder
-    wrong = ""
     for force in (False, True):
         folder = Path(retried(partial(download, cache_dir=cache, force_download=force)))
-        wrong = _first_wrong(folder, contents)
-        if not wrong:
+        if not (wrong := _first_wrong(folder, contents)):
             return folder
     raise WrongHashError(f"{wrong} It was downloaded twice.")
 

@@ -74,24 +74,21 @@ def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
     """The model of a repository or a folder, by its ``config.json`` alone, without memory for its weights."""
     require_source("model_or_config", source)
-    if is_local(source):
-        return _empty(Path(source).expanduser(), trust_remote_code)
-    commits = hub.list_revisions(source)
-    commit = commits.get("main") or next(iter(commits.values()), None)
-    if commit is None:
-        raise FileNotFoundError(f"model_or_config must have a branch; {source} has none.")
-    names = ["config.json", *(["*.py"] if trust_remote_code else [])]
     with tempfile.TemporaryDirectory() as cache:
-        return _empty(hub.fetch_small(source, commit, names, Path(cache)), trust_remote_code)
-
-
-def _empty(folder: Path, trust_remote_code: bool) -> nn.Module:
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"model_or_config must be a folder with a config.json, or a YAML file, or name a function; {folder} has "
-            "none. Of a folder of checkpoints give one of them."
-        )
-    return described_model(folder, trust_remote_code=trust_remote_code)
+        folder = Path(source).expanduser()
+        if not is_local(source):
+            commits = hub.list_revisions(source)
+            commit = commits.get("main") or next(iter(commits.values()), None)
+            if commit is None:
+                raise FileNotFoundError(f"model_or_config must have a branch; {source} has none.")
+            names = ["config.json", *(["*.py"] if trust_remote_code else [])]
+            folder = hub.fetch_small(source, commit, names, Path(cache))
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(
+                "model_or_config must be a folder with a config.json, or a YAML file, or name a function; "
+                f"{folder} has none. Of a folder of checkpoints give one of them."
+            )
+        return described_model(folder, trust_remote_code=trust_remote_code)
 
 
 def _made(name: str) -> nn.Module:

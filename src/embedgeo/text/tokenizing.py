@@ -108,10 +108,8 @@ def _surrounded(
         lengths.append(len(before) + len(ids) + len(after))
         token_ids += [*before, *ids, *after]
         places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
-    flat = torch.tensor(token_ids)
-    ragged = torch.tensor(lengths)
-    words = None if decode is None else _spell_words(flat, torch.tensor(places), ragged, decode)
-    return TokenizedText(flat, ragged, words)
+    words = None if decode is None else _spell_words(token_ids, torch.tensor(places), torch.tensor(lengths), decode)
+    return TokenizedText(torch.tensor(token_ids), torch.tensor(lengths), words)
 
 
 def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
@@ -173,7 +171,7 @@ def _encoded(
                 return
 
 
-def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Callable[..., str]) -> SpelledWords:
+def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: Callable[..., str]) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
 
     ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for tokens of no word.
@@ -184,10 +182,9 @@ def _spell_words(token_ids: Tensor, places: Tensor, lengths: Tensor, decode: Cal
     types: dict[str, int] = {}
     seen: dict[tuple[int, ...], int] = {}
     found: list[int] = []
-    ids = token_ids.tolist()
     start = 0
     for is_word, count in zip((of_run >= 0).tolist(), counts.tolist(), strict=True):
-        tokens = tuple(ids[start : start + count]) if is_word else ()
+        tokens = tuple(token_ids[start : start + count]) if is_word else ()
         start += count
         if tokens not in seen:
             word = decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
