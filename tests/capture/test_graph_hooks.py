@@ -12,10 +12,10 @@ from torch._dynamo.utils import counters
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from embedgeo import EmbeddingMoments, Geometry, observe
+from embedgeo import Geometry, observe
 from tests.compiled import CountingBackend
 from tests.models import albert, gpt_neox, token_batch
-from tests.training.runs import moments
+from tests.training.runs import Breaks, moments
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
@@ -211,9 +211,3 @@ def test_an_error_of_a_listener_has_the_name_of_the_layer():
     with geometry.probe:
         torch.compile(model, backend="aot_eager")(torch.randint(0, 96, (2, 6)))
     assert errors[0].__notes__ == ["at layer 'embed'"]
-
-
-class Breaks(EmbeddingMoments):
-    def update(self, embeddings, *rows):
-        if len(embeddings):
-            raise ValueError("broken")

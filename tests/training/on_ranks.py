@@ -159,7 +159,7 @@ def out_of_memory(module, batch):
     raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
 
 
-class Breaks:
+class BreaksLater:
     """A probe whose files are gone after the first round."""
 
     def __iter__(self):
@@ -188,7 +188,7 @@ def faults_on_rank(rank, folder):
     outcomes = {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
     return outcomes | {
         "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
-        "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=Breaks()),
+        "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=BreaksLater()),
         "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
         "a probe's forward": fault_on_rank(rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory),
         "repeated rows": fault_on_rank(

@@ -29,7 +29,7 @@ from tests.training.runs import (
 )
 
 
-class OutOfMemory(TokenMoments):
+class FullAtTheThirdLayer(TokenMoments):
     """Fails at the third layer, and takes memory before that."""
 
     updates = 0
@@ -37,12 +37,12 @@ class OutOfMemory(TokenMoments):
 
     def __init__(self, dim):
         super().__init__(dim)
-        OutOfMemory.made.add(self)
+        FullAtTheThirdLayer.made.add(self)
 
     def update(self, embeddings, token_ids=None, mask=None):
         super().update(embeddings, token_ids, mask)
-        OutOfMemory.updates += bool(len(embeddings))
-        if OutOfMemory.updates == 3:
+        FullAtTheThirdLayer.updates += bool(len(embeddings))
+        if FullAtTheThirdLayer.updates == 3:
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
 
 
@@ -76,16 +76,16 @@ def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(
 
     class Watch(L.Callback):
         def on_before_backward(self, trainer, pl_module, loss):
-            held.append(sum(len(each.type_mean) for each in OutOfMemory.made))
+            held.append(sum(len(each.type_mean) for each in FullAtTheThirdLayer.made))
 
-    OutOfMemory.updates = 0
-    OutOfMemory.made.clear()
-    monitor = GeometryMonitor(2, metrics=lambda dim: [OutOfMemory(dim)])
+    FullAtTheThirdLayer.updates = 0
+    FullAtTheThirdLayer.made.clear()
+    monitor = GeometryMonitor(2, metrics=lambda dim: [FullAtTheThirdLayer(dim)])
     with pytest.warns(UserWarning, match="OutOfMemoryError: tried to allocate 1.5 EiB at layer 'block.01'"):
         _, run = fit(tmp_path, monitor, Watch(), max_steps=6)
     assert run.global_step == 6
     assert held == [0] * 6
-    assert OutOfMemory.updates == 3
+    assert FullAtTheThirdLayer.updates == 3
 
 
 @pytest.mark.parametrize("broken", [Breaks, BreaksLate])

@@ -7,11 +7,11 @@ import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from embedgeo import EmbeddingMoments, observe
+from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.hf_runs import hf_trainer, logged, rows
-from tests.training.runs import moments, n_at, steps, value
+from tests.training.runs import Breaks, moments, n_at, steps, value
 
 BATCH = 2 * 12
 
@@ -130,11 +130,6 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
 
 
 def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
-    class Breaks(EmbeddingMoments):
-        def update(self, embeddings, token_ids=None, mask=None):
-            if len(embeddings):
-                raise RuntimeError("broken metric")
-
     callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
     trainer = hf_trainer(tmp_path, callback)
     with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric at layer 'embed'"):
