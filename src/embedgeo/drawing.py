@@ -24,6 +24,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -130,27 +131,32 @@ def new_figure(
     *,
     panels: int = 1,
     sidebar: bool = False,
-    names: Sequence[str] = (),
+    key: Sequence[Line2D] = (),
     ax: Axes | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; somebody else's axes get the title and the look instead.
 
-    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the sidebar, and for names
-    in `legend_below`.
+    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the sidebar. The lines of
+    the key, with their labels, are below the axes.
     """
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
     width = WIDTH * (1 if panels == 1 else 0.8 * panels)
-    below = _LEGEND_LINE * math.ceil(len(names) / _legend_columns(names, width)) if names else 0
-    height = HEIGHT + below - (0.22 if names else 0)
+    longest = max((len(str(line.get_label())) for line in key), default=0)
+    ncols = int(width / WIDTH) * (1 if longest > 25 else 2 if longest > 13 else 3)
+    below = _LEGEND_LINE * math.ceil(len(key) / ncols)
+    height = HEIGHT + below - (0.22 if key else 0)
     figure = new_picture(width, height, title, subtitle)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     right = 0.96 if sidebar else 0.32
     bottom = 0.54 + below
-    top = 0.5 if names else 0.88 if panels > 1 else 0.72
+    top = 0.5 if key else 0.88 if panels > 1 else 0.72
     figure.subplots_adjust(0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
         panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
+    if key:
+        look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
+        figure.legend(handles=key, loc="lower left", bbox_to_anchor=(0.06 / width, 0), ncols=ncols, **look)
     return figure, list(axes)
 
 
@@ -214,20 +220,6 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
             text.set_y(3 + height)
             rows = text.get_text().count("\n") + 1
     _set_title(ax, ax.get_title("left"), 4 + 10.5 * rows + height)
-
-
-def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
-    """A legend below the axes of a figure that was made with these names."""
-    width = figure.get_size_inches()[0]
-    labels = [f" {name}" for name in names]  # the first letter may be "_", which would hide it
-    look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
-    place = (0.06 / width, 0.0)
-    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=place, ncols=_legend_columns(names, width), **look)
-
-
-def _legend_columns(names: Sequence[str], width: float) -> int:
-    longest = max(map(len, names))
-    return min(len(names), int(width / WIDTH) * (1 if longest > 24 else 2 if longest > 12 else 3))
 
 
 @lru_cache(maxsize=8)

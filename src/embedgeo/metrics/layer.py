@@ -54,12 +54,12 @@ class LayerMetrics:
         for metric in self.with_copies:
             if metric.device != device:
                 metric.to(device)
-            metric._to_sync = False  # `compute` leaves that to `synced`
+            metric._to_sync = False  # that is left to `_in_sync`
             metric._should_unsync = False
             metric.process_group = process_group
 
     def update(self, hidden: Tensor, ids: RowIds) -> None:
-        """Update the metrics with a batch, and the copies with its sequences, from 0 in each, of their groups."""
+        """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups."""
         for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from embedgeo.drawing import DASHES, FigureData, band, legend_below, new_figure, run_colours, step_axis, value_axis
+from embedgeo.drawing import DASHES, FigureData, band, new_figure, run_colours, step_axis, value_axis
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
@@ -118,14 +118,12 @@ def _last_step(runs: Sequence[Run]) -> str:
 
 def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups, and the groups in words."""
+    looks, by_group = _looks(curves)
     names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
-    own, by_group = _looks(curves)
-    looks = [Line2D([], [], **look) for look in own.values()]
-    for group, dashes in by_group.items():
-        names.append(printable(group) or "in no group")
-        looks.append(Line2D([], [], color="black", ls=dashes, lw=1.3))
-    figure, axes = new_figure(title, subtitle, panels=panels, names=names)
-    legend_below(figure, looks, names)
+    key = [Line2D([], [], label=f" {name}", **look) for name, look in zip(names, looks.values(), strict=True)]
+    for group, dashes in by_group.items():  # the space: a label that begins with "_" would be hidden
+        key.append(Line2D([], [], label=f" {printable(group) or 'in no group'}", color="black", ls=dashes, lw=1.3))
+    figure, axes = new_figure(title, subtitle, panels=panels, key=key)
     members = {group: [label for label, curve in curves.items() if curve.group == group] for group in by_group}
     text = "; ".join(f"{group or 'no group'}: {', '.join(labels)}" for group, labels in members.items())
     return figure, axes, f" Line styles are by group: {text}." if members else ""

@@ -331,15 +331,13 @@ def _told_apart(
         for name, records in checkpoints.items()
         if name in finals
     }
-    without_author = {name: Path(model).name for name, model in models.items()}
-    names = list(without_author.values())
+    without_author = [Path(model).name for model in models.values()]
     for series, checkpoints in by_series.items():
         if training := {name: records for name, records in checkpoints.items() if name not in finals}:
             yield series, training
-        for name, records in checkpoints.items():
-            if name in finals:
-                own = without_author[name]
-                yield own if names.count(own) == 1 else models[name], {name: records}
+        for name in [name for name in checkpoints if name in finals]:
+            own = Path(models[name]).name
+            yield own if without_author.count(own) == 1 else models[name], {name: checkpoints[name]}
 
 
 def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:

@@ -254,7 +254,6 @@ class TokenLoss:
         self.total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and their number
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
-        self._is_encoder = loaded.is_encoder
         self._mask_token_id = mask_token_id
         self._measured = measured  # which run on all positions
         self._head: nn.Module | None = None
@@ -283,9 +282,7 @@ class TokenLoss:
 
     def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
         """Add the loss of a batch, given what `run` returned, unless a model of the user's own gives no logits."""
-        if self._is_encoder and self.is_wanted:
-            assert masked is not None
-            assert self._mask_token_id is not None
+        if self.is_wanted and masked is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
         if not self.is_wanted or states is None or not self._are_logits(states, token_ids):
             self.is_wanted = False
