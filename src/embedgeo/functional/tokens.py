@@ -135,13 +135,14 @@ def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Te
     mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
     n = counts.to(mean.dtype)
     m2 = torch.zeros_like(n)
-    is_single = counts == 1
-    single, repeated = is_single.nonzero().flatten(), (~is_single).nonzero().flatten()
+    is_repeated = counts > 1
+    num_single = len(types) - int(is_repeated.sum())
+    single, repeated = is_repeated.argsort(stable=True).tensor_split([num_single])
     places = order[counts.cumsum(0) - 1][single]
-    for chunk in row_chunks(mean[: len(single)]):
+    for chunk in row_chunks(mean[:num_single]):
         mean.index_copy_(0, single[chunk], x.index_select(0, places[chunk]).to(mean.dtype))
-    order_of_repeated = order[(~is_single).repeat_interleave(counts, output_size=len(order))]
-    for runs, origin, offset, rest, squares in _run_moments(dtype, x, order_of_repeated, counts[repeated]):
+    of_repeated = is_repeated.repeat_interleave(counts, output_size=len(order)).argsort(stable=True)[num_single:]
+    for runs, origin, offset, rest, squares in _run_moments(dtype, x, order[of_repeated], counts[repeated]):
         mean.index_copy_(0, repeated[runs], origin.to(mean.dtype).add_(offset).add_(rest))
         m2[repeated[runs]] = squares
     if sequence_ids is None:
@@ -151,7 +152,7 @@ def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Te
     first = is_other.nonzero().flatten()
     lengths = torch.cat((first, first.new_tensor([len(order)]))).diff()
     place = torch.searchsorted(types, token_ids[order[first]])
-    sequences = place.bincount(minlength=len(types))
+    sequences = torch.zeros_like(counts).index_add_(0, place, torch.ones_like(place))
     sequence_n2 = torch.zeros_like(n).index_add_(0, place, lengths.to(n.dtype).square())
     # of a type in one sequence it is n m2, and a row alone does not deviate from itself
     sequence_m2 = torch.where(sequences > 1, 0, n * m2)
@@ -180,8 +181,9 @@ def _run_moments(
     ends = lengths.cumsum(0)
     _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
     num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
+    num_runs, num_rows = torch.stack((runs, num_rows)).tolist()
     first = 0
-    for size, places in zip(lengths.split(runs.tolist()), order.split(num_rows.tolist()), strict=True):
+    for size, places in zip(lengths.split(num_runs), order.split(num_rows), strict=True):
         run = torch.arange(len(size), device=x.device).repeat_interleave(size, output_size=len(places))
         stop = size.cumsum(0)
         rows = x.index_select(0, places).to(dtype)
