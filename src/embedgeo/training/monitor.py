@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
-NUM_COMPARED_ROWS = 1024
-"""Rows of a layer that are compared for ``drift=True``."""
+NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ class Monitor(ABC):
 
     _sequence_mesh: DeviceMesh | None = None
     _stage: PipelineStage | None = None
-    _tag_start = ""
-    """What the trainer puts in front of the tags of scalars."""
+    _tag_start = ""  # what the trainer puts in front of the tags of scalars
 
     def __init__(
         self,
@@ -131,7 +129,11 @@ class Monitor(ABC):
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
-        self.probe = _probe_batches(probe, window)
+        self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+        if isinstance(self.probe, Iterator):
+            raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+        if window > 1 and self.probe is not None:
+            raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
@@ -360,11 +362,10 @@ class Monitor(ABC):
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
-            warnings.warn(
-                f"{type(self).__name__}: the weights of the last step, {step}, are not measured, because the model "
-                f"could not be run on a training batch outside of its training step ({reason(error)}). Give "
-                "probe_forward=, a function of the module and a batch, or measure_last=False.",
-                stacklevel=2,
+            self._warn(
+                f"the weights of the last step, {step}, are not measured, because the model could not be run on a "
+                f"training batch outside of its training step ({reason(error)}). Give probe_forward=, a function of "
+                "the module and a batch, or measure_last=False."
             )
         else:
             self._measure(step)
@@ -472,16 +473,12 @@ class Monitor(ABC):
             self._media.write(self._loggers(), self.history)
         if not is_first:
             return
-        name = type(self).__name__
         if why_silent:
-            warnings.warn(f"{name}: {why_silent}", stacklevel=2)
+            self._warn(why_silent)
         elif not any(record["value"] and not math.isnan(record["value"]) for record in records):
             causes = [*(f"{name}={value!r}" for name, value in self._exclusions.items() if value), "the mask"]
             verb = "leave" if len(causes) > 1 else "leaves"
-            warnings.warn(
-                f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.",
-                stacklevel=2,
-            )
+            self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
@@ -492,11 +489,7 @@ class Monitor(ABC):
                 raise
             if not self._cannot_write:
                 self._cannot_write = True
-                warnings.warn(
-                    f"{type(self).__name__}: its history file cannot be written, measuring and logging go on: "
-                    f"{reason(error)}",
-                    stacklevel=2,
-                )
+                self._warn(f"its history file cannot be written, measuring and logging go on: {reason(error)}")
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -518,6 +511,9 @@ class Monitor(ABC):
             self._geometry.switch_off()
         if self._drift is not None:
             self._drift.forget()
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
 
     def _warn_of_failure(self, error: Exception) -> None:
         self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
@@ -551,15 +547,6 @@ def instantiated(value: Any) -> Any:
     from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
 
     return instantiate_class((), items)
-
-
-def _probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
-    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
-    if isinstance(batches, Iterator):
-        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
-    if window > 1 and batches is not None:
-        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-    return batches
 
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
