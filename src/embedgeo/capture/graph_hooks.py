@@ -81,6 +81,10 @@ def _on_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     _notify(module, "call", found)
 
 
+def _on_return(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    _notify(module, "return", {})
+
+
 def _on_lookup(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
     if isinstance(ids, Tensor) and isinstance(output, Tensor):
@@ -114,7 +118,7 @@ def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
 
 _HOOKS: dict[Event, Callable[..., None]] = {
     "call": _on_call,
-    "return": lambda module, args, kwargs, output: _notify(module, "return", {}),
+    "return": _on_return,
     "lookup": _on_lookup,
     "input": _on_input,
     "output": _on_output,
