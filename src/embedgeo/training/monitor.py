@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
-from embedgeo.formatting import reason, shell_command
+from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
@@ -40,13 +40,52 @@ from embedgeo.results.records import Record
 from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
-from embedgeo.training.schedule import Schedule
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
+
+
+def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
+    """0 and the powers of two up to ``last``: the early steps at which Pythia was saved.
+
+    >>> log_spaced_steps(10)
+    (0, 1, 2, 4, 8)
+    """
+    return (0, *(2**k for k in range(last.bit_length()) if 2**k <= last))
+
+
+class Schedule:
+    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together."""
+
+    def __init__(self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1) -> None:
+        if isinstance(extra_steps, str | int | float):
+            raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
+        extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
+        for name, value, least in (("every_n_steps", every_n_steps, 1), ("window", window, 1), *extra):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an integer, a number of optimizer steps; got {value!r}.")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}.")
+        self.every_n_steps = every_n_steps
+        self.extra_steps = frozenset(extra_steps)
+        self.window = window
+        around = {step // every_n_steps * every_n_steps for step in extra_steps}
+        regular = {0, every_n_steps, *around, *(step + every_n_steps for step in around)}
+        gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
+        if window > gap:
+            raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
+
+    def __str__(self) -> str:
+        extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
+        return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
+
+    def next_after(self, step: int) -> int:
+        """The first scheduled step after this one."""
+        regular = (step // self.every_n_steps + 1) * self.every_n_steps
+        return min([regular, *(extra for extra in self.extra_steps if extra > step)])
 
 
 @dataclass(frozen=True)
