@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
-    from embedgeo.training.schedule import log_spaced_steps as log_spaced_steps
+    from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
     from embedgeo.training.transformers import GeometryCallback as GeometryCallback
 
@@ -49,7 +49,7 @@ _MODULES = {
     "full_metrics": "metrics",
     "load_results": "results",
     "load_sample": "results.samples",
-    "log_spaced_steps": "training.schedule",
+    "log_spaced_steps": "training.monitor",
     "observe": "geometry",
     "streaming_metrics": "metrics",
 }

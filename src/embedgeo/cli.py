@@ -56,13 +56,8 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 }
 """Function of each command, and whose arguments are its options: its own, or those of the settings that it takes."""
 
-_CONTINUES = "; started again, it goes on where it was"
-_STOPPED = {
-    "sweep": _CONTINUES,
-    "vocabulary": _CONTINUES,
-    "drift": _CONTINUES,
-    "report": "; no report was written, and an earlier one is as it was",
-}
+_STOPPED = dict.fromkeys(("sweep", "vocabulary", "drift"), "; started again, it goes on where it was")
+_STOPPED["report"] = "; no report was written, and an earlier one is as it was"
 """State that a stopped command leaves."""
 
 

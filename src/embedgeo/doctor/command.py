@@ -162,14 +162,10 @@ def _monitors(callbacks: Any) -> Iterator[dict[str, Any]]:
     """The arguments of the monitors among callbacks, with functions in place of their names."""
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         named = callback if isinstance(callback, dict) else {"class_path": callback}
-        if isinstance(named.get("class_path"), str) and _is_monitor(named["class_path"]):
+        name = named.get("class_path")
+        kind = import_named(name) if isinstance(name, str) and "." in name else None
+        is_monitor = isinstance(kind, type) and issubclass(kind, GeometryMonitor)
+        if is_monitor or name == GeometryMonitor.__name__:  # a name may be short
             arguments = dict(named.get("init_args") or {})
-            functions = {name: arguments.get(name) for name in _FUNCTIONS}
+            functions = {key: arguments.get(key) for key in _FUNCTIONS}
             yield arguments | {n: import_named(v) for n, v in functions.items() if isinstance(v, str) and v != "auto"}
-
-
-def _is_monitor(name: str) -> bool:
-    if name == GeometryMonitor.__name__:  # a name may be short
-        return True
-    kind = import_named(name) if "." in name else None
-    return isinstance(kind, type) and issubclass(kind, GeometryMonitor)

@@ -18,6 +18,7 @@ from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
 if TYPE_CHECKING:
@@ -198,7 +199,8 @@ class GeometryMetric(Metric):
         ``itemsize`` is that of a number of a row that is kept: 4, or 8 for rows in float64.
         """
         empty = [state for _, states in self._declared.values() for state in states if isinstance(state, Tensor)]
-        return sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
+        of_types = num_types * (8 * self.dim + 48) if TokenTable in self._declared else 0
+        return of_types + sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
 
     def declare(self, empty: State, prefix: str = "") -> None:
         """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows."""

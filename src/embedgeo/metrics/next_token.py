@@ -104,9 +104,6 @@ class NextTokenGeometry(GeometryMetric):
             self.extend(token_table(labelled.embeddings, labelled.token_ids, labelled.sequence_ids))
             self.extend(SequenceCount(torch.full((), float(labelled.num_sequences), device=labelled.embeddings.device)))
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
-
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         return {"unembedding_alignment_std": np.sqrt(1 / rows.dim)}

@@ -89,9 +89,6 @@ class TokenSimilarity(GeometryMetric):
         if ids.token_ids is not None:
             self.extend(token_table(directions, ids.token_ids, ids.sequence_ids))
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        return super().state_bytes(num_rows) + num_types * (8 * self.dim + 48)
-
     def compute(self) -> dict[str, Tensor]:
         state, types = self.load(SequenceSimilarity), self.load(TokenTable)
         distances, of_all_pairs = sequence_distances(state)

@@ -19,7 +19,6 @@ from huggingface_hub import constants
 
 from embedgeo.formatting import listed, reason
 from embedgeo.sweep.actor import Answer, RayWorker, Started
-from embedgeo.sweep.measure import Measured
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.processes import versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
@@ -115,7 +114,11 @@ class RemoteWorkers:
                 self._show_progress()
                 self._take_answers()
         finally:
-            self._close()
+            with suppress(Exception):  # as where the cluster is gone
+                if closing := [worker.actor.close.remote() for worker in self._workers if worker.node]:
+                    ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_SECONDS)
+                for worker in self._workers:
+                    ray.kill(worker.actor)
 
     def _start_workers(self) -> None:
         resources = dict(self._resources)
@@ -150,7 +153,7 @@ class RemoteWorkers:
                     worker.upcoming = self._choose(to_fetch=True)
                 self._answers[worker.actor.measure.remote(planned, worker.upcoming)] = worker
                 return
-            self._end(planned, result, started)
+            self._sweep.end(planned, self._sweep.num_ended + 1, result, started)
 
     def _choose(self, *, to_fetch: bool = False) -> Planned | None:
         """The next checkpoint, but for those with the weights of one that is under way."""
@@ -200,7 +203,7 @@ class RemoteWorkers:
         for message in answer.warnings:
             warnings.warn(message, stacklevel=2)
         assert worker.planned is not None
-        self._end(worker.planned, answer.result, worker.started)
+        self._sweep.end(worker.planned, self._sweep.num_ended + 1, answer.result, worker.started)
         worker.planned = None
 
     def _remove_dead(self, worker: _RemoteWorker, error: Exception) -> None:
@@ -218,20 +221,11 @@ class RemoteWorkers:
             self._sweep.put_back(worker.upcoming)
         self._deaths[planned.name] += 1
         if self._deaths[planned.name] == _MOST_DEATHS:
-            self._end(planned, f"its worker died, {_MOST_DEATHS} times: {_cause_of_death(error)}", worker.started)
+            why = f"its worker died, {_MOST_DEATHS} times: {_cause_of_death(error)}"
+            self._sweep.end(planned, self._sweep.num_ended + 1, why, worker.started)
         else:
             self._sweep.print(f"the worker on {worker.node} died over {planned.name}: it is measured again")
             self._sweep.put_back(planned)
-
-    def _end(self, planned: Planned, result: Measured | str, started: float) -> None:
-        self._sweep.end(planned, self._sweep.num_ended + 1, result, started)
-
-    def _close(self) -> None:
-        with suppress(Exception):  # as where the cluster is gone
-            if closing := [worker.actor.close.remote() for worker in self._workers if worker.node]:
-                ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_SECONDS)
-            for worker in self._workers:
-                ray.kill(worker.actor)
 
 
 def _require_same_packages(started: Started) -> None:

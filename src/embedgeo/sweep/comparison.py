@@ -33,7 +33,11 @@ class Comparison:
     def __init__(self, folder: Path, num_rows: int) -> None:
         self._folder = SweepFolder(folder)
         self._num_rows = num_rows
-        self._runs = list(_runs_with_samples(self._folder))
+        self._runs: list[list[str]] = []  # names of the checkpoints in the order of steps; each final model by itself
+        for checkpoints in self._folder.runs().values():
+            names = [name for name in checkpoints if sample_file(self._folder.path, name).exists()]
+            finals = [name for name in names if self._folder.facts(name).get("has_step") == "false"]
+            self._runs += filter(None, ([name for name in names if name not in finals], *([name] for name in finals)))
         if not self._runs:
             raise ValueError(
                 f"drift takes the folder of a sweep with saved samples; {folder} has none. Sweep with --save-samples "
@@ -123,14 +127,6 @@ class Comparison:
     def _origin(self, names: Sequence[str]) -> dict[str, str]:
         changed = {name: sample_file(self._folder.path, name).stat().st_mtime_ns for name in names}
         return {"rows": str(self._num_rows), "samples": json.dumps(changed)}
-
-
-def _runs_with_samples(folder: SweepFolder) -> Iterator[list[str]]:
-    """Names of the checkpoints with samples, by run, in the order of steps; each final model by itself."""
-    for checkpoints in folder.runs().values():
-        names = [name for name in checkpoints if sample_file(folder.path, name).exists()]
-        finals = [name for name in names if folder.facts(name).get("has_step") == "false"]
-        yield from filter(None, ([name for name in names if name not in finals], *([name] for name in finals)))
 
 
 def _thinned(names: Sequence[str], most: int) -> list[str]:

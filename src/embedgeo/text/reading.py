@@ -222,13 +222,7 @@ def _stripped(documents: Iterable[str], unit: Unit) -> Iterator[str]:
         pieces: Iterable[str] = [document]
         if unit == "line":
             pieces = document.split("\n")
-        elif unit == "sentence":
-            pieces = _sentences(document)
+        elif unit == "sentence":  # paragraph by paragraph: of a long document, sentencex takes quadratic time
+            runs = groupby(document.split("\n"), lambda line: not line.strip())
+            pieces = chain.from_iterable(segment("en", "\n".join(lines)) for is_blank, lines in runs if not is_blank)
         yield from filter(None, map(str.strip, pieces))
-
-
-def _sentences(document: str) -> Iterator[str]:
-    """The sentences of each paragraph: of a long document, sentencex takes quadratic time."""
-    for is_blank, lines in groupby(document.split("\n"), lambda line: not line.strip()):
-        if not is_blank:
-            yield from segment("en", "\n".join(lines))
