@@ -5,7 +5,6 @@ import math
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from colorsys import hls_to_rgb
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -247,11 +246,6 @@ def save(data: FigureData, folder: Path) -> bytes:
     picture, *_ = png(data.figure)
     (folder / f"{data.name}.png").write_bytes(picture)
     return picture
-
-
-def run_colours(count: int) -> list[Any]:
-    """A colour for each of some runs, none of them twice."""
-    return list(RUNS[:count]) if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
 
 
 def tick_label(number: float, _: object = None) -> str:

@@ -29,6 +29,7 @@ Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | 
 By = Literal["layer", "step"]
 """The layers, at the last step, or the steps, averaged over blocks."""
 
+_Draw = Callable[[Run, str, Axes | None], FigureData]
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 
 
@@ -218,12 +219,7 @@ def similarity(
 
 
 def _of_metric(
-    draw: Callable[[Run, str, Axes | None], FigureData],
-    results: Results,
-    metric: str,
-    ax: Axes | None,
-    run: str | None,
-    model: str | None,
+    draw: _Draw, results: Results, metric: str, ax: Axes | None, run: str | None, model: str | None
 ) -> Figure:
     tables: Literal["tokens", ""] = "tokens" if term(metric).group == "token types" else ""
     chosen = _chosen_run(results, run, model, ax, tables)

@@ -1,6 +1,7 @@
 """Figures of several runs or models beside each other."""
 
 from collections.abc import Mapping, Sequence
+from colorsys import hls_to_rgb
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from embedgeo.drawing import DASHES, FigureData, band, new_figure, run_colours, step_axis, value_axis
+from embedgeo.drawing import DASHES, RUNS, FigureData, band, new_figure, step_axis, value_axis
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
@@ -133,9 +134,10 @@ def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The look of each curve, and the dashes of each group (in none: the last), where there are groups."""
     groups = sorted(dict.fromkeys(curve.group for curve in curves.values()), key=lambda group: not group)
     by_group = dict(zip(groups, cycle(DASHES), strict=False)) if any(groups) else {}
-    own = zip(curves, run_colours(len(curves)), cycle("osD^vPX*<>"), cycle(DASHES), strict=False)
+    count = len(curves)  # no colour twice
+    colours = RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     looks = {}
-    for label, colour, marker, dashes in own:
+    for label, colour, marker, dashes in zip(curves, colours, cycle("osD^vPX*<>"), cycle(DASHES), strict=False):
         ls = by_group.get(curves[label].group, dashes)
         looks[label] = {"color": colour, "marker": marker, "ls": ls, "ms": 3.5, "lw": 1.3}
     return looks, by_group

@@ -20,6 +20,7 @@ from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.metrics.anisotropy import is_processed
 from embedgeo.report.runs import Run, drawable
+from embedgeo.report.summary import outlier_steps
 
 SCALES_TEXT = (
     "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at all scales, it does "
@@ -273,18 +274,20 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
     yield FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
 
-def loss(run: Run, outliers: Sequence[int]) -> FigureData:
-    """The loss on the measured text; losses out of line with their neighbours are marked."""
+def loss_figures(run: Run) -> Iterator[FigureData]:
+    """The loss on the measured text, if it is known; losses out of line with their neighbours are marked."""
+    if not run.has_steps or "loss" not in run.model or run.model["loss"].isna().all():
+        return
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
     draw.value_axis(ax, named, values.to_numpy())
     draw.step_axis(ax, list(run.model.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
-    outlying = values[values.index.isin(outliers)]
+    outlying = values[values.index.isin(outlier_steps(run))]
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
     if len(outlying):
         ax.legend(loc="best")
-    return FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
+    yield FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
 
 
 def has_composition(run: Run) -> bool:

@@ -20,7 +20,7 @@ from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.anisotropy import is_processed
 from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.runs import Run
-from embedgeo.report.summary import Flag, facts, flags, outlier_steps, overview
+from embedgeo.report.summary import Flag, facts, flags, overview
 from embedgeo.report.tokens import TableData
 
 BUDGET = 4_500_000  # bytes of pictures inside the page; later ones are only linked to
@@ -109,7 +109,11 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
         groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
         groups = [group for group in groups if group[1]]
-        return groups if any(run.has_steps for run in runs) else _side_by_side(groups)
+        if any(run.has_steps for run in runs) or len(groups) < 2 or any(len(group) > 1 for _, group in groups):
+            return groups
+        # final models with one figure each: in one group, where the text of a figure says whose it is
+        whose = ((f"{label}: ", figure) for label, (figure,) in groups)
+        return [("", [figure._replace(text=label + figure.text, alt=label + figure.alt) for label, figure in whose])]
 
     def section(title: str, draw: Draw, text: str = "") -> Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
@@ -146,7 +150,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         ("Mean and variance over token types", over_types),
         *metric_sections("Metrics", metrics[1:MAIN], draw_metric),
         *section("Intrinsic dimension over scales", _of_scales, figures.SCALES_TEXT),
-        *section("Loss", _of_loss, term("loss").meaning),
+        *section("Loss", figures.loss_figures, term("loss").meaning),
         *section("After-processing", figures.processing_figures),
         *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
         *metric_sections(_SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))),
@@ -155,14 +159,6 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *section("Outlier coordinates", variance.coordinate_figures, variance.COORDINATES_TEXT),
         *metric_sections("More metrics", metrics[MAIN:], draw_metric),
     ]
-
-
-def _side_by_side(groups: list[Group]) -> list[Group]:
-    """The figures of final models in one group, where each has only one: its text then says whose it is."""
-    if len(groups) < 2 or any(len(group) > 1 for _, group in groups):
-        return groups
-    whose = ((f"{label}: ", figure) for label, (figure,) in groups)
-    return [("", [figure._replace(text=label + figure.text, alt=label + figure.alt) for label, figure in whose])]
 
 
 def _of_metric(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
@@ -196,11 +192,6 @@ def _of_scales(run: Run) -> Iterator[FigureData]:
         yield figures.scales_by_layer(run)
         if len(run.steps) > 1:
             yield figures.scales_by_step(run)
-
-
-def _of_loss(run: Run) -> Iterator[FigureData]:
-    if run.has_steps and "loss" in run.model and run.model["loss"].notna().any():
-        yield figures.loss(run, outlier_steps(run))
 
 
 def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]]) -> None:

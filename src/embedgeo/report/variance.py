@@ -258,8 +258,7 @@ def massive_by_step(run: Run) -> FigureData:
         _draw(ax, key, numbers, has_markers=len(numbers) <= 40)
         draw.step_axis(ax, run.steps)
     draw.legend(figure, axes[0])
-    text = _in_words(numbers.iloc[-1])
-    return FigureData("massive-activations-dynamics", figure, numbers, _ALT.format("step"), text)
+    return FigureData("massive-activations-dynamics", figure, numbers, _ALT.format("step"), _in_words(numbers.iloc[-1]))
 
 
 def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, random: pd.Series | None = None) -> None:

@@ -19,23 +19,18 @@ from embedgeo.results.files import replacing
 from embedgeo.results.records import Record
 
 
-def _texts(*names: str) -> list[tuple[str, pa.DataType]]:
-    return [(name, pa.string()) for name in names]
-
-
-def _numbers(*names: str) -> list[tuple[str, pa.DataType]]:
-    return [(name, pa.float64()) for name in names]
+def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name in names]
 
 
 SCHEMA = pa.schema(
     [
-        *_texts("model", "revision"),
+        *_columns(pa.string(), "model", "revision"),
         ("step", pa.int64()),
-        *_texts("commit", "series", "weights_sha256", "duplicate_of", "layer"),
-        ("layer_index", pa.int64()),
-        ("width", pa.int64()),
+        *_columns(pa.string(), "commit", "series", "weights_sha256", "duplicate_of", "layer"),
+        *_columns(pa.int64(), "layer_index", "width"),
         ("metric", pa.string()),
-        *_numbers("value", "stderr"),
+        *_columns(pa.float64(), "value", "stderr"),
     ]
 )
 """Columns of the records of a sweep."""
@@ -49,15 +44,15 @@ _PAUSE = 50  # after writing, as a multiple of what it took: it takes at most so
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
-_COORDINATE = _numbers("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
+_COORDINATE = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
 _UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
-    "tokens": pa.schema([*_TYPE, *_numbers("n", "Q", "M", "V", "num_tokens"), _TEXT]),
-    "distances": pa.schema([*_TYPE, *_numbers("n", "distance"), _TEXT]),
-    "projections": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
-    "occurrences": pa.schema([*_TYPE, *_numbers("n", "pc1", "pc2"), _TEXT]),
-    "spectra": pa.schema([*_LAYER, ("index", pa.int64()), *_numbers("eigenvalue"), ("n", pa.int64())]),
-    "coordinates": pa.schema([*_LAYER, ("coordinate", pa.int64()), *_COORDINATE]),
+    "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
+    "distances": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "distance"), _TEXT]),
+    "projections": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
+    "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
+    "spectra": pa.schema([*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
+    "coordinates": pa.schema([*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]),
     "vocabulary": pa.schema([*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED]),
 }
 """Columns of the tables beside the records, by their folder.
