@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
     from embedgeo.metrics import streaming_metrics as streaming_metrics
-    from embedgeo.results.loading import load_results as load_results
+    from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
-    from embedgeo.training.schedule import log_spaced_steps as log_spaced_steps
+    from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
     from embedgeo.training.transformers import GeometryCallback as GeometryCallback
 
@@ -47,9 +47,9 @@ _MODULES = {
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",
-    "load_results": "results.loading",
+    "load_results": "results",
     "load_sample": "results.samples",
-    "log_spaced_steps": "training.schedule",
+    "log_spaced_steps": "training.monitor",
     "observe": "geometry",
     "streaming_metrics": "metrics",
 }

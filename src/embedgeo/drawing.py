@@ -56,6 +56,7 @@ _FILLED = 0.3  # share of an axis that blocks fill at least where layers far fro
 _LONGEST_LABEL = 30  # letters of ordinary size beside an axis
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _SUBTITLE = "embedgeo.subtitle"
+_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "weight": "bold", "parse_math": False}
 
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
@@ -169,15 +170,11 @@ def _dress(ax: Axes, title: str, subtitle: str) -> Any:
     for label in (ax.xaxis.label, ax.yaxis.label):
         label.set(parse_math=False)
     rows = textwrap.wrap(subtitle, _letters_above(ax))
-    _set_title(ax, title, 4 + 10.5 * len(rows))
+    ax.set_title(title, pad=4 + 10.5 * len(rows), **_TITLE)
     if rows:
         text = ax.annotate("\n".join(rows), (0, 1), (0, 3), "axes fraction", "offset points", va="bottom", fontsize=8)
         text.set(color=ax.title.get_color(), gid=_SUBTITLE, in_layout=False)
     return ax.figure
-
-
-def _set_title(ax: Axes, title: str, pad: float) -> None:
-    ax.set_title(title, loc="left", fontsize=10, weight="bold", pad=pad, parse_math=False)
 
 
 def _letters_above(ax: Axes) -> int:
@@ -219,7 +216,7 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
         if text.get_gid() == _SUBTITLE:
             text.set_y(3 + height)
             rows = text.get_text().count("\n") + 1
-    _set_title(ax, ax.get_title("left"), 4 + 10.5 * rows + height)
+    ax.set_title(ax.get_title("left"), pad=4 + 10.5 * rows + height, **_TITLE)
 
 
 @lru_cache(maxsize=8)

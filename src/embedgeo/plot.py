@@ -20,8 +20,8 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
-from embedgeo.report.spectra import spectra_by_layer, spectra_by_step
 from embedgeo.report.tokens import mean_against_variance
+from embedgeo.report.variance import spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""

@@ -7,8 +7,8 @@ from matplotlib.colors import to_hex
 
 from embedgeo.drawing import RUNS, style
 from embedgeo.report import write_report
-from embedgeo.report.coordinates import coordinate_figures, followed, largest, massive, massive_by_step
 from embedgeo.report.runs import read_runs
+from embedgeo.report.variance import coordinate_figures, followed, largest, massive, massive_by_step
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import TABLES, to_frame
 from embedgeo.results.records import Record

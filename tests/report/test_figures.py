@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from embedgeo import TokenMoments
 from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style
 from embedgeo.glossary import known_terms
-from embedgeo.report import comparison, figures, spectra, tokens
+from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.figures import curves
 from embedgeo.report.runs import Run, read_runs
 from tests.report.synthetic import METRICS, PYTHIA_STEPS, layer_names, make_sweep
@@ -60,7 +60,7 @@ def drawn(run: Run) -> list[FigureData]:
         *(figures.heatmap(run, metric) for metric in metrics),
         figures.composition(run, "layer"),
         figures.composition(run, "step"),
-        figures.after_processing(run),
+        *figures.processing_figures(run),
         figures.loss(run, [512]),
         comparison.compare_dynamics([run, run], "V"),
         comparison.compare_profiles([run, run], "V"),
@@ -70,7 +70,7 @@ def drawn(run: Run) -> list[FigureData]:
         tokens.statistics(run),
         tokens.against_frequency(run),
         tokens.histograms(run),
-        *spectra.spectra_figures(run),
+        *variance.spectra_figures(run),
     ]
 
 

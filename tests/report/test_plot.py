@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
-from embedgeo.report import figures, spectra, tokens
+from embedgeo.report import figures, tokens, variance
 from embedgeo.report.runs import read_runs
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import AT_SCALES, METRICS, make_models, make_sweep, write_cka
@@ -32,9 +32,9 @@ DRAWN = {  # what the report draws of a run, and how it is asked for here
 }
 
 ON_REQUEST = {
-    "spectra": (spectra.spectra_by_layer, plot.spectrum),
+    "spectra": (variance.spectra_by_layer, plot.spectrum),
     "spectra at a layer": (
-        lambda run: spectra.spectra_by_step(run, ["block.01"]),
+        lambda run: variance.spectra_by_step(run, ["block.01"]),
         partial(plot.spectrum, layer="block.01"),
     ),
     "scales": (figures.scales_by_layer, plot.scales),

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from embedgeo.drawing import style
-from embedgeo.report import spectra, write_report
+from embedgeo.report import variance, write_report
 from embedgeo.report.runs import Run, read_runs, spectrum_shares
 from embedgeo.results.parquet import TABLES, write_parquet
 from tests.report.synthetic import make_models, make_sweep, spectrum_table
@@ -37,7 +37,7 @@ def rewritten(folder: Path, table: pd.DataFrame) -> Run:
 
 def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(run: Run) -> None:
     with style():
-        figure = spectra.spectra_by_layer(run)
+        figure = variance.spectra_by_layer(run)
     numbers = figure.numbers
     assert list(numbers) == ["embed", "block.00", "block.01", "final_norm", "random"]
     assert (numbers.index[0], numbers.index[-1]) == (1, 64)
@@ -60,7 +60,7 @@ def test_some_steps_evenly_along_the_axis_are_drawn_at_some_layers(run: Run) -> 
     assert {0, STEPS[-1]} < run.spectra.keys()
     assert sum(step < 500 for step in run.spectra) == 5  # the axis is logarithmic
     with style():
-        figure = spectra.spectra_by_step(run)
+        figure = variance.spectra_by_step(run)
     assert list(figure.numbers.columns) == sorted(run.spectra)
     assert figure.numbers.loc[("block.01", 1), 0] == pytest.approx(11 / (1 + 10 / 64))
 
@@ -72,7 +72,7 @@ def test_what_is_zero_or_unknown_is_not_drawn(tmp_path: Path) -> None:
     table.loc[table["layer"] == "embed", "eigenvalue"] = np.nan
     run = rewritten(folder, table)
     with style():
-        (figure,) = spectra.spectra_figures(run)
+        (figure,) = variance.spectra_figures(run)
     assert list(figure.numbers) == ["block.00", "block.01", "random"]
     assert figure.numbers.loc[40:, "block.00"].isna().all()
     assert figure.numbers.loc[40:, "random"].isna().all()
@@ -92,7 +92,7 @@ def test_where_random_rows_have_no_spectrum_none_is_drawn(tmp_path: Path, n: int
     folder = make_sweep(tmp_path, (0, 8), 2, metrics=("n",))
     run = rewritten(folder, spectrum_table(8, ["embed", "block.00"], dim, n))
     with style():
-        (figure,) = spectra.spectra_figures(run)
+        (figure,) = variance.spectra_figures(run)
     assert figure.numbers["random"].isna().all()
     assert "Random" not in figure.text
 
@@ -104,5 +104,5 @@ def test_the_report_has_them_of_runs_and_of_final_models_that_have_any(folder: P
     table = spectrum_table(8, ["embed", "block.00", "block.01", "final_norm"], 64, 100)
     write_parquet(models / "spectra" / "a--main.parquet", table, TABLES["spectra"])
     with style():
-        drawn = {run.label: [figure.name for figure in spectra.spectra_figures(run)] for run in read_runs([models])}
+        drawn = {run.label: [figure.name for figure in variance.spectra_figures(run)] for run in read_runs([models])}
     assert drawn == {"a": ["spectra"], "b": []}

@@ -1,7 +1,7 @@
 import pytest
 
 from embedgeo import log_spaced_steps
-from embedgeo.training.schedule import Schedule
+from embedgeo.training.monitor import Schedule
 
 
 def test_log_spaced_steps_are_pythias():

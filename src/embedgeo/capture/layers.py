@@ -179,10 +179,8 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     last = getattr(stack.parent, "project_out", None)  # OPT's, after the final norm
     if not isinstance(last, nn.Module):
         last = structure.final_norm(stack)
-    if (
-        getattr(module, "main_input_name", None) == "pixel_values"
-    ):  # models of images leave out what is after the blocks
-        last = None
+    if getattr(module, "main_input_name", None) == "pixel_values":
+        last = None  # models of images leave out what is after the blocks
     is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
     calls = [*blocks[:1], *(blocks[1:] if is_late else blocks[:-1]), blocks[-1] if last is None else ModuleCall(last)]
     for i, call in enumerate(calls):

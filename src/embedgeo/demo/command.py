@@ -29,7 +29,7 @@ from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from embedgeo.training.lightning import GeometryMonitor
-from embedgeo.training.schedule import log_spaced_steps
+from embedgeo.training.monitor import log_spaced_steps
 
 HEAD_WIDTH = 32
 PROBE_BATCH = 8

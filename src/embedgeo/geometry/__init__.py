@@ -35,19 +35,9 @@ from embedgeo.functional.rows import (
     require_word_ids,
     row_ids,
 )
+from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
 from embedgeo.geometry.drift import Drift
-from embedgeo.geometry.export import (
-    checkpoint_name,
-    html_table,
-    layer_sample,
-    layer_tables,
-    open_folder,
-    recorded_layers,
-    recorded_metrics,
-    tables_of_types,
-    write_checkpoint,
-)
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
@@ -120,7 +110,7 @@ class Geometry:
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
         make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
-        described_layers = recorded_layers(layers)
+        described_layers = export.recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model = inner
             layers = "blocks"
@@ -141,7 +131,7 @@ class Geometry:
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
-            "metrics": recorded_metrics(self.make_metrics),
+            "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
@@ -200,7 +190,7 @@ class Geometry:
             return f"<p>Geometry: it cannot be computed ({escape(reason(error))}).</p>"
         if not records:
             return f"<p>{title}: nothing was measured yet.</p>"
-        return html_table(title, records, self.why_silent())
+        return export.html_table(title, records, self.why_silent())
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
@@ -209,15 +199,15 @@ class Geometry:
             kind: another kind of table of token types: ``"distances"`` or ``"projections"`` of `embedgeo.TokenMoments`,
                 ``"occurrences"`` of `embedgeo.TokenOccurrences`.
         """
-        return tables_of_types("token_tables", self.measured_layers(), kind)
+        return export.tables_of_types("token_tables", self.measured_layers(), kind)
 
     def token_planes(self) -> "pd.DataFrame":
         """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
-        return tables_of_types("token_planes", self.measured_layers(), "projections")
+        return export.tables_of_types("token_planes", self.measured_layers(), "projections")
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""
-        return layer_tables(self.measured_layers())
+        return export.layer_tables(self.measured_layers())
 
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
@@ -226,7 +216,7 @@ class Geometry:
             ValueError: the metrics hold none of these.
         """
         require_samples(self.make_metrics)
-        samples = {each.name: layer_sample(each.metrics) for each in self.measured_layers()}
+        samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def save(
@@ -260,7 +250,7 @@ class Geometry:
         """
         packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
         require_extra("report", "Geometry.save", *packages)
-        name = checkpoint_name(model, step)
+        name = export.checkpoint_name(model, step)
         records = self.records()
         if not records:
             raise ValueError(f"there must be something to save; {self.why_silent() or 'there are no layers.'}")
@@ -284,8 +274,8 @@ class Geometry:
         failure: Exception | None = None
         if current_rank() == 0:
             try:
-                out = open_folder(Path(folder), settings)
-                write_checkpoint(out, name, model, step, records, tables, facts, samples)
+                out = export.open_folder(Path(folder), settings)
+                export.write_checkpoint(out, name, model, step, records, tables, facts, samples)
             except Exception as error:
                 failure = error
         failed = torch.tensor(int(failure is not None), device=self.device)

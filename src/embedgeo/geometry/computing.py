@@ -70,8 +70,12 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
-    devices = {each.metrics.device for each in layers}
-    streams = [_stream_beside(device) for device in sorted(devices, key=str) if device.type == "cuda"]
+    streams = []
+    for device in sorted({each.metrics.device for each in layers if each.metrics.device.type == "cuda"}, key=str):
+        _load_linear_algebra(device)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        streams.append(stream)
 
     def work() -> list[Record]:
         values = list[Values | Exception]()
@@ -135,10 +139,3 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
 def _load_linear_algebra(device: torch.device) -> None:
     """Load CUDA's linear algebra in this thread: it fails where two load it at once."""
     torch.linalg.inv(torch.eye(1, device=device))
-
-
-def _stream_beside(device: torch.device) -> torch.cuda.Stream:
-    _load_linear_algebra(device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    return stream

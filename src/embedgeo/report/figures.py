@@ -146,7 +146,11 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     norm = LogNorm(low, high) if is_log else Normalize(low, high)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
-    edges = _cell_edges(ax, run.steps)
+    scale = ax.xaxis.get_transform()
+    at = scale.transform(np.array(run.steps, dtype=float))
+    margin = max(0.5, 1e-9 * at[0]) if at[0] == at[-1] else 0  # a single cell has to have a width
+    middles = (at[1:] + at[:-1]) / 2
+    edges = scale.inverted().transform(np.concatenate((at[:1] - margin, middles, at[-1:] + margin)))
     rows = np.arange(len(run.axis) + 1) - 0.5
     ax.pcolormesh(edges, rows, values.clip(low, high), norm=norm, cmap="cividis", rasterized=True)
     for gap in np.flatnonzero([not layer for layer in run.axis]):
@@ -162,14 +166,6 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
     numbers = table.T.drop("", errors="ignore")
     return FigureData(f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text)
-
-
-def _cell_edges(ax: Axes, steps: Sequence[int]) -> Array:
-    """Borders between the cells of a heatmap: halfway between steps, as the axis shows them."""
-    transform = ax.xaxis.get_transform()
-    at = transform.transform(np.array(steps, dtype=float))
-    margin = max(0.5, 1e-9 * at[0]) if at[0] == at[-1] else 0  # a single cell has to have a width
-    return transform.inverted().transform(np.concatenate((at[:1] - margin, (at[1:] + at[:-1]) / 2, at[-1:] + margin)))
 
 
 def curves(run: Run, metric: str) -> FigureData:
@@ -250,8 +246,10 @@ def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
     return axes
 
 
-def after_processing(run: Run) -> FigureData:
-    """Anisotropy and mean cosine at the last step, before and after each after-processing."""
+def processing_figures(run: Run) -> Iterator[FigureData]:
+    """Anisotropy and mean cosine at the last step, before and after each after-processing, if there was any."""
+    if not any(map(is_processed, run.metrics)):
+        return
     figure, axes = draw.new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
     values: dict[str, pd.Series] = {}
     errors: dict[str, pd.Series] = {}
@@ -272,7 +270,7 @@ def after_processing(run: Run) -> FigureData:
     means = run.means(numbers[[*values]].T)
     text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
-    return FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
+    yield FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
 
 
 def loss(run: Run, outliers: Sequence[int]) -> FigureData:

@@ -18,7 +18,7 @@ from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed
 from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.anisotropy import is_processed
-from embedgeo.report import comparison, coordinates, figures, spectra, tokens
+from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, facts, flags, outlier_steps, overview
 from embedgeo.report.tokens import TableData
@@ -147,12 +147,12 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *metric_sections("Metrics", metrics[1:MAIN], draw_metric),
         *section("Intrinsic dimension over scales", _of_scales, figures.SCALES_TEXT),
         *section("Loss", _of_loss, term("loss").meaning),
-        *section("After-processing", _of_processed),
-        *section("Spectrum", spectra.spectra_figures, spectra.SPECTRA_TEXT),
+        *section("After-processing", figures.processing_figures),
+        *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
         *metric_sections(_SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))),
         *section(_SAME_ROWS, figures.cka_figures, figures.CKA_TEXT),
         *section("Token types", partial(tokens.token_figures, names=names), about_words),
-        *section("Outlier coordinates", coordinates.coordinate_figures, coordinates.COORDINATES_TEXT),
+        *section("Outlier coordinates", variance.coordinate_figures, variance.COORDINATES_TEXT),
         *metric_sections("More metrics", metrics[MAIN:], draw_metric),
     ]
 
@@ -203,11 +203,6 @@ def _of_loss(run: Run) -> Iterator[FigureData]:
         yield figures.loss(run, outlier_steps(run))
 
 
-def _of_processed(run: Run) -> Iterator[FigureData]:
-    if any(map(is_processed, run.metrics)):
-        yield figures.after_processing(run)
-
-
 def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]]) -> None:
     """Write ``index.html`` with panels, each under the title of its section."""
     drawn = [(title, panel) for title, panel in panels if panel.groups]
@@ -218,12 +213,16 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
     # a name as an id: other names give other ids, and none needs quoting in a link
     environment.filters["anchor"] = lambda name: quote(name, safe="").replace("%", "-").replace("~", "-7E")
     environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    by_text: dict[str, tuple[list[str], list[Flag]]] = {}  # runs with the same flags share them
+    for run in runs:
+        of_run = flags(run)
+        by_text.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
     metrics = in_order(metric for run in runs for metric in run.metrics)
     has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
         facts=facts(runs),
-        flags=_flags(runs),
+        flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
         overview=overview(runs, has_errors=has_errors),
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,
@@ -236,12 +235,3 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         glossary=[term(metric) for metric in metrics],
     )
     path.write_text(page, encoding="utf-8", errors="replace")
-
-
-def _flags(runs: Sequence[Run]) -> list[tuple[str, list[Flag]]]:
-    """The flags of runs, those of several runs that have the same ones once, under the names of all of them."""
-    by_text: dict[str, tuple[list[str], list[Flag]]] = {}
-    for run in runs:
-        of_run = flags(run)
-        by_text.setdefault(repr(of_run), ([], of_run))[0].append(run.label)
-    return [(", ".join(labels), of_runs) for labels, of_runs in by_text.values()]

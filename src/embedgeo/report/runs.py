@@ -19,8 +19,7 @@ from embedgeo.formatting import listed
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
-from embedgeo.results.loading import monitored_runs
-from embedgeo.results.parquet import SCHEMA, read_table
+from embedgeo.results.parquet import SCHEMA, monitored_runs, read_table
 from embedgeo.results.records import MODEL, groups_of
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
@@ -286,7 +285,11 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     by_series = sweep.runs()
     facts = {name: sweep.facts(name) for checkpoints in by_series.values() for name in checkpoints}
     finals = {name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"}
-    apart = {name: listed(list(found), 4) for name, found in by_series.items() if _is_split(sweep, found)}
+    apart = {}
+    for run, found in by_series.items():
+        name, records = next(iter(found.items()))
+        if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
+            apart[run] = listed(list(found), 4)
     failures = sweep.failures()
     cka = read_cka(sweep.path)
     if not by_series:
@@ -338,12 +341,6 @@ def _told_apart(
         for name in [name for name in checkpoints if name in finals]:
             own = Path(models[name]).name
             yield own if without_author.count(own) == 1 else models[name], {name: checkpoints[name]}
-
-
-def _is_split(sweep: SweepFolder, checkpoints: Mapping[str, pd.DataFrame]) -> bool:
-    """Test for other models in the series of some checkpoints, from which these are kept apart."""
-    name, records = next(iter(checkpoints.items()))
-    return str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0])
 
 
 def _read_types(paths: Mapping[int, Path], layers: Collection[str], steps: Sequence[int]) -> dict[int, pd.DataFrame]:

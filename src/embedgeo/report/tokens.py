@@ -101,8 +101,13 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
 
 def statistics(run: Run) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, at each layer of the first, a middle and the last checkpoint."""
-    tables = run.tokens.items()
-    rows = {(step, name): _statistics(table[table["layer"] == name]) for step, table in tables for name in run.depth}
+    rows = {}
+    for step, table in run.tokens.items():
+        for layer in run.depth:
+            regressed = table[(table["layer"] == layer) & _is_regressed(table)]
+            fitted = type_regressions({key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in "nQMV"})
+            rows[step, layer] = {key: float(fitted[key]) for key in _STATISTICS}
+            rows[step, layer]["token_types_regressed"] = float(len(regressed))
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
     subtitle = f"over the token types with {_RANGE} occurrences"
     figure, axes = draw.new_figure("Token types through the layers", subtitle, panels=3)
@@ -124,13 +129,6 @@ def statistics(run: Run) -> FigureData:
     text = f"{start} over {most} token types: {', '.join(ranges)}."
     numbers = numbers if run.has_steps else numbers.droplevel("step")
     return FigureData("tokens-statistics", figure, numbers, "C.V. of Q, slope and R² of V on M against layer.", text)
-
-
-def _statistics(table: pd.DataFrame) -> dict[str, float]:
-    regressed = table[_is_regressed(table)]
-    types = {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in ("n", "Q", "M", "V")}
-    values = type_regressions(types)
-    return {**{key: float(values[key]) for key in _STATISTICS}, "token_types_regressed": float(len(regressed))}
 
 
 def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":

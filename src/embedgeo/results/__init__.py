@@ -1,1 +1,58 @@
-"""Results: records, and the files and folders that hold them."""
+"""Results: records, the files and folders that hold them, and all of them as one tidy table."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedgeo.extras import require_extra
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_UNKNOWN = {"string": "", "int64": 0, "double": float("nan")}
+_ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
+
+
+def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
+    """Read what was measured, one value a row, whatever has written it.
+
+    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more monitored runs
+    (``history.parquet``); or one of TensorBoard event files alone. The last is read only where there is none before it.
+
+    Returns:
+        A table with the columns ``run`` (name of the training run or model; of a monitored run, its folder and the
+        prefix of its monitor), ``model``, ``revision``, ``step``, ``commit``, ``series``, ``weights_sha256``,
+        ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value`` and ``stderr``: always these,
+        sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are int64, ``value`` and
+        ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error NaN. Metrics of the
+        whole model, such as the loss, have the layer ``model`` and the layer index -1; a model that is not a step of a
+        training run has the step 0.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ImportError: pandas or pyarrow is not installed.
+        ValueError: it holds no results, or a file that cannot be read.
+    """
+    require_extra("report", "load_results", "pandas", "pyarrow")
+    import pandas as pd
+
+    from embedgeo.results.folder import SweepFolder
+    from embedgeo.results.parquet import SCHEMA, monitored_runs
+
+    path = Path(folder)
+    if not path.is_dir():
+        raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
+    sweep = SweepFolder(path)
+    swept = {run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()}
+    runs = swept.items() if sweep.done() else monitored_runs(path)
+    tables = [records.assign(run=run) for run, records in runs]
+    if not tables:
+        raise ValueError(
+            "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
+            f"of TensorBoard event files; {path} holds no measurements of these kinds."
+        )
+    table = pd.concat(tables, ignore_index=True).reindex(columns=["run", *SCHEMA.names])
+    for name, unknown in (("run", ""), *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA)):
+        known = table[name].astype(object).where(table[name].notna(), unknown)
+        table[name] = known.astype(type(unknown))
+    return table.sort_values(_ORDER, kind="stable", ignore_index=True)

@@ -1,6 +1,7 @@
 """Parquet files of results: records of checkpoints, tables beside them, histories of monitors."""
 
 import atexit
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedgeo.glossary import foreign_terms, learn
+from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import replacing
 from embedgeo.results.records import Record
 
@@ -197,3 +199,13 @@ def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
     for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
         prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
         yield path.parent, prefix, read_parquet(path, HISTORY.names)
+
+
+def monitored_runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Names (folder and prefix) and records of monitored runs, from their histories or else from event files."""
+    found = list(read_histories(folder))
+    if not found:
+        folders = sorted({path.parent for path in folder.rglob(f"{EVENTS}*")})
+        found = [(path, prefix, pd.DataFrame(records)) for path in folders for prefix, records in read_events(path)]
+    for path, prefix, records in found:
+        yield f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". "), records

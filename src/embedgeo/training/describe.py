@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,17 +33,14 @@ if TYPE_CHECKING:
     from embedgeo.training.monitor import Monitor
 
 _TEXT_WIDTH = 100
-_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
-"""Rows and width up to which metrics are timed; what more takes is extrapolated."""
-
-_REMEDIES = {
+_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
+_REMEDIES = {  # for a metric that holds too much, by its name
     "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
     "TokenMoments": (
         "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
         'metrics="auto" where it is too large; or measure fewer layers (layers=).'
     ),
 }
-"""Remedies for a metric that holds too much, by its name."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +211,12 @@ def describe(
         metrics = _totals(counts, held)
         device = weights_device(model)
         seconds = [count * _seconds(make(width), width, rows, device) for width, count in counts.items()]
+        token_ids, mask = _sources(monitor, model, inspected)
         return replace(
             _without_layers(model),
             layers=_described_layers(model, geometry, widths, held),
-            token_ids=_token_source(monitor, model, inspected),
-            mask=_mask_source(monitor, model, inspected),
+            token_ids=token_ids,
+            mask=mask,
             num_rows=rows.total,
             num_types=rows.num_types,
             rows=rows.origin,
@@ -256,30 +254,26 @@ def _paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
 
 
 def _unresolved(model: nn.Module, error: ValueError) -> str:
-    try:
+    names = list[str]()
+    with suppress(Exception):  # of what could only have been a suggestion
         names = token_modules(model)
-    except Exception:  # of what could only have been a suggestion
-        names = []
     remedy = f" These modules give a row for each token: layers={names!r}." if names else ""
     return f"{' '.join(str(error).split())}{remedy}"
 
 
-def _token_source(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> str:
+def _sources(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> tuple[str, str]:
+    """The sources of the token ids and of the mask."""
+    has_run = inspected.error is None
+    token_ids, mask = ("none", "none: every position counts") if has_run else ("unknown", "unknown")
     if monitor.token_ids is not None:
-        return "the function given as token_ids="
-    tables = _paths(model, [table for table, _ in inspected.token_ids])
-    if not tables:
-        return "none" if inspected.error is None else "unknown"
-    return f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
-
-
-def _mask_source(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> str:
+        token_ids = "the function given as token_ids="
+    elif tables := _paths(model, [table for table, _ in inspected.token_ids]):
+        token_ids = f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
     if monitor.mask is not None:
-        return "the function given as mask="
-    masks = [f"{name} of {_paths(model, [module])[0]}" for module, name in inspected.masks]
-    if not masks:
-        return "none: every position counts" if inspected.error is None else "unknown"
-    return f"{' and '.join(masks)}, where given"
+        mask = "the function given as mask="
+    elif masks := [f"{name} of {_paths(model, [module])[0]}" for module, name in inspected.masks]:
+        mask = f"{' and '.join(masks)}, where given"
+    return token_ids, mask
 
 
 def _warnings(

@@ -1,6 +1,6 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -138,13 +138,14 @@ class GeometryMonitor(Monitor, Callback):
         group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
+        deciding = (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs)
         run = TrainingRun(
             model=pl_module,
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers),
-            is_followed=any(map(self._is_own, _followed(trainer))),
+            is_followed=any(self._is_own(getattr(each, "monitor", None) or "") for each in deciding),
         )
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
@@ -221,14 +222,6 @@ class GeometryMonitor(Monitor, Callback):
 
     def _loggers(self) -> Iterable[object]:
         return self._trainer.loggers if self._trainer.is_global_zero else ()
-
-
-def _followed(trainer: Trainer) -> Iterator[str]:
-    """The tags by whose values the Trainer stops, saves and sets the learning rate."""
-    for callback in (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks):
-        yield getattr(callback, "monitor", None) or ""
-    for schedule in trainer.lr_scheduler_configs:
-        yield schedule.monitor or ""
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:

@@ -180,8 +180,7 @@ def png_file(picture: Picture) -> Iterator[Path]:
         yield path
 
 
-_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-"""The charts of all monitors that write to a ``SummaryWriter``: TensorBoard keeps only the last layout."""
+_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
 
 
 class TensorBoard(Adapter):
@@ -193,20 +192,18 @@ class TensorBoard(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "TensorBoard | None":
-        writer: Any = None
         if isinstance(logger, TensorBoardLogger):
-            writer = logger.experiment
-        elif is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
-            writer = logger
-        elif is_instance(logger, HF_CALLBACKS, "TensorBoardCallback"):
-            writer = logger.tb_writer
-        return None if writer is None else cls(writer)
+            return cls(logger.experiment)
+        if is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
+            return cls(logger)
+        has_writer = is_instance(logger, HF_CALLBACKS, "TensorBoardCallback") and logger.tb_writer is not None
+        return cls(logger.tb_writer) if has_writer else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         if self._has_charts:
             return
         layout = custom_scalars_layout(charts.metrics, charts.tag_start + charts.prefix)
-        every = _layouts.setdefault(self._writer, {})
+        every = _layouts.setdefault(self._writer, {})  # TensorBoard keeps only the last layout
         every |= {category.removeprefix(charts.tag_start): each for category, each in layout.items()}
         self._writer.add_custom_scalars(every)
         self._has_charts = True
@@ -222,11 +219,10 @@ class TensorBoard(Adapter):
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
 
-_MOST_STEPS, _MOST_ROWS = 128, 10_000
-"""Steps in a chart, each row of which takes some 30 µs to log; rows of a table that Weights & Biases draws."""
-
-_LIGHTNING_STEP, _TRAINER_STEP = "trainer/global_step", "train/global_step"
-"""The keys of the step with which Lightning's logger and the callback of the Hugging Face Trainer log."""
+_MOST_STEPS = 128  # in a chart, each row of which takes some 30 µs to log
+_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
+_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
+_TRAINER_STEP = "train/global_step"  # that of the callback of the Hugging Face Trainer
 
 _WANDB_STYLE = (
     "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
@@ -441,13 +437,12 @@ class Comet(Adapter):
 
     @classmethod
     def of(cls, logger: Any) -> "Comet | None":
-        experiment: Any = None
         if isinstance(logger, CometLogger):
-            experiment = logger.experiment
-        elif is_instance(logger, "comet_ml", "CometExperiment"):
-            experiment = logger
-        elif is_instance(logger, HF_CALLBACKS, "CometCallback"):
-            experiment = sys.modules["comet_ml"].get_running_experiment()
+            return cls(logger.experiment)
+        if is_instance(logger, "comet_ml", "CometExperiment"):
+            return cls(logger)
+        is_callback = is_instance(logger, HF_CALLBACKS, "CometCallback")
+        experiment = sys.modules["comet_ml"].get_running_experiment() if is_callback else None
         return None if experiment is None else cls(experiment)
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
-from embedgeo.formatting import reason, shell_command
+from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
@@ -40,14 +40,52 @@ from embedgeo.results.records import Record
 from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
-from embedgeo.training.schedule import Schedule
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
-NUM_COMPARED_ROWS = 1024
-"""Rows of a layer that are compared for ``drift=True``."""
+NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
+
+
+def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
+    """0 and the powers of two up to ``last``: the early steps at which Pythia was saved.
+
+    >>> log_spaced_steps(10)
+    (0, 1, 2, 4, 8)
+    """
+    return (0, *(2**k for k in range(last.bit_length()) if 2**k <= last))
+
+
+class Schedule:
+    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together."""
+
+    def __init__(self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1) -> None:
+        if isinstance(extra_steps, str | int | float):
+            raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
+        extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
+        for name, value, least in (("every_n_steps", every_n_steps, 1), ("window", window, 1), *extra):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be an integer, a number of optimizer steps; got {value!r}.")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}.")
+        self.every_n_steps = every_n_steps
+        self.extra_steps = frozenset(extra_steps)
+        self.window = window
+        around = {step // every_n_steps * every_n_steps for step in extra_steps}
+        regular = {0, every_n_steps, *around, *(step + every_n_steps for step in around)}
+        gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
+        if window > gap:
+            raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
+
+    def __str__(self) -> str:
+        extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
+        return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
+
+    def next_after(self, step: int) -> int:
+        """The first scheduled step after this one."""
+        regular = (step // self.every_n_steps + 1) * self.every_n_steps
+        return min([regular, *(extra for extra in self.extra_steps if extra > step)])
 
 
 @dataclass(frozen=True)
@@ -95,8 +133,7 @@ class Monitor(ABC):
 
     _sequence_mesh: DeviceMesh | None = None
     _stage: PipelineStage | None = None
-    _tag_start = ""
-    """What the trainer puts in front of the tags of scalars."""
+    _tag_start = ""  # what the trainer puts in front of the tags of scalars
 
     def __init__(
         self,
@@ -131,7 +168,11 @@ class Monitor(ABC):
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
-        self.probe = _probe_batches(probe, window)
+        self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+        if isinstance(self.probe, Iterator):
+            raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+        if window > 1 and self.probe is not None:
+            raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
@@ -360,11 +401,10 @@ class Monitor(ABC):
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
-            warnings.warn(
-                f"{type(self).__name__}: the weights of the last step, {step}, are not measured, because the model "
-                f"could not be run on a training batch outside of its training step ({reason(error)}). Give "
-                "probe_forward=, a function of the module and a batch, or measure_last=False.",
-                stacklevel=2,
+            self._warn(
+                f"the weights of the last step, {step}, are not measured, because the model could not be run on a "
+                f"training batch outside of its training step ({reason(error)}). Give probe_forward=, a function of "
+                "the module and a batch, or measure_last=False."
             )
         else:
             self._measure(step)
@@ -472,16 +512,12 @@ class Monitor(ABC):
             self._media.write(self._loggers(), self.history)
         if not is_first:
             return
-        name = type(self).__name__
         if why_silent:
-            warnings.warn(f"{name}: {why_silent}", stacklevel=2)
+            self._warn(why_silent)
         elif not any(record["value"] and not math.isnan(record["value"]) for record in records):
             causes = [*(f"{name}={value!r}" for name, value in self._exclusions.items() if value), "the mask"]
             verb = "leave" if len(causes) > 1 else "leaves"
-            warnings.warn(
-                f"{name}: no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.",
-                stacklevel=2,
-            )
+            self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
@@ -492,11 +528,7 @@ class Monitor(ABC):
                 raise
             if not self._cannot_write:
                 self._cannot_write = True
-                warnings.warn(
-                    f"{type(self).__name__}: its history file cannot be written, measuring and logging go on: "
-                    f"{reason(error)}",
-                    stacklevel=2,
-                )
+                self._warn(f"its history file cannot be written, measuring and logging go on: {reason(error)}")
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -518,6 +550,9 @@ class Monitor(ABC):
             self._geometry.switch_off()
         if self._drift is not None:
             self._drift.forget()
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
 
     def _warn_of_failure(self, error: Exception) -> None:
         self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
@@ -551,15 +586,6 @@ def instantiated(value: Any) -> Any:
     from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
 
     return instantiate_class((), items)
-
-
-def _probe_batches(probe: Iterable[Any] | dict[str, Any] | None, window: int) -> Iterable[Any] | None:
-    batches: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
-    if isinstance(batches, Iterator):
-        raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
-    if window > 1 and batches is not None:
-        raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
-    return batches
 
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:

@@ -5,8 +5,8 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,16 @@ class GeometryCallback(Monitor, TrainerCallback):
     def _log(self, step: int, records: list[Record]) -> None:
         state = self._trainer.state
         control = self._trainer.control
+        handler = self._trainer.callback_handler
         now = state.global_step
         should_log = control.should_log
+        callbacks = handler.callbacks
         state.global_step = step  # `log` dates values with it
+        handler.callbacks = [each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)]
         try:
-            with _console_left_out(self._trainer):
-                Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
+            Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
+            handler.callbacks = callbacks
             state.global_step = now
             control.should_log = should_log
 
@@ -159,17 +162,6 @@ def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
     except TypeError:
         return False
     return True
-
-
-@contextmanager
-def _console_left_out(trainer: Trainer) -> Iterator[None]:
-    handler = trainer.callback_handler
-    callbacks = handler.callbacks
-    handler.callbacks = [each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)]
-    try:
-        yield
-    finally:
-        handler.callbacks = callbacks
 
 
 def _calling_trainer() -> Trainer:
