@@ -109,9 +109,9 @@ class Norms:
         """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output."""
         if not hidden.numel() or len(layer.calls) > 1:
             return 0.0
-        if layer.name not in self._candidates:
-            self._candidates[layer.name] = self._possible(layer)
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
+        if layer.name not in self._candidates:
+            self._candidates[layer.name] = self._outside_blocks(layer) if own is None else [*own.modules()]
         least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
         norm = None
         rows = None
@@ -135,12 +135,10 @@ class Norms:
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
-    def _possible(self, layer: Layer) -> list[nn.Module]:
-        module = layer.calls[0].module
-        if not layer.takes_input:
-            return [*unwrapped(module).modules()]
+    def _outside_blocks(self, layer: Layer) -> list[nn.Module]:
         inside = {inner for block in self._blocks for inner in block.modules()}
-        return [each for each in self._model.modules() if each not in inside and not contains_any(each, [module])]
+        block = [layer.calls[0].module]
+        return [each for each in self._model.modules() if each not in inside and not contains_any(each, block)]
 
     @cached_property
     def _late(self) -> set[nn.Module]:

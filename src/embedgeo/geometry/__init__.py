@@ -38,15 +38,8 @@ from embedgeo.functional.rows import (
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
 from embedgeo.geometry.drift import Drift
-from embedgeo.metrics import MAX_STATE_BYTES
+from embedgeo.metrics import MAX_STATE_BYTES, defaults
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import (
-    for_token_types,
-    metric_factory,
-    require_distinct_keys,
-    require_same_values,
-    require_samples,
-)
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -109,7 +102,7 @@ class Geometry:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
-        make = metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        make = defaults.metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model = inner
@@ -123,8 +116,8 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else for_token_types(make, self._inputs.num_token_types)
-        require_distinct_keys(self.make_metrics)
+        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
+        defaults.require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -215,7 +208,7 @@ class Geometry:
         Raises:
             ValueError: the metrics hold none of these.
         """
-        require_samples(self.make_metrics)
+        defaults.require_samples(self.make_metrics)
         samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
         return {name: sample for name, sample in samples.items() if sample is not None}
 
@@ -364,7 +357,7 @@ class Geometry:
         if not all_reduce_max(failed, self._stage_group):
             names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
             values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
-            require_same_values(names, values.to(self.device), self._stage_group)
+            defaults.require_same_values(names, values.to(self.device), self._stage_group)
         return own_records.result()
 
     def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:

@@ -216,8 +216,7 @@ class Anisotropy(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         if self.sketch is not None:
             return sketch_values(self.load(ScatterSketch))
-        scatter = self.load(Scatter).expanded()
-        values = spectrum_values(scatter, full=self.spectrum, alpha_window=self.alpha_window)
+        values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum, alpha_window=self.alpha_window)
         return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
 
     def _spectrum(self) -> Table:

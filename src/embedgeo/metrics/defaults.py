@@ -300,11 +300,6 @@ def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknif
     return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
 
 
-def has_token_tables(make: MetricFactory) -> bool:
-    """Tell metrics that have the table that ``token_tables`` saves from others."""
-    return any("tokens" in metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
-
-
 def require_distinct_keys(make: MetricFactory) -> None:
     """Raise TypeError if no list of metrics is made for a width, ValueError if two of them give one key."""
     owners: dict[str, str] = {}

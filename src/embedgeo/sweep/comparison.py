@@ -97,8 +97,7 @@ class Comparison:
             yield from self._each_with_each([(name, steps[name], layer) for name in _thinned(run, _MOST_STEPS)])
         for name in _thinned(run, _AT_STEPS):
             for part in dict.fromkeys(map(side, layers)):
-                of_side = [(name, steps[name], layer) for layer in layers if side(layer) == part]
-                yield from self._each_with_each(of_side)
+                yield from self._each_with_each([(name, steps[name], each) for each in layers if side(each) == part])
 
     def _each_with_each(self, places: Sequence[tuple[str, int, str]]) -> Iterator[tuple[Any, ...]]:
         found = [(place, self._layers(place[0]).get(place[2])) for place in places]

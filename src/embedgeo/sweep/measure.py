@@ -28,7 +28,8 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
-from embedgeo.metrics.defaults import has_token_tables, require_distinct_keys, require_samples
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.defaults import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.records import Record, model_record
@@ -157,10 +158,9 @@ class Worker:
     def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
+        model = loaded.model  # with a device map, accelerate's hooks move what enters each part
         if settings.device_map is None:
-            model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(loaded.model))
-        else:
-            model = loaded.model  # accelerate's hooks move what enters each part
+            model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(model))
         with torch.inference_mode():
             geometry = Geometry(
                 model,
@@ -399,7 +399,8 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
-    if settings.token_tables and not has_token_tables(make):
+    tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
+    if settings.token_tables and not any("tokens" in of_metric for of_metric in tables):
         raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
     if settings.save_samples:
         require_samples(make)

@@ -54,9 +54,7 @@ class Planned:
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
         """True if it has records, of the weights that it has now."""
-        if records is None:
-            return False
-        return not self.is_stale or str(records["weights_sha256"].iloc[0]) == self.weights_sha256
+        return records is not None and (not self.is_stale or records["weights_sha256"].iloc[0] == self.weights_sha256)
 
 
 class SweepPlan(NamedTuple):
