@@ -16,7 +16,7 @@ import embedgeo
 from embedgeo.cli import main
 from embedgeo.demo.command import compare, show
 from embedgeo.formatting import shell_command
-from embedgeo.metrics.anisotropy import is_processed
+from embedgeo.metrics.processing import is_processed
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import embedgeo
 from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
 
-FILES, LINES = 113, 23_100
+FILES, LINES = 112, 23_080
 """Of the package, at most: a tenth more than there were when this was set."""
 FUNCTIONS, MODULES = 116, 20
 """Besides `embedgeo.functional`, that one measured step runs, at most."""

@@ -20,7 +20,7 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
-from embedgeo.metrics.anisotropy import is_processed
+from embedgeo.metrics.processing import is_processed
 from tests.data import floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 

@@ -3,7 +3,6 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from embedgeo.metrics.anisotropy import AfterProcessing as AfterProcessing
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
 from embedgeo.metrics.defaults import MAX_STATE_BYTES as MAX_STATE_BYTES
@@ -15,9 +14,10 @@ from embedgeo.metrics.defaults import streaming_metrics as streaming_metrics
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
+from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences
+from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments
-from embedgeo.metrics.tokens import TokenOccurrences as TokenOccurrences
 
 for _module in iter_modules(__path__):  # so that the glossary knows each metric that has a file here
     import_module(f"{__name__}.{_module.name}")

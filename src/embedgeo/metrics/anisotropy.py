@@ -1,6 +1,5 @@
-"""Anisotropy of the embeddings, and what is left of it and of the mean cosine after processing."""
+"""Anisotropy of the embeddings."""
 
-import re
 from functools import cache
 from typing import Any
 
@@ -9,10 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
-from embedgeo.functional.distributed import current_rank
-from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
     AnisotropyBatches,
@@ -27,7 +23,7 @@ from embedgeo.functional.spectrum import (
     sketch_values,
     spectrum_values,
 )
-from embedgeo.glossary import Term, in_group, term
+from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
@@ -245,80 +241,3 @@ def _gaussian_spectrum(n: int, dim: int) -> dict[str, float]:
     uncentred = torch.from_numpy(gaussian_eigenvalues(n, dim))
     values = {**full_spectrum_values(centred), "rankme": entropy_rank(uncentred.sqrt())}
     return {key: float(value) for key, value in values.items()}
-
-
-_PROCESSED = re.compile(r"(anisotropy|mean_cosine)_(centered|z_scored|whitened|top(\d+)_removed)")
-
-
-class AfterProcessing(GeometryMetric):
-    """Anisotropy and mean cosine of the embeddings after each after-processing.
-
-    ``compute()`` returns float64 scalars: ``anisotropy_z_scored``, ``anisotropy_whitened`` and
-    ``anisotropy_top{top}_removed``, exactly, from the mean and scatter of all rows; ``mean_cosine_centered``,
-    ``mean_cosine_z_scored``, ``mean_cosine_whitened`` and ``mean_cosine_top{top}_removed`` of a uniform sample of the
-    rows: see `embedgeo.functional.processed_values`. The values before any processing are ``anisotropy`` of
-    `Anisotropy` and ``mean_cosine`` of `TokenMoments`. NaN where the rows do not vary. This metric is not among the
-    default ones because it takes an eigendecomposition of a d × d matrix.
-
-    Source: Mu & Viswanath 2018.
-
-    Args:
-        dim: d, the width of the embeddings.
-        top: how many principal axes are removed; the source takes about d / 100.
-        sample_size: number of rows that the mean cosines are computed from.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
-        kwargs: of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: ``top`` is negative or ``sample_size`` less than 2.
-
-    >>> metric = AfterProcessing(2, top=1)
-    >>> metric.update(torch.tensor([[9.0, 1.0], [7.0, 1.0], [8.0, 1.5], [8.0, 0.5]]))
-    >>> {key: round(value.item(), 3) for key, value in metric.compute().items() if "whitened" in key}
-    {'anisotropy_whitened': 0.5, 'mean_cosine_whitened': -0.333}
-    """
-
-    has_copies = False
-
-    def __init__(self, dim: int, top: int = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(dim, top, sample_size, seed, **kwargs)
-        if top < 0:
-            raise ValueError(f"top must not be negative; got {top}.")
-        if sample_size < 2:
-            raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
-        self.top = top
-        self.sample_size = sample_size
-        self.seed = seed
-        self.declare(Scatter.empty(dim))
-        self.declare(Sample.empty(dim, sample_size))
-
-    def update_states(self, rows: Rows) -> None:
-        self.extend(row_scatter(rows.embeddings))
-        stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream))
-
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
-        return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + sample
-
-    @staticmethod
-    def family_term(key: str) -> Term | None:
-        processed = _PROCESSED.fullmatch(key)
-        if processed is None:
-            return None
-        base = term(processed[1])
-        how = f"top {processed[3]} removed" if processed[3] else processed[2].replace("_", "-")
-        meaning = f"{base.meaning} Here of the rows after processing: {how}."
-        return Term(f"{base.name}, {how}", base.unit, meaning, gaussian=base.gaussian)
-
-    @staticmethod
-    def baseline(rows: GaussianRows) -> dict[str, Array]:
-        return {"anisotropy_z_scored": rows.value("anisotropy_null")}
-
-    def compute(self) -> dict[str, Tensor]:
-        return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)
-
-
-def is_processed(key: str) -> bool:
-    """Tell whether a metric describes the rows after processing."""
-    return _PROCESSED.fullmatch(key) is not None

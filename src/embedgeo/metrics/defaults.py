@@ -12,13 +12,14 @@ from torchmetrics import Metric
 
 from embedgeo.formatting import size
 from embedgeo.functional.distributed import all_reduce_max
-from embedgeo.metrics.anisotropy import AfterProcessing, Anisotropy
+from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
+from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 

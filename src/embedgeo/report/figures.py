@@ -18,7 +18,7 @@ from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import number, printable, short
 from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
-from embedgeo.metrics.anisotropy import is_processed
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
 

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from embedgeo.drawing import FigureData, save
 from embedgeo.formatting import listed
 from embedgeo.glossary import DRIFT, headlines, in_order, term
-from embedgeo.metrics.anisotropy import is_processed
+from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, facts, flags, overview
