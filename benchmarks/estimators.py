@@ -11,6 +11,7 @@ from benchmarks.rows import Measurement, gaussian, manifold, zipf_tokens
 from benchmarks.timing import Line, clocked, take_turns
 from embedgeo.functional import (
     anisotropy,
+    merge_duplicates,
     nearest_distances,
     row_scatter,
     row_sketch,
@@ -56,6 +57,11 @@ def token_tables(n: int, d: int, rounds: int) -> Line:
     return Line(f"token table, {n:,} × {d}", seconds, at_least=6, floors=floors(n, d, 0))
 
 
+def merged_first(x: torch.Tensor) -> torch.Tensor:
+    """Distances of the distinct rows to their two nearest, copies looked for in any case."""
+    return two_nearest_distances(merge_duplicates(x))
+
+
 def engines(shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: int) -> Iterator[Line]:
     """The private engines beside the plain ways to their numbers, for so many rows of such widths."""
 
@@ -66,6 +72,8 @@ def engines(shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: in
         x = gaussian(n, d)
         two = {"embedgeo": partial(two_nearest_distances, x), "products in float64": partial(nearest_distances, x, 2)}
         yield line(f"nearest two, {n:,} × {d}", {**two, "cdist + topk": partial(peers.cdist_nearest, x)})
+        sides = {"embedgeo": partial(twonn_dimension, x), "copies first": partial(merged_first, x)}
+        yield line(f"copies, {n:,} × {d}", sides)
         sides = {"embedgeo": partial(row_scatter, x), "whole product": partial(peers.whole_scatter, x)}
         yield line(f"scatter, {n:,} × {d}", sides)
         s = row_scatter(x).scatter

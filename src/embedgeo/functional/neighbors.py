@@ -78,7 +78,8 @@ def two_nearest_distances(x: Tensor) -> Tensor:
 def distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """Distances of the distinct rows to their two nearest, and for each row the place of its copy: see `distinct_rows`.
 
-    Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any.
+    Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
+    "copies" of ``benchmarks/estimators.py``.
     """
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
