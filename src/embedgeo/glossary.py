@@ -25,6 +25,8 @@ class Term(NamedTuple):
         group: one of `embedgeo.glossary.GROUPS`; metrics of the first are shown first everywhere.
         order: place among all metrics, ascending; those of one place stand as they were declared.
         gaussian: its value for isotropic Gaussian rows, where that does not depend on their number, width or size.
+        spread: the key of its standard deviation over batches of rows, drawn as a band where errors are unknown.
+        follows: the key whose figures its own come after in the report, whatever its order.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Term(NamedTuple):
     group: str = "more"
     order: int = 1000
     gaussian: float | None = None
+    spread: str = ""
+    follows: str = ""
 
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
         """Tell whether values go on a logarithmic scale: all of them positive, over more than a factor of 10."""
@@ -127,7 +131,7 @@ def _to_others(key: str, name: str, unit: str, meaning: str, gaussian: float | N
 
 
 # fmt: off
-DRIFT = {
+DRIFT = in_group("more", 750,
     **_to_others("cka", "CKA to", "linear, debiased",
         "How alike the geometry is, whatever the rotation and scale: 1 for copies, 0 for unrelated "
         "rows.", gaussian=0.0),
@@ -135,17 +139,17 @@ DRIFT = {
         "What is left between the rows after the best rotation: 0 for rotated and scaled copies, 2 at most."),
     **_to_others("neighbor_overlap", "overlap with", "share of the 30 nearest neighbours, mean over rows",
         "How much of a row's neighbourhood stays: 1 where all of it does, 30 / (rows − 1) for unrelated rows."),
-    "linearity": Term("linearity", "R² of an affine map from the layer below, adjusted",
+    linearity=Term("linearity", "R² of an affine map from the layer below, adjusted",
         "How much of a layer, the residual stream included, is an affine function of the one below: 1 if all of it is, "
         "0 for unrelated rows.", gaussian=0.0),
-    "linearity_without_residual": Term("linearity without the residual",
+    linearity_without_residual=Term("linearity without the residual",
         "R² of an affine map from the layer below, adjusted",
         "How much of what a layer adds to the one below is an affine function of that: 1 if all of it is."),
-}
+)
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look at them."""
 
 _OF_MODELS = {
-    **in_group("more", 750, **DRIFT),
+    **DRIFT,
     "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
         "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
         ranges=True, is_drawn=False, order=760),

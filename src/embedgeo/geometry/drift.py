@@ -12,6 +12,7 @@ from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.geometry.computing import MeasuredLayer
+from embedgeo.glossary import DRIFT
 from embedgeo.layer_names import layers_below
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -66,6 +67,7 @@ class ComparedRows(GeometryMetric):
     these, by what the others are of, such as ``previous``.
     """
 
+    terms = DRIFT
     has_copies = False
 
     def __init__(self, dim: int, size: int, **kwargs: Any) -> None:

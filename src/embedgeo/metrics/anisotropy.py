@@ -65,7 +65,7 @@ _TERMS = {
     ),
     **in_group("shape", 330,
         anisotropy_batch_mean=Term("anisotropy of batches", "mean over batches of rows",
-            "Anisotropy as papers report it: batch by batch."),
+            "Anisotropy as papers report it: batch by batch.", spread="anisotropy_batch_std", follows="anisotropy"),
         anisotropy_batch_std=Term("spread of the anisotropy", "std over batches of rows",
             "How much the anisotropy of batches varies."),
     ),
@@ -176,6 +176,11 @@ class Anisotropy(GeometryMetric):
             f"scatter ({size(8 * self.dim**2)}): anisotropy_error says how far off it may be, anisotropy_standardized "
             "is absent."
         )
+
+    @property
+    def remedy(self) -> str:
+        scatter = "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=)."
+        return scatter if self.sketch is None else ""
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.

@@ -189,6 +189,11 @@ class GeometryMetric(Metric):
         """A sentence on what is held in place of something larger, and its effect; empty where nothing is."""
         return ""
 
+    @property
+    def remedy(self) -> str:
+        """What to do where the states are too large, in a sentence; empty where that is to measure fewer layers."""
+        return ""
+
     def of_width(self, dim: int) -> Self:
         """A new metric of the same arguments for rows of another width."""
         return type(self)(dim, *self._arguments)

@@ -37,7 +37,8 @@ _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
 _TERMS = {
     "intrinsic_dimension": Term("intrinsic dimension", "dimensions, TwoNN",
         "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
-        "number of rows, so compare estimates from equally many.", ranges=True, group="at a glance", order=130),
+        "number of rows, so compare estimates from equally many.", ranges=True, group="at a glance", order=130,
+        spread="intrinsic_dimension_std"),
     **in_group("rows counted", 610,
         intrinsic_dimension_std=Term("spread of the dimension", "std over batches, TwoNN",
             "How much the estimate varies.", ranges=True),

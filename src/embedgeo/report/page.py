@@ -31,7 +31,6 @@ IN_FULL = 40  # metrics that have all their figures; of more, all but the headli
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
-_OF_BATCHES = "anisotropy_batch_mean"
 _OVER_TYPES = (
     "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
     "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
@@ -140,9 +139,9 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
     drift = [metric for metric in varying if metric in DRIFT]
     drawn = [metric for metric in varying if term(metric).is_drawn and metric not in drift]
     metrics = [metric for metric in drawn if not is_processed(metric)]
-    if {_OF_BATCHES, "anisotropy"} <= set(metrics):
-        metrics.remove(_OF_BATCHES)
-        metrics.insert(metrics.index("anisotropy") + 1, _OF_BATCHES)
+    for metric in [metric for metric in metrics if term(metric).follows in metrics]:
+        metrics.remove(metric)
+        metrics.insert(metrics.index(term(metric).follows) + 1, metric)
     about_words = tokens.WORDS_TEXT if any(map(tokens.has_words, runs)) else ""
     return [
         *metric_sections(FIRST, metrics[:1], draw_metric),

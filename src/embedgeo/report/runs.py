@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embedgeo.drawing import StepAxis, thinned, tick_label
 from embedgeo.formatting import listed
+from embedgeo.glossary import term
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
@@ -25,9 +26,6 @@ from embedgeo.results.records import MODEL, groups_of
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
-_SPREADS = {"anisotropy_batch_mean": "anisotropy_batch_std", "intrinsic_dimension": "intrinsic_dimension_std"}
-"""Means over batches of rows, and their standard deviations over them."""
-
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
@@ -132,10 +130,10 @@ class Run:
         """The bands around the values of a metric: standard errors; else, if wanted, spreads over batches."""
         table = self.table(metric)
         errors = self.table(metric, self.errors)
-        std = _SPREADS.get(metric)
+        std = term(metric).spread
         is_spread = False
         if spreads and std in self.values and not errors.notna().to_numpy().any():
-            spread = self.table(str(std))
+            spread = self.table(std)
             errors = spread.where(table.notna() & (spread >= 0))
             is_spread = bool(errors.notna().to_numpy().any())
         return Bands(errors, self.mean_errors(table, errors), is_spread=is_spread)

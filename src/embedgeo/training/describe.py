@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
-_REMEDIES = {  # for a metric that holds too much, by its name
-    "Anisotropy": "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=).",
-    "TokenMoments": (
-        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
-        'metrics="auto" where it is too large; or measure fewer layers (layers=).'
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -303,13 +296,15 @@ def _warnings(
             f"The rows of {listed(misfits)} are not one for each token id: the monitor would turn off there. Leave "
             "that out of layers=, or give token_ids= and mask= in the order of its rows."
         )
+    make = geometry.make_metrics
     for width, num_bytes in held.items():
-        yield from width_notes(geometry.make_metrics, width)
+        yield from width_notes(make, width)
+        metrics = [] if is_auto(make) else make(width)
+        remedies = {metric_name(metric): metric.remedy for metric in metrics if isinstance(metric, GeometryMetric)}
         excess = num_bytes.total() - monitor.max_state_bytes
         for name, of_metric in num_bytes.most_common():
             if excess > 0:
-                remedies = {} if is_auto(geometry.make_metrics) else _REMEDIES
-                remedy = remedies.get(name, "Measure fewer layers (layers=).")
+                remedy = remedies.get(name) or "Measure fewer layers (layers=)."
                 yield f"{name} holds {size(of_metric)} at each layer of width {width}. {remedy}"
                 excess -= of_metric
     if is_compiled(model) and not (monitor.compiled == "stable" and geometry.probe.is_prepared()):
