@@ -27,12 +27,13 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
 
-from embedgeo import formatting
+from embedgeo import formatting, glossary
 from embedgeo.formatting import listed
 from embedgeo.glossary import Term
 from embedgeo.layer_names import blocks_by_side, layer_labels, layer_ticks
 
 Array = NDArray[np.float64]
+Png = tuple[bytes, int, int]  # a picture, its width and height
 
 DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5
@@ -224,7 +225,7 @@ def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:
     return RendererAgg(width, height, dpi)
 
 
-def png(figure: Figure, dpi: float = DPI) -> tuple[bytes, int, int]:
+def png(figure: Figure, dpi: float = DPI) -> Png:
     """The picture as a PNG of at most 256 colours, its width and height."""
     figure.set_dpi(dpi)
     width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
@@ -404,7 +405,8 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
     if not inside.size or inside.min() == inside.max():
         inside = finite
     low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
-    return low, high, ("neither", "min", "max", "both")[(finite < low).any() + 2 * (finite > high).any()]
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    return low, high, ends[bool((finite < low).any()), bool((finite > high).any())]
 
 
 def _widened(
@@ -522,6 +524,7 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "nei
     return bar
 
 
+@style()
 def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]:
     """Draw a row for each key, with the value as a point and as a number; the figure, pyplot's if new, and its axes."""
     if ax is None:
@@ -552,28 +555,31 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
     return ax.figure, ax
 
 
-def draw_courses(courses: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
-    """Draw a line for each key; each in a panel of its own of a new figure of pyplot's, unless there are axes."""
-    if ax is not None:
-        for key, values in courses.items():
-            ax.plot(values, marker="o", ms=4, label=key)
-        ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-        ax.set_xlabel("Step")
-        ax.legend(fontsize="small", frameon=False)
-        return ax.figure, ax
+@style()
+def draw_over_steps(values: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
+    """Draw a line for each key; several without axes in a panel each. The figure, pyplot's if new, and its axes."""
     import matplotlib.pyplot as plt
 
-    ncols = min(4, len(courses))
-    nrows = math.ceil(len(courses) / ncols)
-    size = (2.7 * ncols, 0.4 + 1.7 * nrows)
-    figure, axes = plt.subplots(nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained")
-    for panel, (key, values) in zip(axes.flat, courses.items(), strict=False):
-        panel.plot(values, marker="o", ms=3.5, color=RUNS[0])
-        panel.set_title(key, fontsize="small", parse_math=False)
-        panel.tick_params(labelsize="small")
-        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-    for panel in axes.flat[len(courses) :]:
-        panel.set_axis_off()
-    for panel in axes[-1]:
-        panel.set_xlabel("Step", fontsize="small")
-    return figure, axes
+    if ax is None and len(values) > 1:
+        ncols = min(4, len(values))
+        nrows = math.ceil(len(values) / ncols)
+        size = (2.7 * ncols, 0.4 + 1.7 * nrows)
+        figure, axes = plt.subplots(nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained")
+        for panel, (key, of_key) in zip(axes.flat, values.items(), strict=False):
+            draw_over_steps({key: of_key}, panel)
+            panel.set_title(key, loc="center", parse_math=False)
+            panel.set(xlabel="Step" if panel in axes[-1] else "", ylabel="")
+        for panel in axes.flat[len(values) :]:
+            panel.set_axis_off()
+        return figure, axes
+    if ax is None:
+        _, ax = plt.subplots(layout="constrained")
+    for key, of_key in values.items():
+        ax.plot(of_key, marker="o", ms=4, label=key)
+    drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+    value_axis(ax, glossary.term(key)._replace(name=key) if len(values) == 1 else Term("", "", ""), drawn)
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+    ax.set_xlabel("Step")
+    if len(values) > 1:
+        _legend_above(ax, *ax.get_legend_handles_labels())
+    return ax.figure, ax

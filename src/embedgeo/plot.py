@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,15 +19,13 @@ from embedgeo.formatting import listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
+from embedgeo.report.figures import By
 from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
 from embedgeo.report.tokens import mean_against_variance
 from embedgeo.report.variance import spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
-
-By = Literal["layer", "step"]
-"""The layers, at the last step, or the steps, averaged over blocks."""
 
 _Draw = Callable[[Run, str, Axes | None], FigureData]
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
@@ -58,7 +56,7 @@ def dynamics(
         ValueError: nothing was measured, not this metric, or of several runs.
         FileNotFoundError: there is no such folder.
     """
-    return _of_metric(figures.dynamics, results, metric, ax, run, model)
+    return _metric_figure(figures.dynamics, results, metric, ax, run, model)
 
 
 @style()
@@ -66,7 +64,7 @@ def profile(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
     """A metric against the layer: a line for each step, the last one in black; arguments as of `dynamics`."""
-    return _of_metric(figures.profile, results, metric, ax, run, model)
+    return _metric_figure(figures.profile, results, metric, ax, run, model)
 
 
 @style()
@@ -74,7 +72,7 @@ def heatmap(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
     """A metric as colour over steps and layers; arguments as of `dynamics`."""
-    return _of_metric(figures.heatmap, results, metric, ax, run, model)
+    return _metric_figure(figures.heatmap, results, metric, ax, run, model)
 
 
 @style()
@@ -88,7 +86,7 @@ def composition(
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; M and V were not measured.
     """
-    if by not in ("layer", "step"):
+    if by not in get_args(By):
         raise ValueError(f'by must be "layer" or "step"; got {by!r}.')
     chosen = _chosen_run(results, run, model, ax)
     if not figures.has_composition(chosen):
@@ -171,7 +169,7 @@ def scales(
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured at scales.
     """
-    _require_known("by", by, ["layer", "step"])
+    _require_known("by", by, get_args(By))
     chosen = _chosen_run(results, run, model, ax)
     if not figures.measured_scales(chosen):
         raise ValueError(
@@ -218,7 +216,7 @@ def similarity(
     return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
 
 
-def _of_metric(
+def _metric_figure(
     draw: _Draw, results: Results, metric: str, ax: Axes | None, run: str | None, model: str | None
 ) -> Figure:
     tables: Literal["tokens", ""] = "tokens" if term(metric).group == "token types" else ""
@@ -273,25 +271,25 @@ def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Ru
             raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
         return read_folder(folder)
     if isinstance(results, Geometry):
-        runs = _of_records(results.records(), results.token_tables() if tables == "tokens" else None)
+        runs = _runs_of_history(results.records(), results.token_tables() if tables == "tokens" else None)
         spectra = results.layer_tables().get("spectra") if tables == "spectra" else None
         if spectra is None:
             return runs
         shares = [(run, spectrum_shares(spectra, run.depth)) for run in runs]
         return [replace(run, spectra={run.steps[-1]: share}) if len(share) else run for run, share in shares]
     if isinstance(results, pd.DataFrame):
-        return _of_token_types(results) if "token_id" in results else runs_of_records(results)
+        return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
     if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
-    return _of_records(records)
+    return _runs_of_history(records)
 
 
-def _of_records(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
+def _runs_of_history(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
     return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
 
 
-def _of_token_types(table: pd.DataFrame) -> list[Run]:
+def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
     missing = [column for column in ("n", "Q", "M", "V") if column not in table]
     if missing:
         raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")

@@ -8,7 +8,13 @@ from matplotlib.colors import to_hex
 from embedgeo.drawing import RUNS, style
 from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
-from embedgeo.report.variance import coordinate_figures, followed, largest, massive, massive_by_step
+from embedgeo.report.variance import (
+    coordinate_figures,
+    followed_coordinates,
+    largest_coordinates,
+    massive_activations,
+    massive_by_step,
+)
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import TABLES, to_frame
 from embedgeo.results.records import Record
@@ -61,7 +67,7 @@ def run(folder):
 
 
 def test_the_ten_largest_of_every_layer_are_named(run):
-    data = largest(run)
+    data = largest_coordinates(run)
     data = data._replace(numbers=data.numbers.sort_index())
     last = table(512)
     for share in ("share_of_V", "share_of_cosine"):
@@ -79,7 +85,7 @@ def test_the_ten_largest_of_every_layer_are_named(run):
 
 
 def test_coordinates_are_followed_over_steps_in_one_colour(run):
-    data = followed(run)
+    data = followed_coordinates(run)
     assert data.numbers.index.tolist() == list(STEPS)
     assert len(data.numbers["block.01"].columns) == 10
     for step in STEPS:
@@ -94,7 +100,7 @@ def test_coordinates_are_followed_over_steps_in_one_colour(run):
 
 
 def test_massive_activations_of_first_positions_are_beside_the_rest(run):
-    by_layer, by_step = massive(run).numbers, massive_by_step(run).numbers
+    by_layer, by_step = massive_activations(run).numbers, massive_by_step(run).numbers
     assert by_layer.index.tolist() == LAYERS
     assert by_step.index.tolist() == list(STEPS)
     for key in by_layer:

@@ -112,6 +112,7 @@ class Anisotropy(GeometryMetric):
     terms = _TERMS
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
+    remedy = "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=)."
 
     mean: Tensor
 
@@ -176,11 +177,6 @@ class Anisotropy(GeometryMetric):
             f"scatter ({size(8 * self.dim**2)}): anisotropy_error says how far off it may be, anisotropy_standardized "
             "is absent."
         )
-
-    @property
-    def remedy(self) -> str:
-        scatter = "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers (layers=)."
-        return scatter if self.sketch is None else ""
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the covariance of the rows, shape (d,), float64, in descending order; their sum is V.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
-from torchmetrics.utilities.plot import plot_single_or_multi_val
 
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_sum
@@ -91,6 +90,9 @@ class GeometryMetric(Metric):
 
     needs_unembedding: ClassVar[bool] = False
     """Whether `set_unembedding` is to be called with the weights of the model's output embedding."""
+
+    remedy: ClassVar[str] = ""
+    """What to do where the states are too large; empty where that is only to measure fewer layers."""
 
     settings: Tensor
     num_rows: Tensor
@@ -189,11 +191,6 @@ class GeometryMetric(Metric):
         """A sentence on what is held in place of something larger, and its effect; empty where nothing is."""
         return ""
 
-    @property
-    def remedy(self) -> str:
-        """What to do where the states are too large, in a sentence; empty where that is to measure fewer layers."""
-        return ""
-
     def of_width(self, dim: int) -> Self:
         """A new metric of the same arguments for rows of another width."""
         return type(self)(dim, *self._arguments)
@@ -279,7 +276,7 @@ class GeometryMetric(Metric):
             ValueError: there are no values.
         """
         require_extra("report", "plot", "matplotlib", "pandas")
-        from embedgeo.drawing import draw_courses, draw_values
+        from embedgeo.drawing import draw_over_steps, draw_values
 
         values = self.compute() if val is None else val
         results = [values] if isinstance(values, Mapping) else list(values)
@@ -288,10 +285,10 @@ class GeometryMetric(Metric):
             raise ValueError("val must be what compute() or forward() has returned, or a list of these; got none.")
         if ax is not None:
             keys = [key for key in keys if key in self.plotted] or keys
-        courses = {key: [float(result.get(key, torch.nan)) for result in results] for key in keys}
+        drawn = {key: [float(result.get(key, torch.nan)) for result in results] for key in keys}
         if isinstance(values, Mapping):
-            return draw_values({key: value for key, (value,) in courses.items()}, ax)
-        return draw_courses(courses, ax)
+            return draw_values({key: value for key, (value,) in drawn.items()}, ax)
+        return draw_over_steps(drawn, ax)
 
     def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
         return KeyMetric(self, key)
@@ -356,10 +353,10 @@ class KeyMetric(CompositionalMetric):
         self, val: Tensor | Values | Sequence[Tensor | Values] | None = None, ax: "Axes | None" = None
     ) -> tuple[Any, Any]:
         """Draw the value, or several of this or of the whole metric one after the other: see `GeometryMetric.plot`."""
-        require_extra("report", "plot", "matplotlib")
+        require_extra("report", "plot", "matplotlib", "pandas")
+        from embedgeo.drawing import draw_over_steps
+
         results = self.compute() if val is None else val
         several = results if isinstance(results, Sequence) else [results]
-        values = [each[self.key] if isinstance(each, Mapping) else each for each in several]
-        axes: Any
-        _, axes = plot_single_or_multi_val(values if several is results else values[0], ax=ax, name=self.key)
-        return axes.figure, axes
+        values = [float(each[self.key] if isinstance(each, Mapping) else each) for each in several]
+        return draw_over_steps({self.key: values}, ax)

@@ -15,7 +15,7 @@ from embedgeo.drawing import DASHES, RUNS, FigureData, band, new_figure, step_ax
 from embedgeo.formatting import number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
-from embedgeo.report.figures import course, with_errors
+from embedgeo.report.figures import trend, with_errors
 from embedgeo.report.runs import Bands, Run
 
 OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")  # all models are compared by them in one figure
@@ -44,12 +44,12 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
     errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
     named = term(metric)
-    figure, (ax,), groups = _compared(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
+    figure, (ax,), groups = _comparison(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
     _draw(ax, metric, curves)
     step_axis(ax, *(run.steps for run in runs))
     numbers, bands_text = with_errors(values, errors, is_spread=any(each.is_spread for each in bands))
     alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
-    text = f"{_courses(curves)}{bands_text}{groups}"
+    text = f"{_trends(curves)}{bands_text}{groups}"
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
 
 
@@ -57,12 +57,12 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
     curves, is_spread = _profiles(runs, metric)
     named = term(metric)
-    figure, (ax,), groups = _compared(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
+    figure, (ax,), groups = _comparison(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
     _draw(ax, metric, curves)
     ax.set(xlabel="relative depth (1: output of the last block)", xlim=(-0.02, 1.02))
     numbers, bands_text = with_errors(*_columns(curves, metric), is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_courses(curves)}{bands_text}{groups}")
+    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_trends(curves)}{bands_text}{groups}")
 
 
 def compare_types(runs: Sequence[Run]) -> FigureData:
@@ -70,7 +70,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     profiles = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
     labels = profiles[OVER_TYPES[0]][0]
     subtitle = f"over the token types in the regressions{_last_step(runs)}"
-    figure, axes, groups = _compared("Token types of all models over relative depth", subtitle, labels, panels=3)
+    figure, axes, groups = _comparison("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
     for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
@@ -117,7 +117,7 @@ def _last_step(runs: Sequence[Run]) -> str:
     return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
 
 
-def _compared(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
+def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups, and the groups in words."""
     looks, by_group = _looks(curves)
     names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
@@ -156,10 +156,10 @@ def _draw(ax: Axes, metric: str, curves: Curves) -> None:
         band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), looks[label]["color"], alpha=alpha)
 
 
-def _courses(curves: Curves) -> str:
+def _trends(curves: Curves) -> str:
     """Each of a few curves in words; of many, at which values they end."""
     if len(curves) <= 3:
-        return " ".join(f"{label}: {course(curve.values)}" for label, curve in curves.items())
+        return " ".join(f"{label}: {trend(curve.values)}" for label, curve in curves.items())
     ends = {label: curve.values.dropna() for label, curve in curves.items()}
     last = pd.Series({label: values.iloc[-1] for label, values in ends.items() if len(values)})
     if last.empty:

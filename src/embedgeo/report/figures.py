@@ -33,6 +33,9 @@ CKA_TEXT = (
     "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
 )
 
+By = Literal["layer", "step"]
+"""The layers, at the last step, or the steps, averaged over blocks."""
+
 _EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 _PARTS = {
@@ -84,7 +87,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     numbers = numbers.join(_named_random(random))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {course(means[name])}{_random_text(random[name])}" for name in run.blocks)
+    text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_random_text(random[name])}" for name in run.blocks)
     text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
 
@@ -95,12 +98,12 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     tables = (run.table(metric), layer_errors, run.table(metric, run.baseline), _expected(run, metric))
     table, errors, random, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
-    is_course = len(run.steps) > 1
-    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, sidebar=is_course, ax=ax)
+    has_several_steps = len(run.steps) > 1
+    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, sidebar=has_several_steps, ax=ax)
     draw.layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
-    if is_course:
+    if has_several_steps:
         draw.lines(ax, x, table.to_numpy(), draw.time_bar(ax, run.steps), errors=errors.to_numpy())
     else:
         draw.band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
@@ -108,7 +111,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     marks = {"marker": "_", "ms": 14, "mew": 1.3, **draw.BASELINE}
     if known.notna().any():
         ax.plot(x, known.to_numpy(), **marks)
-    look = _BOLD if is_course else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
+    look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
     baseline = pd.Series(random.iloc[-1].to_numpy(), x)
     draw.value_axis(ax, named, np.vstack([table, known]), baseline, run.axis, np.vstack([errors, known * np.nan]))
@@ -120,7 +123,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     numbers, bands = with_errors(values, errors_beside, is_spread=is_spread)
     numbers = numbers.assign(random=random.iloc[-1].drop("", errors="ignore"))
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
-    text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + course(last)
+    text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands)
 
 
@@ -164,7 +167,8 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     if values.count():
         layer, step = np.unravel_index(values.argmax(), values.shape)
         text = f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: {number(values[layer, step])}."
-    text += " The colours span the blocks: what lies beyond has the colour of the bar's tip." * (extend != "neither")
+    if extend != "neither":
+        text += " The colours span the blocks: what lies beyond has the colour of the bar's tip."
     numbers = table.T.drop("", errors="ignore")
     return FigureData(f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text)
 
@@ -287,7 +291,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
     if len(outlying):
         ax.legend(loc="best")
-    yield FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {course(values)}")
+    yield FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {trend(values)}")
 
 
 def has_composition(run: Run) -> bool:
@@ -295,7 +299,7 @@ def has_composition(run: Run) -> bool:
     return bool(run.depth and _parts(run))
 
 
-def composition(run: Run, by: Literal["layer", "step"], ax: Axes | None = None) -> FigureData:
+def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over blocks."""
     parts = run.values[_parts(run)].clip(lower=0)
     total = parts.sum(axis=1, skipna=False)
@@ -403,8 +407,8 @@ def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
     """A metric of the same rows at two places: over steps or, of one step, over layers."""
     if run.varies(metric):
         is_over_layers = metric.startswith("linearity") or metric.endswith("_to_below")
-        courses = heatmap if is_over_layers and len(run.depth) > 1 else dynamics
-        yield (profile if len(run.steps) < 2 else courses)(run, metric)
+        draw_over_steps = heatmap if is_over_layers and len(run.depth) > 1 else dynamics
+        yield draw_over_steps(run, metric) if len(run.steps) > 1 else profile(run, metric)
 
 
 def cka_figures(run: Run) -> Iterator[FigureData]:
@@ -490,7 +494,7 @@ def _named_random(random: pd.DataFrame) -> pd.DataFrame:
     return random.rename(columns={name: f"random, {name}" if len(random.columns) > 1 else "random" for name in random})
 
 
-def course(values: pd.Series) -> str:
+def trend(values: pd.Series) -> str:
     """The first, last, lowest and highest value of a curve, in words."""
     finite = values.dropna()
     if finite.empty:

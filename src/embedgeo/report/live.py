@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from embedgeo import drawing
+from embedgeo.drawing import Png
 from embedgeo.glossary import headlines
 from embedgeo.report import figures
 from embedgeo.report.runs import make_run
 from embedgeo.results.records import Record
 
-Image = tuple[bytes, int, int]  # a PNG, its width and height
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _OFTEN = ("curves", "heatmap")
 _GROWTH = 1.05
@@ -37,7 +37,7 @@ class LivePictures:
         self._measurements_drawn = 0
         self._paused_until = 0.0
 
-    def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Image]]:
+    def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Png]]:
         """Tags and pictures of a history with one more measurement than at the last call, unless drawing is paused.
 
         Where they are due, those of all kinds that have not been drawn of this history.
@@ -45,8 +45,9 @@ class LivePictures:
         self._num_measurements += 1
         started = monotonic()
         has_grown = self._num_measurements >= _GROWTH * self._measurements_drawn
-        wanted = self._num_drawn if is_due else _OFTEN if has_grown and started >= self._paused_until else ()
-        kinds = [kind for kind in wanted if self._num_drawn[kind] < len(history)]
+        drawn_often = _OFTEN if has_grown and started >= self._paused_until else ()
+        outdated = [kind for kind, num_drawn in self._num_drawn.items() if num_drawn < len(history)]
+        kinds = [kind for kind in outdated if is_due or kind in drawn_often]
         if not kinds:
             return
         yield from draw_pictures(history, self.prefix, kinds)
@@ -56,7 +57,7 @@ class LivePictures:
         self._paused_until = finished + _PAUSE * (finished - started)
 
 
-def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Image]]:
+def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Png]]:
     """The tags and pictures of some kinds, of what there are values for."""
     steps = _thinned({record["step"] for record in history})
     drawn = {*headlines(), *_OF_SHARES}
@@ -67,12 +68,12 @@ def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]
     with drawing.style():
         for kind, draw in (("curves", figures.curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):
             for metric in metrics if kind in kinds else ():
-                yield f"{prefix}.{kind}/{metric}", _image(draw(run, metric).figure)
+                yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
         if "shares" in kinds and figures.has_composition(run):
-            yield f"{prefix}.shares/M, V_W, V_B", _image(figures.composition(run, "layer").figure)
+            yield f"{prefix}.shares/M, V_W, V_B", _picture(figures.composition(run, "layer").figure)
 
 
-def _image(figure: Figure) -> Image:
+def _picture(figure: Figure) -> Png:
     """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
     return drawing.png(figure, (_PIXELS + 0.5) / figure.get_size_inches()[0])
 

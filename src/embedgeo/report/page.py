@@ -31,7 +31,7 @@ IN_FULL = 40  # metrics that have all their figures; of more, all but the headli
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
-_OVER_TYPES = (
+_TYPES_TEXT = (
     "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
     "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
     "variance loses."
@@ -125,15 +125,16 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
 
     def draw_metric(metric: str) -> list[Group]:
         compared = [run for run in runs if run.varies(metric)]
-        together = [writer.add(data) for data in _compared(compared, metric)] if len(compared) > 1 else []
+        together = [writer.add(data) for data in _comparisons(compared, metric)] if len(compared) > 1 else []
         groups = [(ALL_RUNS, together)] if together else []
         in_full = metric in headlines() or len(metrics) <= IN_FULL
-        return groups + by_run(lambda run: islice(_of_metric(run, metric, has_bar=in_full), None if in_full else 1))
+        most = None if in_full else 1
+        return groups + by_run(lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most))
 
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
         groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
-        return Panel("", "", _OVER_TYPES, groups)
+        return Panel("", "", _TYPES_TEXT, groups)
 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
     drift = [metric for metric in varying if metric in DRIFT]
@@ -145,10 +146,10 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
     about_words = tokens.WORDS_TEXT if any(map(tokens.has_words, runs)) else ""
     return [
         *metric_sections(FIRST, metrics[:1], draw_metric),
-        *section("Composition", _of_composition),
+        *section("Composition", _composition_figures),
         ("Mean and variance over token types", over_types),
         *metric_sections("Metrics", metrics[1:MAIN], draw_metric),
-        *section("Intrinsic dimension over scales", _of_scales, figures.SCALES_TEXT),
+        *section("Intrinsic dimension over scales", _scale_figures, figures.SCALES_TEXT),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *section("After-processing", figures.processing_figures),
         *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
@@ -160,7 +161,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
     ]
 
 
-def _of_metric(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
+def _metric_figures(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
     if run.varies(metric):
         if len(run.steps) > 1:
             yield figures.dynamics(run, metric, has_bar=has_bar)
@@ -172,21 +173,21 @@ def _of_metric(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
             yield comparison.compare_profiles([run], metric)
 
 
-def _compared(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
+def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     training = [run for run in runs if run.has_steps]
     if len(training) > 1 and any(len(run.steps) > 1 for run in training):
         yield comparison.compare_dynamics(training, metric)
     yield comparison.compare_profiles(runs, metric)
 
 
-def _of_composition(run: Run) -> Iterator[FigureData]:
+def _composition_figures(run: Run) -> Iterator[FigureData]:
     if figures.has_composition(run):
         if len(run.steps) > 1:
             yield figures.composition(run, "step")
         yield figures.composition(run, "layer")
 
 
-def _of_scales(run: Run) -> Iterator[FigureData]:
+def _scale_figures(run: Run) -> Iterator[FigureData]:
     if figures.measured_scales(run):
         yield figures.scales_by_layer(run)
         if len(run.steps) > 1:

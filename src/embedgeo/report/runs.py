@@ -57,7 +57,7 @@ class Run:
     distances: dict[int, pd.DataFrame] = field(default_factory=dict)  # of token types from the mean, at the last step
     text_lengths: dict[int, int] = field(default_factory=dict)  # texts by tokens; none where of one length, or unknown
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
-    apart: dict[str, str] = field(default_factory=dict)  # checkpoints by run, if told from other models of its series
+    other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
     cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
@@ -151,8 +151,8 @@ class Run:
         return metric in self.values and self.values[metric].nunique() > 1
 
 
-def make_run(label: str, records: pd.DataFrame, **attributes: Any) -> Run:
-    """A run from records in a table, with more attributes; infinite values at layers are undefined."""
+def make_run(label: str, records: pd.DataFrame) -> Run:
+    """A run from records in a table; infinite values at layers are undefined."""
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
@@ -173,7 +173,6 @@ def make_run(label: str, records: pd.DataFrame, **attributes: Any) -> Run:
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
         checkpoints=checkpoints,
-        **attributes,
     )
 
 
@@ -249,7 +248,7 @@ def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = No
     for name, of_run in records.groupby("run", sort=False):
         are_several = of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
         for model, part in of_run.groupby("model", sort=False) if are_several else [("", of_run)]:
-            runs.append(make_run(str(model or name), part, has_steps=has_steps and not _is_final(part)))
+            runs.append(replace(make_run(str(model or name), part), has_steps=has_steps and not _is_final(part)))
     if token_types is not None and len(runs) == 1 and len(token_types):
         runs[0] = replace(runs[0], tokens={runs[0].steps[-1]: _drawable_types(token_types, runs[0].depth)})
     return runs
@@ -283,15 +282,15 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     by_series = sweep.runs()
     facts = {name: sweep.facts(name) for checkpoints in by_series.values() for name in checkpoints}
     finals = {name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"}
-    apart = {}
+    other_models = {}
     for run, found in by_series.items():
         name, records = next(iter(found.items()))
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
-            apart[run] = listed(list(found), 4)
+            other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
     cka = read_cka(sweep.path)
     if not by_series:
-        yield make_run("", pd.DataFrame(columns=SCHEMA.names), failures=failures)
+        yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
         records = pd.concat(checkpoints.values(), ignore_index=True)
         layers = [layer for layer in records["layer"].unique() if is_along(layer)]
@@ -300,24 +299,23 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             kind: dict(sorted((steps[name], path) for name, path in sweep.tables(kind).items() if name in steps))
             for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates")
         }
-        with_types = [*tables["tokens"]]
-        read = {"tokens": [with_types[i] for i in thinned(len(with_types), 3)]}
-        read |= {kind: [*tables[kind]][-1:] for kind in ("projections", "occurrences", "distances")}
         last = facts[[*checkpoints][-1]]
         lengths = json.loads(last.get("text_lengths", "{}"))
-        yield make_run(
-            series,
-            records,
+        yield replace(
+            make_run(series, records),
             has_steps=not finals & checkpoints.keys(),
             group=last.get("group", ""),
             num_parameters=float(last.get("num_parameters") or "nan"),
-            **{kind: _read_types(tables[kind], layers, at) for kind, at in read.items()},
+            tokens=_read_types(tables["tokens"], layers, most=3),
+            projections=_read_types(tables["projections"], layers),
+            occurrences=_read_types(tables["occurrences"], layers),
+            distances=_read_types(tables["distances"], layers),
             spectra=read_spectra(tables["spectra"], layers),
             coordinates=_read_coordinates(tables["coordinates"], layers),
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
             text_lengths={int(length): count for length, count in lengths.items()},
             failures=failures,
-            apart=apart if series in apart else {},
+            other_models=other_models if series in other_models else {},
         )
         failures = {}
 
@@ -341,9 +339,11 @@ def _told_apart(
             yield own if without_author.count(own) == 1 else models[name], {name: checkpoints[name]}
 
 
-def _read_types(paths: Mapping[int, Path], layers: Collection[str], steps: Sequence[int]) -> dict[int, pd.DataFrame]:
-    """Tables of token types of some steps that have any: what lies at layers, and can be drawn."""
-    tables = {step: _drawable_types(read_table(paths[step]), layers) for step in steps}
+def _read_types(paths: Mapping[int, Path], layers: Collection[str], most: int = 1) -> dict[int, pd.DataFrame]:
+    """Tables of token types, that of the last step among them: what lies at layers, and can be drawn."""
+    steps = [*paths]
+    chosen = [steps[i] for i in thinned(len(steps), most)] if most > 1 else steps[-1:]
+    tables = {step: _drawable_types(read_table(paths[step]), layers) for step in chosen}
     return {step: table for step, table in tables.items() if (table["token_id"] >= 0).any()}
 
 

@@ -28,15 +28,15 @@ class Flag(NamedTuple):
 
 def flags(run: Run) -> list[Flag]:
     """The flags of a run that have cases."""
-    return [flag for flag in (*_of_checkpoints(run), *_of_layers(run)) if flag.details]
+    return [flag for flag in (*_checkpoint_flags(run), *_layer_flags(run)) if flag.details]
 
 
-def _of_checkpoints(run: Run) -> Iterator[Flag]:
+def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     text = (
         "The folder holds checkpoints of models that differ in their widths, depths or classes: they are not one "
         "training run, and each model is drawn apart, as a run of its own."
     )
-    yield Flag("Different models", text, [f"{series}: {names}" for series, names in run.apart.items()])
+    yield Flag("Different models", text, [f"{series}: {names}" for series, names in run.other_models.items()])
     text = f"{_count(len(run.failures), 'checkpoint')} could not be measured: left out of all figures."
     yield Flag("Failed checkpoints", text, [f"{name}: {reason}" for name, reason in run.failures.items()])
     table = run.checkpoints.reset_index()
@@ -59,7 +59,7 @@ def _of_checkpoints(run: Run) -> Iterator[Flag]:
     yield Flag("Loss outliers", text, details)
 
 
-def _of_layers(run: Run) -> Iterator[Flag]:
+def _layer_flags(run: Run) -> Iterator[Flag]:
     values = run.values
     rows = run.table("n_nonfinite") if "n_nonfinite" in values else pd.DataFrame()
     details = []

@@ -375,7 +375,6 @@ def projection(run: Run) -> FigureData:
 
 
 def _planes(title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for the plane of each layer."""
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=sidebar)
     for ax, layer in zip(axes, layers, strict=True):
         ax.set_title(layer, fontsize=8.8)

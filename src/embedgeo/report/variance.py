@@ -131,17 +131,17 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
 def coordinate_figures(run: Run) -> Iterator[FigureData]:
     """The figures of coordinates that there are numbers for."""
     if run.coordinates:
-        yield largest(run)
+        yield largest_coordinates(run)
     if len(run.coordinates) > 1:
-        yield followed(run)
+        yield followed_coordinates(run)
     if set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any():
         if len(run.depth) > 1:
-            yield massive(run)
+            yield massive_activations(run)
         if len(run.steps) > 1:
             yield massive_by_step(run)
 
 
-def largest(run: Run) -> FigureData:
+def largest_coordinates(run: Run) -> FigureData:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the last step."""
     step, table = max(run.coordinates.items())
     by_share = {share: _ranked(table, share) for share in _SHARES}
@@ -182,7 +182,7 @@ def largest(run: Run) -> FigureData:
     return FigureData("coordinates-largest", figure, numbers, alt, text)
 
 
-def followed(run: Run) -> FigureData:
+def followed_coordinates(run: Run) -> FigureData:
     """The share of V of the coordinates that are the largest at the last step, at each step, at some layers."""
     last = run.coordinates[max(run.coordinates)]
     layers = some_layers(run, last)
@@ -218,13 +218,13 @@ def followed(run: Run) -> FigureData:
         axes[0].plot([], color=_OTHERS, lw=1, label="others")
     axes[0].set_ylabel("share of V in the coordinate")
     draw.legend(figure, axes[0], ncols=_FOLLOWED + 2)
-    courses = []
+    texts = []
     for layer, of_layer in by_layer.items():
         top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
         start = f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step {top.index[0]:,}"
-        courses.append(f"{start} to {number(top.iloc[-1])}")
+        texts.append(f"{start} to {number(top.iloc[-1])}")
     alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
-    return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(courses)}.")
+    return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(texts)}.")
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
@@ -235,7 +235,7 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
     return ranked[ranked["rank"] <= _NAMED]
 
 
-def massive(run: Run) -> FigureData:
+def massive_activations(run: Run) -> FigureData:
     """Largest entries, massive rows and kurtosis through the layers at the last step: first positions, and the rest."""
     tables = (run.values[_KEYS], run.baseline)
     last, random = (table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables)

@@ -228,8 +228,9 @@ class SweepSettings:
     @property
     def tables(self) -> list[str]:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
-        of_layers = ["spectra"] * self.spectrum + ["coordinates"] * ("coordinates" in self.extra_names)
-        return ["tokens", "projections"] * self.token_tables + of_layers
+        kinds = ["tokens", "projections"] if self.token_tables else []
+        kinds += ["spectra"] if self.spectrum else []
+        return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds
 
     @property
     def layer_patterns(self) -> str | list[str]:

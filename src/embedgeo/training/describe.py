@@ -299,8 +299,8 @@ def _warnings(
     make = geometry.make_metrics
     for width, num_bytes in held.items():
         yield from width_notes(make, width)
-        metrics = [] if is_auto(make) else make(width)
-        remedies = {metric_name(metric): metric.remedy for metric in metrics if isinstance(metric, GeometryMetric)}
+        known = [] if is_auto(make) else [each for each in make(width) if isinstance(each, GeometryMetric)]
+        remedies = {metric.label: metric.remedy for metric in known if not metric.compromise}
         excess = num_bytes.total() - monitor.max_state_bytes
         for name, of_metric in num_bytes.most_common():
             if excess > 0:

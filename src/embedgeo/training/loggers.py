@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 HF_CALLBACKS = "transformers.integrations.integration_utils"
 """Module of the callbacks by which the Hugging Face Trainer logs."""
 
-Picture = tuple[bytes, int, int]
-"""A PNG, its width and height."""
+Png = tuple[bytes, int, int]
+"""A picture, its width and height."""
 
 
 class Charts(NamedTuple):
@@ -64,7 +64,7 @@ class Adapter:
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         """Write the explanation of the metrics, once, at the first measurement."""
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         """Write a picture when it is drawn."""
 
 
@@ -119,7 +119,7 @@ class Media:
             except Exception as error:
                 self._warn(f"{type(logger).__name__} gets", error)
 
-    def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Picture]]:
+    def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Png]]:
         try:
             if self._pictures is None:
                 require_extra("report", "drawing them")
@@ -172,7 +172,7 @@ def is_instance(logger: object, module: str, name: str) -> bool:
 
 
 @contextmanager
-def png_file(picture: Picture) -> Iterator[Path]:
+def png_file(picture: Png) -> Iterator[Path]:
     """Context of a file with the picture as it is: loggers encode an image in memory again."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "picture.png"
@@ -211,7 +211,7 @@ class TensorBoard(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._writer.add_text(tag, markdown, step)
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
@@ -263,7 +263,7 @@ class Wandb(Adapter):
         html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])  # a workspace shows no Markdown
         self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         with png_file(picture) as path:
             self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
 
@@ -422,7 +422,7 @@ class Aim(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._run.track(sys.modules["aim"].Text(markdown), name=tag, step=step)
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         from PIL import Image
 
         image = sys.modules["aim"].Image(Image.open(io.BytesIO(picture[0])))
@@ -448,7 +448,7 @@ class Comet(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._experiment.log_text(markdown, step=step, metadata={"name": tag})
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         self._experiment.log_image(io.BytesIO(picture[0]), name=tag, step=step)
 
 
@@ -472,7 +472,7 @@ class MLflow(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._client.log_text(self._run_id, markdown, f"{_artifact_name(tag)}.md")
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         from PIL import Image
 
         image = Image.open(io.BytesIO(picture[0])).convert("RGB")  # of a palette, thumbnails would leave out pixels
@@ -508,7 +508,7 @@ class Trackio(Adapter):
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._log(tag, sys.modules["trackio"].Markdown(markdown), step)
 
-    def write_image(self, tag: str, picture: Picture, step: int) -> None:
+    def write_image(self, tag: str, picture: Png, step: int) -> None:
         with png_file(picture) as path:
             self._log(tag, sys.modules["trackio"].Image(path, caption=f"step {step}"), step)
 

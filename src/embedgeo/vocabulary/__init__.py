@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from embedgeo.extras import require_extra
 from embedgeo.sweep import SweepSettings, require_sources, without_garbage_collection
 
+MatrixRows = Literal["all", "trained"]
 _RUN_OPTIONS = ("out", "shard", "evict", "dry_run")  # which do not change the results
 
 
@@ -44,7 +45,7 @@ class VocabularySettings:
     steps: str | int | list[int] = "all"
     revisions: str = "*"
     tokenizer: str | None = None
-    rows: Literal["all", "trained"] = "all"
+    rows: MatrixRows = "all"
     metrics: str = "embedgeo.streaming_metrics"
     spectrum: bool = True
     discard_fraction: float = 0.1
@@ -60,7 +61,7 @@ class VocabularySettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows not in ("all", "trained"):
+        if self.rows not in get_args(MatrixRows):
             raise ValueError(f"rows must be all or trained; got {self.rows!r}.")
         self.as_sweep()
 
