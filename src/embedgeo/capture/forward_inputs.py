@@ -67,7 +67,7 @@ class LayerRows(NamedTuple):
         return tensor if tensor.shape == self.shape or is_flat else None
 
     def require_fit(self, tensor: Tensor, name: str, *, is_batch_first: bool = False) -> Tensor:
-        """As `fit`, but a ValueError that names the tensor instead of None."""
+        """The tensor that `fit` gives; raises ValueError, which names it, instead of None."""
         fitted = self.fit(tensor, is_batch_first=is_batch_first)
         if fitted is None:
             raise ValueError(
@@ -138,7 +138,7 @@ class ForwardInputs:
         parts = structure.submodels(model).values()
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
-        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_tables(part)))
+        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_embeddings(part)))
         self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))

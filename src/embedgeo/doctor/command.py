@@ -20,15 +20,12 @@ from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 
-_MOST_PARAMETERS = 100_000_000
-"""A larger model is not given memory for its weights, if it can be made without."""
-
+_MOST_PARAMETERS = 100_000_000  # a larger model is given no memory for its weights if it can be made without
 _METRICS_RULE = (
     "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be imported"
 )
 _DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
-_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
-"""Arguments of a monitor that a file gives by the names of functions."""
+_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")  # which a file gives by their names
 
 
 def run_doctor(settings: DoctorSettings) -> None:
@@ -44,18 +41,18 @@ def run_doctor(settings: DoctorSettings) -> None:
             model = _made(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
-        options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
+        options = _options_set(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics is not None and settings.metrics != "auto":
             with requiring(_METRICS_RULE, settings.metrics):
                 options["metrics"] = import_named(settings.metrics)
-        sizes = {**_DEFAULT_SIZES, **sizes, **_given(settings, *_DEFAULT_SIZES)}
+        sizes = {**_DEFAULT_SIZES, **sizes, **_options_set(settings, *_DEFAULT_SIZES)}
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 
 
-def _given(settings: DoctorSettings, *names: str) -> dict[str, Any]:
+def _options_set(settings: DoctorSettings, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(settings, name)) is not None}
 
 

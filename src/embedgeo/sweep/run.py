@@ -30,9 +30,12 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
+POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
+_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
+
 
 def run_sweep(settings: SweepSettings) -> int:
-    """See `embedgeo.sweep.sweep`."""
+    """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
     documents = Documents(settings.texts)
     manifest = settings.as_manifest(documents.sha256)
@@ -144,9 +147,6 @@ def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planne
         sweep.end(planned, number, result, started)
 
 
-POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
-
-
 @dataclass
 class Sweep:
     """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0 chooses and writes."""
@@ -168,7 +168,7 @@ class Sweep:
         is_hidden = not (pending and self._console.is_terminal)
         self._bar = Progress(console=self._console, disable=is_hidden, transient=True)
         self._task = self._bar.add_task("", total=len(pending))
-        self._lines = Lines(pending)
+        self._lines = ProgressLines(pending)
         self._printed: set[str] = set()
         self._next_rebuild = time.monotonic()
 
@@ -303,10 +303,7 @@ class Sweep:
             self.print(line)
 
 
-_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
-
-
-class Lines:
+class ProgressLines:
     """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
 
     def __init__(self, pending: Sequence[Planned]) -> None:
@@ -368,9 +365,9 @@ def finish(sweep: Sweep) -> int:
         models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
             losses.setdefault(series, []).append((name, float(value)))
-    for apart in models.values():
-        if len(apart) > 1:
-            which = "; ".join(f"{series} ({listed(names)})" for series, names in apart.items())
+    for names_by_model in models.values():
+        if len(names_by_model) > 1:
+            which = "; ".join(f"{series} ({listed(names)})" for series, names in names_by_model.items())
             lines.append(f"  different models, kept apart as runs of their own: {which}")
     for by_step in losses.values():
         for name in loss_outliers(by_step):
@@ -385,7 +382,7 @@ def finish(sweep: Sweep) -> int:
 
 
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
-    """See `embedgeo.sweep.check`."""
+    """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = make_plan(model, revisions, steps)
     groups: dict[str, list[str]] = {}
