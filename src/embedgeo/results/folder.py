@@ -274,8 +274,8 @@ class SweepFolder:
         return self.checkpoints / f"{name}.parquet"
 
     def _measured_files(self, name: str) -> list[Path]:
-        drift = drift_file(self.path, name)
-        return [self._file(name), drift] if drift.exists() else [self._file(name)]
+        path = drift_file(self.path, name)
+        return [self._file(name), path] if path.exists() else [self._file(name)]
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
