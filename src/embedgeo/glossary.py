@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from embedgeo.formatting import printable
 
 GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "rows counted", "more")
-"""Groups of metrics, in the order of TensorBoard's custom-scalars page; those of the first are the headlines."""
+"""Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the headlines."""
 
 
 class Term(NamedTuple):

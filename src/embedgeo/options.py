@@ -16,7 +16,7 @@ from embedgeo import __version__
 _POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG"}  # as the help calls them
 
 
-class _GivenValues(list[Any]):
+class _CommandLineValues(list[Any]):
     """Values given on the command line, not in a configuration or by default."""
 
 
@@ -26,13 +26,13 @@ def _several(read: Callable[[str], list[Any]]) -> type[Action]:
     class Several(Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             earlier = getattr(namespace, self.dest, None)
-            given = _GivenValues(earlier if isinstance(earlier, _GivenValues) else ())
+            values_so_far = _CommandLineValues(earlier if isinstance(earlier, _CommandLineValues) else ())
             for value in values:
                 try:
-                    given += read(value)
+                    values_so_far += read(value)
                 except ValueError as error:
                     raise ArgumentError(self, str(error)) from None
-            setattr(namespace, self.dest, given)
+            setattr(namespace, self.dest, values_so_far)
 
     return Several
 
@@ -61,9 +61,9 @@ class _Parser(ArgumentParser):
         raise SystemExit(2)
 
 
-def make_parser(about: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]) -> ArgumentParser:
+def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]) -> ArgumentParser:
     """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its options."""
-    parser = _Parser(prog="embedgeo", description=about, allow_abbrev=True, version=__version__)
+    parser = _Parser(prog="embedgeo", description=summary, allow_abbrev=True, version=__version__)
     subcommands = parser.add_subcommands(required=True)
     for name, (run, settings) in commands.items():
         command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)

@@ -7,7 +7,7 @@ from torch import nn
 
 from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import input_embedding, token_tables
+from embedgeo.capture.structure import input_embedding, token_embeddings
 from tests.models import VOCABULARY, Block, NanoGPT, token_batch
 from tests.observed import Rows, layer_names, observed, rows_seen
 
@@ -83,19 +83,19 @@ class Tables(nn.Module):
     ],
 )
 def test_the_table_of_tokens_is_told_by_names_and_the_head(model, expected):
-    assert token_tables(model) == [getattr(model, name) for name in expected]
+    assert token_embeddings(model) == [getattr(model, name) for name in expected]
 
 
 def test_tables_in_the_blocks_hold_no_tokens():
     model = Tables(a=9)
     model.blocks[0].bias = nn.Embedding(32, 2)
-    assert token_tables(model) == [model.a]
+    assert token_embeddings(model) == [model.a]
 
 
 def test_a_model_may_name_its_table_itself():
     model = Tables(a=64, tokens=9)
     model.get_input_embeddings = lambda: model.a
-    assert token_tables(model) == [model.a]
+    assert token_embeddings(model) == [model.a]
     assert input_embedding(model) is model.a
 
 

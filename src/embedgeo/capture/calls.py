@@ -174,7 +174,7 @@ def kept_random_states() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def present_modes(model: nn.Module) -> Callable[[], None]:
+def mode_restorer(model: nn.Module) -> Callable[[], None]:
     """A function that puts each module back into the mode, train or eval, that it has now."""
     modes = [(module, module.training) for module in model.modules()]
 

@@ -138,7 +138,7 @@ class ForwardInputs:
         parts = structure.submodels(model).values()
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
-        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_tables(part)))
+        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_embeddings(part)))
         self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))

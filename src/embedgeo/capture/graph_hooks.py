@@ -55,7 +55,7 @@ def is_prepared(module: nn.Module, event: Event) -> bool:
 
 
 @contextmanager
-def listening(module: nn.Module, event: Event, hook: Callable[..., None]) -> Iterator[None]:
+def hook_in_graph(module: nn.Module, event: Event, hook: Callable[..., None]) -> Iterator[None]:
     """Context in which a function is called at each event of a prepared module, as forward hooks with kwargs are."""
     key = _keys[module].data_ptr(), event
     listener = partial(hook, module, ())

@@ -95,9 +95,9 @@ class Probe:
             for event, hook in self._hooks():
                 module = hook.module
                 if self.is_stable:
-                    from embedgeo.capture.graph_hooks import listening
+                    from embedgeo.capture.graph_hooks import hook_in_graph
 
-                    stack.enter_context(listening(module, event, hook))
+                    stack.enter_context(hook_in_graph(module, event, hook))
                 elif event == "call":
                     stack.enter_context(watched_calls(module, partial(self._call, hook)))
                 elif event == "input":
@@ -190,15 +190,15 @@ class Probe:
                 f"{type(kwargs if layer.takes_input else output).__name__}. Leave the layer out."
             )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-            mean = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
-            if mean is None:
+            state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
+            if state is None:
                 return
-            mean = mean.transpose(0, 1) if layer.positions_first and mean.ndim == 3 else mean
+            state = state.transpose(0, 1) if layer.positions_first and state.ndim == 3 else state
             values = self.token_ids, self.mask, self.word_ids
             if self.sequence_mesh is not None:
                 tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
-                mean = whole_sequences(mean, self.sequence_mesh, tensors)
-            self._on_hidden(layer, mean, self._inputs.row_tokens(layer, mean, *values))
+                state = whole_sequences(state, self.sequence_mesh, tensors)
+            self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

@@ -148,7 +148,7 @@ def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
     return [m for m in submodel.modules() if unwrapped(m) is m and (m is submodel or contains_any(m, [inner]))]
 
 
-def token_tables(submodel: nn.Module) -> Sequence[nn.Module]:
+def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     """The embedding tables of tokens: several only where the structure does not tell which one it is.
 
     Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that are not named after positions,
@@ -184,7 +184,7 @@ def _words(module: nn.Module, path: str) -> list[str]:
 
 def input_embedding(model: nn.Module) -> nn.Module | None:
     """The embedding table of the vocabulary: the largest of the token tables; None if there is none."""
-    tables = [table for submodel in submodels(model).values() for table in token_tables(submodel)]
+    tables = [table for submodel in submodels(model).values() for table in token_embeddings(submodel)]
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
 
 

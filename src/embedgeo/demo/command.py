@@ -76,7 +76,7 @@ def run_demo(settings: DemoSettings) -> None:
         )
         module = LanguageModel(model, settings.learning_rate, last)
         trainer.fit(module, training_batches(tokenizer.encode(text), settings))
-    records = to_records(monitor.history, checkpoints)
+    records = sweep_frame(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
     with muted_libraries():
@@ -183,7 +183,7 @@ class SaveCheckpoints(Callback):
     on_train_end = on_train_batch_start
 
 
-def to_records(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
+def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
     """The history with the columns of a sweep's records."""
     frame = pd.DataFrame(history)
     return frame.assign(
@@ -200,9 +200,9 @@ def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
     both = online.merge(offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again"))
     value, again = both["value"], both["value_again"]
-    apart = (value - again).abs() / value.abs().clip(lower=1e-12)
-    num_same = int(((apart <= 1e-6) | (value.isna() & again.isna())).sum())
-    largest = f"the largest relative difference is {apart.max():.1g}"
+    difference = (value - again).abs() / value.abs().clip(lower=1e-12)
+    num_same = int(((difference <= 1e-6) | (value.isna() & again.isna())).sum())
+    largest = f"the largest relative difference is {difference.max():.1g}"
     if num_same == len(both):
         return f"The sweep gives the monitor's {num_same:,} numbers again: {largest}."
     return f"The sweep gives only {num_same:,} of the monitor's {len(both):,} numbers again to 1e-6: {largest}."

@@ -44,18 +44,18 @@ def run_doctor(settings: DoctorSettings) -> None:
             model = _made(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
-        options = _given(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
+        options = _options_set(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics is not None and settings.metrics != "auto":
             with requiring(_METRICS_RULE, settings.metrics):
                 options["metrics"] = import_named(settings.metrics)
-        sizes = {**_DEFAULT_SIZES, **sizes, **_given(settings, *_DEFAULT_SIZES)}
+        sizes = {**_DEFAULT_SIZES, **sizes, **_options_set(settings, *_DEFAULT_SIZES)}
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 
 
-def _given(settings: DoctorSettings, *names: str) -> dict[str, Any]:
+def _options_set(settings: DoctorSettings, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(settings, name)) is not None}
 
 

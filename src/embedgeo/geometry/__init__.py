@@ -363,35 +363,35 @@ class Geometry:
             agreed.set_exception(error)
         return agreed
 
-    def _update(self, layer: Layer, hidden: Tensor, rows: RowTokens) -> None:
+    def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
         if self._is_off:
             return
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
-            metrics.expected_Q = self.norms.expected_size(layer, hidden, rows.mask)
+            metrics.expected_Q = self.norms.expected_size(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
-            ids = rows.prepared_once(
-                device, lambda: row_ids(hidden, rows.token_ids, rows.mask, self._inputs.sequence_ids(shape))
+            ids = tokens.prepared_once(
+                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self._inputs.sequence_ids(shape))
             )
             metrics.update(hidden, ids)
         elif unit == "words":
-            require_word_ids(unit, rows.word_ids)
-            words = rows.prepared_once(device, lambda: self._words(rows, shape, device))
+            require_word_ids(unit, tokens.word_ids)
+            words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))
             metrics.update(words.means(hidden), words.ids)
         else:
-            pooled, token_ids, mask = pool_tokens(hidden, rows.token_ids, rows.mask, unit)
+            pooled, token_ids, mask = pool_tokens(hidden, tokens.token_ids, tokens.mask, unit)
             metrics.update(pooled, row_ids(pooled, token_ids, mask))
 
-    def _words(self, rows: RowTokens, shape: torch.Size, device: torch.device) -> Words:
-        assert rows.word_ids is not None
-        ids = {"token_ids" if self.probe.token_ids is None else "types": rows.token_ids}
-        return find_words(device, rows.word_ids, self._inputs.sequence_ids(shape), **ids, mask=rows.mask)
+    def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
+        assert tokens.word_ids is not None
+        ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
+        return find_words(device, tokens.word_ids, self._inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

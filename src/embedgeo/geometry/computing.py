@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.metrics.layer import LayerMetrics, Values
+from embedgeo.metrics.layer import LayerMetrics, ValuePairs
 from embedgeo.results.records import Record
 
 
@@ -41,7 +41,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     is_inference = torch.is_inference_mode_enabled()
     free = Semaphore(num_workers)
 
-    def work(layer: MeasuredLayer, in_sync: ExitStack) -> list[Values | Exception]:
+    def work(layer: MeasuredLayer, in_sync: ExitStack) -> list[ValuePairs | Exception]:
         try:
             with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
                 return _values([layer])
@@ -50,7 +50,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
 
     try:
         with ThreadPoolExecutor(num_workers, "embedgeo", torch.set_num_threads, (num_threads,)) as pool:
-            futures = list[Future[list[Values | Exception]]]()
+            futures = list[Future[list[ValuePairs | Exception]]]()
             for each in layers:
                 free.acquire()
                 futures.append(pool.submit(work, each, each.metrics.sync()))
@@ -78,7 +78,7 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
         streams.append(stream)
 
     def work() -> list[Record]:
-        values = list[Values | Exception]()
+        values = list[ValuePairs | Exception]()
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(is_inference))
             stack.enter_context(torch.no_grad())
@@ -105,12 +105,12 @@ def can_start_threads() -> bool:
     return threading.main_thread().is_alive()
 
 
-def _values(layers: Sequence[MeasuredLayer]) -> list[Values | Exception]:
+def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
     """Values of layers, or the exception of one that fails: the one place where they are computed."""
     return [each.metrics.compute() for each in layers]
 
 
-def _records(layers: Sequence[MeasuredLayer], values: Sequence[Values | Exception]) -> list[Record]:
+def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]) -> list[Record]:
     keys: list[tuple[MeasuredLayer, str]] = []
     pairs: list[Tensor] = []
     for layer, of_layer in zip(layers, values, strict=True):

@@ -218,7 +218,7 @@ def auto_metrics(
         extra=extra,
         max_state_bytes=inf,
     )
-    num_bytes = partial(_largest, num_token_types=num_token_types, jackknife=jackknife)
+    num_bytes = partial(_held_bytes, num_token_types=num_token_types, jackknife=jackknife)
     kept: dict[int, Metric] = {0: moments}  # by place: that of `TokenMoments`, then that of `Anisotropy`
     left = max_state_bytes - num_bytes(moments)
     for place, metric in sorted(enumerate(wanted), key=lambda each: num_bytes(each[1])):
@@ -269,7 +269,7 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
         kept = {type(metric) for metric in metrics}
         every = [metric for metric in function(width, max_state_bytes=inf) if isinstance(metric, GeometryMetric)]
         missing = [metric for metric in every if type(metric) not in kept]
-        if names := {type(metric).__name__: size(_largest(metric, **sizes)) for metric in missing}:
+        if names := {type(metric).__name__: size(_held_bytes(metric, **sizes)) for metric in missing}:
             listing = ", ".join(f"{name} ({held})" for name, held in names.items())
             moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in names else ""
             yield (
@@ -297,7 +297,7 @@ def _in_a_sketch(whole: Anisotropy) -> Anisotropy:
     return sketch if sketch.state_bytes(0) < whole.state_bytes(0) else whole
 
 
-def _largest(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
+def _held_bytes(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
     """Bytes of a metric's states with so many token types, and with their copies for standard errors."""
     return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
 

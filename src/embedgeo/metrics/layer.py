@@ -17,7 +17,7 @@ from embedgeo.metrics.base import GeometryMetric
 
 MetricFactory = Callable[[int], list[Metric]]
 """Makes the metrics of one layer, given the layer's width."""
-Values = dict[str, Tensor]
+ValuePairs = dict[str, Tensor]
 """Value and standard error of each key, shape (2,)."""
 
 
@@ -87,9 +87,9 @@ class LayerMetrics:
             for copies in filter(None, self._copies):
                 _update(copies[group], hidden, part, of_group)
 
-    def compute(self) -> Values | Exception:
+    def compute(self) -> ValuePairs | Exception:
         """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
-        values: Values = {}
+        values: ValuePairs = {}
         failure: Exception | None = None
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):

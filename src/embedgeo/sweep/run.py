@@ -168,7 +168,7 @@ class Sweep:
         is_hidden = not (pending and self._console.is_terminal)
         self._bar = Progress(console=self._console, disable=is_hidden, transient=True)
         self._task = self._bar.add_task("", total=len(pending))
-        self._lines = Lines(pending)
+        self._lines = ProgressLines(pending)
         self._printed: set[str] = set()
         self._next_rebuild = time.monotonic()
 
@@ -306,7 +306,7 @@ class Sweep:
 _VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
 
 
-class Lines:
+class ProgressLines:
     """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
 
     def __init__(self, pending: Sequence[Planned]) -> None:
@@ -368,9 +368,9 @@ def finish(sweep: Sweep) -> int:
         models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
             losses.setdefault(series, []).append((name, float(value)))
-    for apart in models.values():
-        if len(apart) > 1:
-            which = "; ".join(f"{series} ({listed(names)})" for series, names in apart.items())
+    for names_by_model in models.values():
+        if len(names_by_model) > 1:
+            which = "; ".join(f"{series} ({listed(names)})" for series, names in names_by_model.items())
             lines.append(f"  different models, kept apart as runs of their own: {which}")
     for by_step in losses.values():
         for name in loss_outliers(by_step):

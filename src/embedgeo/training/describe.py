@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
-from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
+from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
@@ -194,7 +194,7 @@ def describe(
     if batch_size < 1 or seq_len < 1:
         raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
     with kept_random_states(), kept_buffers(model), ExitStack() as kept:
-        kept.callback(present_modes(model))
+        kept.callback(mode_restorer(model))
         model.eval()
         try:
             geometry = make_geometry(model)
@@ -298,9 +298,9 @@ def _warnings(
             "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
             "function of the batch."
         )
-    elif inspected.token_ids and (apart := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
+    elif inspected.token_ids and (misfits := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
         yield (
-            f"The rows of {listed(apart)} are not one for each token id: the monitor would turn off there. Leave "
+            f"The rows of {listed(misfits)} are not one for each token id: the monitor would turn off there. Leave "
             "that out of layers=, or give token_ids= and mask= in the order of its rows."
         )
     for width, num_bytes in held.items():
@@ -419,9 +419,9 @@ def _seconds(metrics: Sequence[Metric], width: int, rows: _ExpectedRows, device:
         timed_width = min(width, _TIMED_WIDTH)
         shape = 2, min(rows.num_compared, rows.total), timed_width
         below, compared = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
-        drift = _timed(lambda: drift_values(below, compared), device)
-        linearity = _timed(lambda: linearity_values(below, compared), device)
-        total += width / timed_width * (3 * drift + linearity)
+        drift_seconds = _timed(lambda: drift_values(below, compared), device)
+        linearity_seconds = _timed(lambda: linearity_values(below, compared), device)
+        total += width / timed_width * (3 * drift_seconds + linearity_seconds)
     return total
 
 

@@ -184,7 +184,7 @@ _layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `
 
 
 class TensorBoard(Adapter):
-    """The custom-scalars, text and image pages of a ``SummaryWriter``."""
+    """The custom-scalars, text and image tabs of a ``SummaryWriter``."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

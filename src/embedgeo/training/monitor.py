@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import kept_buffers, kept_random_states, present_modes
+from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import listed, reason, shell_command
@@ -429,7 +429,7 @@ class Monitor(ABC):
         with ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
-            stack.callback(present_modes(run.model))
+            stack.callback(mode_restorer(run.model))
             if as_training:
                 stack.enter_context(kept_buffers(run.model))
                 self._set_train_mode()

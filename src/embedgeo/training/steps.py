@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from embedgeo.capture.calls import present_modes
+from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
@@ -172,7 +172,7 @@ class StepMonitor(Monitor):
         if self._run is None:
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             require_same_modules(self._model, device, None if self._stage is None else self._stage.ranks)
-            self._set_modes = present_modes(self._model)
+            self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
                 model=self._model,
                 device=device,

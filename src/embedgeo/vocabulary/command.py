@@ -61,14 +61,14 @@ def run_vocabulary(settings: VocabularySettings) -> int:
 
 
 @dataclass(frozen=True)
-class Names:
+class TokenNames:
     """Names of a tokenizer's tokens, by token id: their texts, or their pieces where these are no text."""
 
     texts: Mapping[int, str]
     unreachable: frozenset[int]  # tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024)
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Names":
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "TokenNames":
         """The names of a tokenizer's tokens."""
         pieces = {number: str(piece) for piece, number in tokenizer.get_vocab().items()}
         spelled = {number: str(tokenizer.decode([number])) for number in pieces}
@@ -79,21 +79,21 @@ class Names:
         return cls(texts, frozenset(unreachable))
 
 
-def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, Names | None]:
+def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, TokenNames | None]:
     """The names of the rows by model; None, which is printed, where it has no tokenizer."""
-    names: dict[str, Names | None] = {}
+    names: dict[str, TokenNames | None] = {}
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
         for model, checkpoints in by_model(plan).items():
             try:
                 tokenizer, _ = find_tokenizer(checkpoints, settings, Path(folder))
-                names[model] = Names.of(tokenizer)
+                names[model] = TokenNames.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
                 print(f"{model} has no tokenizer: rows go by their numbers; name one by tokenizer=")
     return names
 
 
-def _row_kinds(matrix: Tensor, names: Names | None) -> tuple[dict[str, float], pd.DataFrame, Tensor]:
+def _row_kinds(matrix: Tensor, names: TokenNames | None) -> tuple[dict[str, float], pd.DataFrame, Tensor]:
     """Number of rows of each kind, NaN where unknown; table of the rows to be known by name; ids of trained rows."""
     first = copies(matrix)  # for each row the first one that is the same
     is_copy = first.bincount(minlength=len(first))[first] > 1
@@ -158,7 +158,7 @@ class MatrixWorker:
     """Measures the embedding matrices of checkpoints."""
 
     settings: SweepSettings
-    names: Mapping[str, Names | None]  # of each model's tokens, if it has a tokenizer
+    names: Mapping[str, TokenNames | None]  # of each model's tokens, if it has a tokenizer
     downloads: Downloads
     only_trained: bool  # leave out rows that no token uses or that look untrained
 
@@ -190,7 +190,7 @@ class MatrixWorker:
             trusted = self.settings.trust_remote_code
             return replace(planned, contents=needed_contents(contents, folder, trust_remote_code=trusted))
 
-    def _measure_matrices(self, matrices: Matrices, names: Names | None) -> Measured:
+    def _measure_matrices(self, matrices: Matrices, names: TokenNames | None) -> Measured:
         of_input = self._measure_matrix(_INPUT, 0, matrices.input, names)
         parts = [of_input]
         if matrices.is_tied:
@@ -208,7 +208,7 @@ class MatrixWorker:
         facts = {"model_class": matrices.model_class}
         return Measured(records, tables, facts, sample if self.settings.save_samples else None)
 
-    def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: Names | None) -> Measured:
+    def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: TokenNames | None) -> Measured:
         counts, noted, trained = _row_kinds(matrix, names)
         kept = trained if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
