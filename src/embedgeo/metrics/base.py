@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics.gaussian import Array, GaussianRows
 
 Values = Mapping[str, Tensor]  # by key, as `compute` or `forward` of a metric returns them
+ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]  # both by key
 Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
@@ -45,8 +46,6 @@ class State(Protocol):
 
 
 S = TypeVar("S", bound=State)
-
-ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]  # both by key
 
 
 class GeometryMetric(Metric):
@@ -85,13 +84,13 @@ class GeometryMetric(Metric):
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
     has_copies: ClassVar[bool] = True
-    """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+    """True where standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
 
     has_samples: ClassVar[bool] = False
-    """Whether `samples` has anything to save."""
+    """True where `samples` has anything to save."""
 
     needs_unembedding: ClassVar[bool] = False
-    """Whether `set_unembedding` is to be called with the weights of the model's output embedding."""
+    """True where `set_unembedding` is to be called with the weights of the model's output embedding."""
 
     settings: Tensor
     num_rows: Tensor

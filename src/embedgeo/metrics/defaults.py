@@ -21,7 +21,7 @@ from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
 MAX_STATE_BYTES = 2**28
-"""What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
+"""Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB."""
 
 SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
 
@@ -112,7 +112,7 @@ def streaming_metrics(
     extra: Sequence[str] = (),
     max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
-    """Like `default_metrics`, but without a table of token types: memory does not grow with the vocabulary.
+    """The metrics of `default_metrics` without a table of token types: memory does not grow with the vocabulary.
 
     So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
     """
