@@ -11,8 +11,7 @@ from typing import Any, NotRequired, TypedDict
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
 
-_LEAST_JUMP = 0.5
-"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
+_LEAST_JUMP = 0.5  # nats by which a loss has to lie outside the range of its neighbours to be an outlier
 
 
 class Record(TypedDict):
