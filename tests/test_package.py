@@ -83,7 +83,7 @@ def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path
     """``make package`` runs them, but with both extras."""
     sources = [path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")]
     modules = [f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources]
-    wanted = [name for name in modules if name not in ("embedgeo.sweep.cluster", "embedgeo.sweep.cluster")]
+    wanted = [name for name in modules if name != "embedgeo.sweep.cluster"]  # of the extra ray
     done = python_with(tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}")
     assert done.returncode == 0, done.stderr
     assert not [name for name in others if (tmp_path / "packages" / name).exists()]

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
@@ -38,7 +39,7 @@ class State(Protocol):
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def all_reduce(self, group: Any = None) -> Self:
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Self:
         """The state of the rows of all ranks of a process group."""
 
     def _asdict(self) -> dict[str, Any]: ...
