@@ -51,6 +51,12 @@ class PositiveShare(GeometryMetric):
         shares = held.positive / held.n
         return {"positive_share": shares.mean(), "positive_share_spread": shares.std(correction=0)}
 
+    def layer_tables(self):
+        return {"signs": lambda: {"positive": self.load(SignSums).positive}}
+
+    def token_tables(self):
+        return {"sign_types": lambda: {"token_id": torch.arange(2), "n": torch.ones(2), "positive": torch.zeros(2)}}
+
     @staticmethod
     def baseline(rows):
         return {"positive_share_spread": np.sqrt(0.25 / rows.n)}

@@ -17,6 +17,7 @@ from embedgeo import EmbeddingMoments, GeometryMonitor, observe
 from embedgeo.glossary import Term, foreign_terms, in_order, learn, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.report import write_report
+from embedgeo.results.folder import SweepFolder
 from tests.data import gaussian
 from tests.metrics.own_metric import PositiveShare
 from tests.models import gpt_neox, token_batch
@@ -86,6 +87,17 @@ def test_it_is_in_the_table_of_a_geometry_with_its_standard_errors():
     found = frame[frame["metric"].isin(KEYS)]
     assert len(found) == 2 * 5
     assert found["stderr"].notna().all()
+
+
+def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
+    model = gpt_neox()
+    with observe(model, metrics=metrics) as geometry, torch.no_grad():
+        model(**token_batch(4))
+    geometry.save(tmp_path, model="tiny", step=0)
+    tables = SweepFolder(tmp_path).read_tables("tiny--step0")
+    pd.testing.assert_frame_equal(tables["signs"], geometry.layer_tables()["signs"])
+    assert list(geometry.token_tables("sign_types")) == ["layer", "layer_index", "token_id", "n", "positive"]
+    assert list(geometry.token_tables("unknown")) == ["layer", "layer_index", "token_id", "n"]
 
 
 @pytest.mark.slow

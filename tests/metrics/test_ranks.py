@@ -24,6 +24,8 @@ from tests import references
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.ranks import on_two_ranks
 
+pytestmark = pytest.mark.slow
+
 DIM, N, FIRST = 4, 160, 50
 SHARES = {
     "both ranks": ([slice(0, 20), slice(20, FIRST)], [slice(FIRST, N)]),
@@ -189,7 +191,6 @@ def ranks(tmp_path_factory, worker_id):
     return torch.load(shared)
 
 
-@pytest.mark.slow
 def test_collectives_leave_their_arguments_and_take_any_length(ranks):
     for rank, result in enumerate(ranks):
         got = result["collectives_on"]
@@ -199,10 +200,6 @@ def test_collectives_leave_their_arguments_and_take_any_length(ranks):
         assert got["cat of floats"].tolist() == [0.5, 0.5, 1.5]
         assert got["unchanged"].tolist() == [[1, rank], [rank, 5]]
         assert (got["rank"], got["distributed"]) == (rank, True)
-
-
-def test_without_a_process_group_the_rank_is_0():
-    assert (current_rank(), is_distributed()) == (0, False)
 
 
 @pytest.mark.parametrize("share", SHARES)

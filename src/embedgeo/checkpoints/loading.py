@@ -41,12 +41,9 @@ from embedgeo.checkpoints.files import (
 from embedgeo.formatting import reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
-_MOST_LAYERS = 1000
-"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
-_MOST_TENSORS = 200_000
-"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
-_IN_FILES = {"lm_head.weight": "embed_out.weight"}
-"""Names that files have for tensors of a model: of GPT-NeoX, whose head transformers 5 calls as that of others."""
+_MOST_LAYERS = 1000  # a configuration expands their number into lists before there is a model to compare with the files
+_MOST_TENSORS = 200_000  # each costs memory even without data, and some counts of modules are not called layers
+_IN_FILES = {"lm_head.weight": "embed_out.weight"}  # GPT-NeoX's head, which transformers 5 calls as that of others
 
 DeviceMap = str | Mapping[str, Any]
 """``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read when it is needed."""

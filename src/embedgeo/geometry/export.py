@@ -45,7 +45,7 @@ def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> 
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
-    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS[kind]])]
+    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS.get(kind, ())])]
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
             tables.append(_at_layer(layer, metric.token_tables()[kind]()))

@@ -153,11 +153,12 @@ class SweepFolder:
 
     def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
         """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
-        paths = {kind: self.path / kind / f"{name}.parquet" for kind in TABLES}
+        written = {path.parent.name for path in self.path.glob("*/*.parquet")} - {"checkpoints", "drift"}
+        paths = {kind: self.path / kind / f"{name}.parquet" for kind in dict.fromkeys((*TABLES, *sorted(written)))}
         return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
 
     def failures(self) -> dict[str, str]:
-        """Why checkpoints failed, by name."""
+        """Reasons why checkpoints failed, by name."""
         return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
 
     def runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
@@ -203,7 +204,7 @@ class SweepFolder:
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
         for kind, table in tables.items():
-            write_parquet(self.path / kind / f"{name}.parquet", table, TABLES[kind])
+            write_parquet(self.path / kind / f"{name}.parquet", table, TABLES.get(kind))
         write_parquet(self._file(name), records, SCHEMA, facts)
         (self.failed / f"{name}.txt").unlink(missing_ok=True)
 

@@ -115,7 +115,7 @@ def read_table(path: Path) -> pd.DataFrame:
     remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name
     if kind != "tokens":
-        return read_parquet(path, TABLES[kind].names, remedy)
+        return read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
     table = read_parquet(path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy)
     if "token" not in table or table["token"].isna().any():
         ids = table["token_id"].astype("string")
@@ -124,10 +124,11 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def write_parquet(
-    path: Path, frame: pd.DataFrame, schema: pa.Schema, metadata: Mapping[str, str] | None = None
+    path: Path, frame: pd.DataFrame, schema: pa.Schema | None, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a table, whole or not at all, and texts beside its columns."""
-    frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & {*schema.names} - {*frame}})
+    """Write a table, whole or not at all, and texts beside its columns; without a schema, the columns as they are."""
+    columns = {*schema.names} if schema else set()
+    frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & columns - {*frame}})
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(metadata)
     with replacing(path) as temporary:
         pq.write_table(_with_terms(table), temporary)

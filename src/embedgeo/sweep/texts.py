@@ -29,6 +29,10 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
 
+_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
+Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
+IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
+
 
 class Batch(NamedTuple):
     """Texts as rows, padded on the right; all of shape (texts, positions)."""
@@ -245,9 +249,6 @@ def _kept_tokens(text: TokenizedText, settings: SweepSettings) -> Tensor:
     return kept & ~torch.isin(text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64))
 
 
-# ── whether a text fits a model ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> None:
     """Raise ValueError unless a model has the layers, positions and embeddings that are to be measured."""
     resolve_layers(model, settings.layer_patterns)
@@ -303,13 +304,6 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
     with torch.inference_mode():
         return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
-
-
-# ── tokenizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
-Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
-IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
 
 
 class MissingTokenizerError(ValueError):

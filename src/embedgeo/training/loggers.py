@@ -35,6 +35,18 @@ HF_CALLBACKS = "transformers.integrations.integration_utils"
 Picture = tuple[bytes, int, int]
 """A PNG, its width and height."""
 
+COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
+"""Columns of ``geometry.csv``: the keys of a `Record`."""
+
+_MOST_STEPS = 128  # in a chart, a row of a table for each
+_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
+_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
+_TRAINER_STEP = "train/global_step"  # the key with which the callback of the Hugging Face Trainer logs
+_WANDB_STYLE = (
+    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
+)
+_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
+
 
 class Charts(NamedTuple):
     """The charts of a monitor: one for each metric, with a line for each layer."""
@@ -180,9 +192,6 @@ def png_file(picture: Picture) -> Iterator[Path]:
         yield path
 
 
-_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
-
-
 class TensorBoard(Adapter):
     """The custom-scalars, text and image tabs of a ``SummaryWriter``."""
 
@@ -217,16 +226,6 @@ class TensorBoard(Adapter):
         png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
-
-
-_MOST_STEPS = 128  # in a chart, each row of which takes some 30 µs to log
-_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
-_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
-_TRAINER_STEP = "train/global_step"  # that of the callback of the Hugging Face Trainer
-
-_WANDB_STYLE = (
-    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
-)
 
 
 class Wandb(Adapter):
@@ -342,10 +341,6 @@ def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[st
                 split_table=True,
             ),
         )
-
-
-COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-"""Columns of the file: the keys of a `Record`."""
 
 
 class Csv(Adapter):

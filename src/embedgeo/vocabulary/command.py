@@ -38,7 +38,7 @@ _MOST_NAMED = 6  # rows of each kind, in a line
 
 
 def run_vocabulary(settings: VocabularySettings) -> int:
-    """See `embedgeo.vocabulary.vocabulary`."""
+    """Measure the matrices: see `embedgeo.vocabulary.vocabulary`."""
     of_sweep = settings.as_sweep()
     metrics_function(of_sweep)  # which is refused before anything is downloaded
     manifest = settings.as_manifest()
