@@ -146,8 +146,8 @@ def opening(monitor: str, outlined: Description, schedule: object, path: Path | 
     layers = listed([layer.name for layer in outlined.layers], 4)
     metrics = listed([metric.name for metric in outlined.metrics])
     why_not = missing_for_history() or "folder= has it written"
-    where = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {where}."
+    history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
+    first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {history}."
     return "\n".join(f"{monitor}: {line}" for line in (first, *outlined.warnings, *notes))
 
 
