@@ -42,7 +42,7 @@ def report(
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
-    from embedgeo.results.records import parse_groups
+    from embedgeo.results.groups import parse_groups
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None

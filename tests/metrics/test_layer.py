@@ -90,6 +90,7 @@ def test_standard_errors_are_those_of_one_process(ranks, name):
             assert rank[name][key] == pytest.approx(pair, rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_one_process_in_a_process_group(ranks):
     one = in_process_group()
     for _, rank in ranks:

@@ -82,7 +82,8 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
     with torch.autocast(device.type, enabled=False):
         inputs = (large * row, -large * row, 2 * large * row, large * row + large)
         up, down, larger, moved = (_on_cpu(module.forward(each)) for each in inputs)
-    scale, shift = (up - down) / (2 * _on_cpu(row)), (up + down) / 2
+    scale = (up - down) / (2 * _on_cpu(row))
+    shift = (up + down) / 2
     eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):

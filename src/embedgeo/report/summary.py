@@ -196,7 +196,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
 
 
 def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
-    """For each metric one of its means over blocks, by the columns of the overview."""
+    """A mean over blocks of each metric, by the columns of the overview."""
     cells = {}
     for metric in run.metrics:
         table = run.table(metric)
