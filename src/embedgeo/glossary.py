@@ -119,9 +119,9 @@ _OTHERS = {"previous": "the measurement before", "first": "the first measurement
 
 def _to_others(key: str, name: str, unit: str, meaning: str, gaussian: float | None = None) -> dict[str, Term]:
     terms = {}
-    for other, what in _OTHERS.items():
+    for other, place in _OTHERS.items():
         title = f"{name} {'layer ' * (other == 'below')}{other}"
-        full_meaning = f"{meaning} Of the same rows here and at {what}."
+        full_meaning = f"{meaning} Of the same rows here and at {place}."
         terms[f"{key}_to_{other}"] = Term(title, unit, full_meaning, gaussian=gaussian)
     return terms
 

@@ -362,7 +362,7 @@ def _matrix_names(model: nn.Module, names: Mapping[str, object]) -> list[str] | 
 
     of_table = known_names(table, of_head=False)
     of_head = [] if head is None else known_names(head, of_head=True)
-    found = [next((name for name in either if name in names), "") for either in (of_table, of_head)]
+    found = [next((name for name in known if name in names), "") for known in (of_table, of_head)]
     if head is table and any(found):
         return list(filter(None, found))
     wanted = found if of_head else found[:1]

@@ -230,12 +230,12 @@ class RemoteWorkers:
 def _require_same_packages(started: Started) -> None:
     if started.error:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
-    for name, ours in versions().items():
-        theirs = started.versions.get(name, "none")
-        if theirs.partition("+")[0] != ours.partition("+")[0]:  # +cpu, +cu130 are builds of one version
+    for name, own in versions().items():
+        other = started.versions.get(name, "none")
+        if other.partition("+")[0] != own.partition("+")[0]:  # +cpu, +cu130 are builds of one version
             raise ValueError(
-                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {theirs}, "
-                f"this machine {ours}."
+                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {other}, "
+                f"this machine {own}."
             )
 
 

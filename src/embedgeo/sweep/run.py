@@ -1,4 +1,4 @@
-"""The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
+"""The commands ``embedgeo sweep`` and ``embedgeo check``."""
 
 import platform
 import time

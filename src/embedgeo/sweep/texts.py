@@ -80,11 +80,11 @@ class ProbeText:
                 f"batch_size must leave a batch to each of {world_size} processes; {len(self.lengths)} sequences "
                 f"make {len(groups)}. Take a smaller one, or more tokens."
             )
-        order = torch.arange(len(groups))
+        batches = torch.arange(len(groups))
         if not self.is_even:  # or else metrics that take rows in turn would get those of the shortest texts first
-            order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+            batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
         starts = self.lengths.cumsum(0) - self.lengths
-        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in order[rank::world_size]]
+        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in batches[rank::world_size]]
 
     def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
         positions = torch.arange(int(lengths.max()))

@@ -146,8 +146,8 @@ def opening(
     layers = listed([layer.name for layer in geometry.layers], 4)
     metrics = listed([metric_name(metric) for metric in geometry.make_metrics(width)])
     why_not = missing_for_history() or "folder= has it written"
-    where = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {where}."]
+    history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
+    lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
     lines += width_notes(geometry.make_metrics, width)
     if num_compared:
         held = size(2 * len(geometry.layers) * num_compared * width * 4)

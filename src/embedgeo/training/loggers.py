@@ -155,10 +155,10 @@ class Media:
                 self._adapters.remove(adapter)
                 self._warn(f"{type(adapter).__name__.lower()} gets", error)
 
-    def _warn(self, who_gets: str, error: Exception, what: str = "charts, text and pictures") -> None:
+    def _warn(self, who_gets: str, error: Exception, media: str = "charts, text and pictures") -> None:
         if self._on_error == "raise":
             raise error
-        rule = f"{who_gets} no more {what} of {self._prefix}; scalars and training go on"
+        rule = f"{who_gets} no more {media} of {self._prefix}; scalars and training go on"
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 

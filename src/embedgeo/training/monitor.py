@@ -72,8 +72,8 @@ class Schedule:
         self.every_n_steps = every_n_steps
         self.extra_steps = frozenset(extra_steps)
         self.window = window
-        around = {step // every_n_steps * every_n_steps for step in extra_steps}
-        regular = {0, every_n_steps, *around, *(step + every_n_steps for step in around)}
+        before_extra = {step // every_n_steps * every_n_steps for step in extra_steps}
+        regular = {0, every_n_steps, *before_extra, *(step + every_n_steps for step in before_extra)}
         gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
         if window > gap:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
