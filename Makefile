@@ -49,10 +49,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 test: $(INSTALLED) ## run the tests and the doctests, but for slow ones
 	$(PYTEST) -m "not slow" --ignore tests/integrations
 
-test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, browsers, the demo, simulations
+test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
 	$(PYTEST) -m slow --ignore tests/integrations tests
 
-integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: Ray, loggers, trainers
+integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: loggers, trainers
 	$(PYTEST) tests/integrations
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments

@@ -18,7 +18,7 @@ def peers() -> Iterator[Record]:
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
     yield estimators.token_tables(65_536, 768, rounds=11)
-    yield from estimators.engines([(4096, 512), (2048, 768)], (2048, 4096), rounds=5)
+    yield from estimators.engines([(4096, 512), (2048, 768), (2048, 4096)], (2048, 4096), rounds=5)
     yield estimators.updates((8, 512), 512, 8, rounds=11)
     yield estimators.updates((4, 512), 768, 14, rounds=11)
 

@@ -77,9 +77,9 @@ def all_nan(values) -> bool:
     return all(math.isnan(value) for value in values.values())
 
 
-def metrics(dim: int, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind and with each optional part; those of the package that are not listed by width alone."""
-    listed = {
+def listed_metrics(dim: int, **kwargs) -> dict[str, Metric]:
+    """One metric of each kind and with each optional part, of the kinds that tests know more of than what all share."""
+    return {
         "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
         "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
         "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
@@ -95,9 +95,22 @@ def metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
         "TokenSimilarity": TokenSimilarity(dim, **kwargs),
     }
-    others = [kind for kind in metric_classes() if kind.__module__.startswith("embedgeo.metrics.")]
-    tried = {TokenOccurrences, *map(type, listed.values())}  # the first is of chosen token types, and has no values
-    return listed | {kind.__name__: kind(dim, **kwargs) for kind in others if kind not in tried}
+
+
+LISTED = list(listed_metrics(1))
+
+OTHER_METRICS = [
+    kind
+    for kind in metric_classes()
+    if kind.__module__.startswith("embedgeo.metrics.")
+    and kind not in {TokenOccurrences, *map(type, listed_metrics(1).values())}
+]
+"""The package's further classes of metrics; occurrences are of chosen token types and have no values."""
+
+
+def metrics(dim: int, **kwargs) -> dict[str, Metric]:
+    """One metric of each kind: those listed, and the others, which are made of the width alone."""
+    return listed_metrics(dim, **kwargs) | {kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS}
 
 
 KINDS = list(metrics(1))

@@ -163,6 +163,7 @@ def test_streaming_metrics_keep_no_table():
     assert values["V_W_over_V_unbiased"] > 0
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_process(tmp_path):
     first, second = on_two_ranks(values_on_rank, tmp_path)
     model = seeded_model()
@@ -176,6 +177,7 @@ def test_two_ranks_equal_one_process(tmp_path):
         assert second[layer] == pytest.approx(first[layer], rel=0, nan_ok=True), layer
 
 
+@pytest.mark.slow
 def test_a_rank_that_measures_nothing_does_not_hang_the_other(tmp_path):
     first, second = on_two_ranks(values_with_an_idle_rank, tmp_path)
     for layer, values in first.items():

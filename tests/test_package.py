@@ -83,7 +83,7 @@ def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path
     """``make package`` runs them, but with both extras."""
     sources = [path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")]
     modules = [f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources]
-    wanted = [name for name in modules if name not in ("embedgeo.sweep.cluster", "embedgeo.sweep.cluster")]
+    wanted = [name for name in modules if name != "embedgeo.sweep.cluster"]  # of the extra ray
     done = python_with(tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}")
     assert done.returncode == 0, done.stderr
     assert not [name for name in others if (tmp_path / "packages" / name).exists()]
@@ -93,7 +93,7 @@ def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path
 def test_the_modules_of_an_extra_are_those_of_its_packages(extra):
     """What the error says is missing is what the command that it names installs, and nothing else is installed."""
     distributions = packages_distributions()
-    modules = {*extras.EXTRA_MODULES[extra], *extras.COMMAND_MODULES, "yaml"}
+    modules = {*extras.EXTRA_MODULES[extra], *extras.COMMAND_MODULES}
     imported = {name.lower() for module in modules for name in distributions[module]}
     packages = [re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"][extra]]
     installed = {name for name in packages if name != "embedgeo"}

@@ -5,6 +5,8 @@ import torch
 
 from tests.ranks import on_two_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def total(rank):
     number = torch.tensor(rank + 1)

@@ -3,7 +3,8 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,15 +120,27 @@ def test_no_class_has_exactly_one_subclass():
     assert single == {}
 
 
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
+    """Name and docstring of what a module defines, and whether that is a variable or an attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield getattr(node, "name", "module"), ast.get_docstring(node) or "", False
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for above, below in pairwise(node.body):
+                match above, below:
+                    case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))):
+                        yield ast.unparse(above), text, True
+
+
 def test_docstrings_say_what_is_there():
-    """They open with a noun phrase or a verb."""
-    questions = re.compile(r"(What|Which|Whether|How|The same|That)\b")
+    """They open with a noun phrase or a verb; a variable's may open with a preposition, as a fact of a field."""
+    questions = "What|Which|Whether|How|When|Where|Why|The same|That|As|Like|See"
+    of_variables, of_others = re.compile(rf"({questions})\b"), re.compile(rf"({questions}|In|Of|For|From|Half)\b")
     found = [
-        f"{module}: {getattr(node, 'name', 'module')}: {text.splitlines()[0]}"
+        f"{module}: {name}: {text.splitlines()[0]}"
         for module, tree in MODULES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if (text := ast.get_docstring(node)) and questions.match(text)
+        for name, text, is_variable in docstrings(tree)
+        if (of_variables if is_variable else of_others).match(text)
     ]
     assert found == []
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
+_MODULES = {  # by public name
     "AfterProcessing": "metrics",
     "Anisotropy": "metrics",
     "EmbeddingMoments": "metrics",
@@ -53,7 +53,6 @@ _MODULES = {
     "observe": "geometry",
     "streaming_metrics": "metrics",
 }
-"""Where each public name is."""
 
 __all__ = list(_MODULES)
 

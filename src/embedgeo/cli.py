@@ -16,6 +16,10 @@ from embedgeo.vocabulary import VocabularySettings, vocabulary
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that cannot be used, 3 some checkpoints
 failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
+_STOPPED = {  # the state that a stopped command leaves
+    **dict.fromkeys(("sweep", "vocabulary", "drift"), "; started again, it goes on where it was"),
+    "report": "; no report was written, and an earlier one is as it was",
+}
 
 
 def report(
@@ -38,7 +42,7 @@ def report(
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
-    from embedgeo.results.records import parse_groups
+    from embedgeo.results.groups import parse_groups
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
@@ -55,10 +59,6 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "report": (report, report),
 }
 """Function of each command, and whose arguments are its options: its own, or those of the settings that it takes."""
-
-_STOPPED = dict.fromkeys(("sweep", "vocabulary", "drift"), "; started again, it goes on where it was")
-_STOPPED["report"] = "; no report was written, and an earlier one is as it was"
-"""State that a stopped command leaves."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ EXTRA_MODULES = {
 }
 """Modules that are imported of an extra, beside `COMMAND_MODULES`."""
 
-COMMAND_MODULES = ("docstring_parser", "jsonargparse", "safetensors")
+COMMAND_MODULES = ("docstring_parser", "jsonargparse", "safetensors", "yaml")
 """Modules that every command imports."""
 
 

@@ -22,7 +22,7 @@ def is_along(layer: str) -> bool:
 
 
 def layers_below(layers: Iterable[str]) -> Iterator[str]:
-    """For each layer the one before it on its side of the model; empty for the first ones, and for means of layers."""
+    """The layer before each on its side of the model; empty for the first ones, and for means of layers."""
     last: dict[str, str] = {}
     for layer in layers:
         yield last.get(side(layer), "") if is_along(layer) else ""

@@ -51,7 +51,8 @@ def _numbers(value: str) -> list[Any]:
 class _Parser(ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Options that an abbreviation stands for: each once, though it has two spellings."""
-        return list({id(found[0]): found for found in super()._get_option_tuples(option_string)}.values())  # type: ignore[no-untyped-call]
+        found = super()._get_option_tuples(option_string)  # type: ignore[no-untyped-call]
+        return list({id(each[0]): each for each in found}.values())
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, without the list of all options."""

@@ -1,4 +1,7 @@
-"""The size of the project, and how many of its functions a measured step runs: a change that needs more says why."""
+"""The size of the project, and how many of its functions a measured step runs: a tenth above what was reached.
+
+A change that needs more raises the figure, and says why.
+"""
 
 from pathlib import Path
 
@@ -7,12 +10,12 @@ import pytest
 import embedgeo
 from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
 
-FILES, LINES = 112, 23_080
-"""Of the package, at most: a tenth more than there were when this was set."""
-FUNCTIONS, MODULES = 116, 20
-"""Besides `embedgeo.functional`, that one measured step runs, at most."""
+FILES, LINES = 110, 23_082
+"""Python files of the package and their lines, at most; reached: 100 and 20,984."""
+FUNCTIONS, MODULES = 116, 19
+"""Besides `embedgeo.functional`, that one measured step runs, at most; reached: 106 and 18."""
 WAY = 20
-"""Calls that a number takes from the hook on a layer to the logger, at most."""
+"""Calls that a number takes from the hook on a layer to the logger, at most; reached: 19."""
 
 
 def test_the_package_has_no_more_files_and_lines():

@@ -146,6 +146,7 @@ def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_
     assert [values["n"] for values in geometry.compute().values()] == [12 * (2 if is_first else 1)] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gpt_neox, albert])
 def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
     model, batch = make(num_hidden_layers=1 if make is gpt_neox else 2), token_batch()
@@ -159,6 +160,7 @@ def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
     assert geometry.compute() == expected.compute()  # also V_W_unbiased, by token ids, and n, by the mask
 
 
+@pytest.mark.slow
 def test_a_pass_without_gradients_does_not_count_and_an_exclusive_probe_runs_eagerly():
     model, ids = Model(), torch.randint(0, 96, (2, 6))
     geometry = Geometry(model, metrics=moments, no_grad_passes=False)

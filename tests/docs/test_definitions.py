@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 from scipy import special, stats
@@ -20,8 +21,8 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
-from embedgeo.metrics.processing import is_processed
-from tests.data import floats, gaussian, generator, token_rows, updated
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
 
 DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 24, 10
@@ -33,6 +34,11 @@ SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
 """The page gives no formula for these."""
 OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
 """The page has tables of these."""
+OF_OTHERS = {
+    *(key for kind in OTHER_METRICS for key in kind.terms),
+    *(key for kind in OTHER_METRICS for key in updated(kind(2), gaussian(9, 2), torch.arange(9)).compute()),
+}
+"""Random rows show the baselines of these."""
 
 
 def all_values(x, ids):
@@ -44,6 +50,7 @@ def all_values(x, ids):
         IntrinsicDimension(x.shape[1], estimator="gride"),
         AfterProcessing(x.shape[1]),
         OutlierCoordinates(x.shape[1]),
+        *(kind(x.shape[1]) for kind in OTHER_METRICS),
     ]
     metrics = [updated(metric, x, ids) for metric in metrics]
     for metric in (TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
@@ -66,8 +73,9 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     assert len(KEYS) == len(set(KEYS))
     of_matrices = keys_under("Embedding matrices")
     assert of_matrices == {"duplicate_rows", "rows_without_token", "untrained_rows", "tied_embeddings"}
-    assert set(KEYS) == computed | of_matrices | {"norm_Q_expected", "loss", "tokens_seen"}
-    assert {key for key in KEYS if not is_processed(key)} == OWN.terms.keys()
+    assert set(KEYS) == computed | OF_OTHERS | of_matrices | {"norm_Q_expected", "loss", "tokens_seen"}
+    assert OWN.terms.keys() <= set(KEYS)
+    assert all(map(OWN.find, KEYS))
 
 
 def test_every_section_names_the_metrics_that_have_its_keys():
@@ -198,13 +206,23 @@ def test_random_rows_show_the_values_of_the_last_column(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
     at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
     rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales)
-    with_a_value = {key for key, text in GAUSSIAN.items() if text}
+    with_a_value = {key for key, text in GAUSSIAN.items() if text and key not in OF_OTHERS}
     assert exact.keys() | rough.keys() | SIMULATED | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()
     for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
         middle = draws[key].median() if key in MEDIANS else draws[key].mean()
         error = 4 * float(draws[key].std()) / math.sqrt(DRAWS) + tolerance * abs(value)
         assert float(middle) == pytest.approx(float(value), abs=max(float(error), 1e-12)), key
+
+
+def test_random_rows_show_the_baselines_of_other_metrics(draws):
+    measured = {key: values.mean(0, keepdim=True).numpy() for key, values in draws.items()}
+    with_a_value = frozenset(key for key in OF_OTHERS if GAUSSIAN[key])
+    expected = baseline_values(GaussianRows(with_a_value, measured, np.array([float(DIM)])))
+    assert expected.keys() == with_a_value
+    for key, (value,) in expected.items():
+        error = 4 * float(draws[key].std()) / math.sqrt(DRAWS) + 0.05 * abs(value)
+        assert measured[key] == pytest.approx(value, abs=error), key
 
 
 @pytest.mark.parametrize(("n", "dim"), TWONN)

@@ -84,6 +84,18 @@ def test_copies_that_look_distinct_by_a_few_coordinates_are_merged(offset):
     assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("copies", ["none", "equal", "near"])
+def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
+    """Squares of the least and the largest leave the range of float32."""
+    x = gaussian(200, 128)
+    noise = {"none": gaussian(0, 128), "equal": torch.zeros(40, 128), "near": 1e-7 * gaussian(40, 128, seed=1)}[copies]
+    rows = torch.cat((x, x[: len(noise)] + noise))
+    estimate = twonn_dimension((size * rows).float())
+    assert estimate.num_points == 200
+    assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-4)
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_rows_have_no_dimension(n):
     for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):

@@ -192,6 +192,42 @@ def test_each_pair_of_rows_is_multiplied_about_once():
     assert counter.get_total_flops() < 0.8 * 2 * 2048**2 * 32
 
 
+class ProductDtypes(TorchDispatchMode):
+    """Records in what matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.seen.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def crowded(n=1000, dim=64, num_near=30):
+    """Some rows much nearer to each other than products in float32 tell: occurrences of a frequent token, say."""
+    x = gaussian(n, dim)
+    x[:num_near] = x[0] + 1e-4 * x[:num_near]
+    return x
+
+
+@pytest.mark.parametrize(
+    "x",
+    [CLOUDS["shell"], crowded(), gaussian(1024, 768)],
+    ids=["few unsettled rows", "few crowded rows", "almost equally far"],
+)
+def test_of_few_doubtful_rows_no_product_is_taken_again(x, first_products):
+    """Of 1024 in 768 dimensions, one in ten has more than eight that bfloat16 cannot tell from the nearest."""
+    x = x.float()
+    n, dim = x.shape
+    with FlopCounterMode(display=False) as counter, ProductDtypes() as products:
+        distances = two_nearest_distances(x)
+    assert_exact(distances, x, 2)
+    assert products.seen == {first_products}
+    assert counter.get_total_flops() < 0.9 * 2 * n**2 * (dim + 6)  # two norms, each in three parts
+
+
 def test_near_rows_cost_no_second_product_of_all_pairs():
     x = manifold()
     x[1] = x[0] + 1e-6 * gaussian(1, x.shape[1], seed=3)

@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 
-from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, in_range, matmul_precision, row_norms
+from tests.data import gaussian
 
 
 def settings_now():
@@ -48,3 +51,18 @@ def test_sums_are_kept_in_float64_where_the_device_has_it():
 )
 def test_squares_that_overflow_or_underflow_are_noticed(squares, fits):
     assert in_range(torch.tensor(squares)) is fits
+
+
+@pytest.mark.parametrize("dim", [1, 100, 768, 8192])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
+def test_fast_norms_are_right_to_a_millionth(dim, scale):
+    x = gaussian(50, dim)
+    x[25:, 1:] *= 2e-4  # one coordinate is large, and the squares of the others are rounded away one by one
+    rows = x.float() * scale
+    assert torch.allclose(fast_row_norms(rows), row_norms(rows.double()), rtol=1e-6, atol=0)
+    assert fast_row_norms(x).equal(row_norms(x))
+
+
+def test_fast_norms_that_leave_the_range_of_float32_are_infinite_or_zero():
+    assert fast_row_norms(torch.full((1, 256), 1e30)).item() == math.inf
+    assert fast_row_norms(torch.full((1, 256), 1e-30)).item() == 0

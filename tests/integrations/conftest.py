@@ -1,9 +1,8 @@
-"""Fixtures of other tests, and what loggers leave to the garbage collector, which may find it in any test."""
+"""A fixture of other tests, and what loggers leave to the garbage collector, which may find it in any test."""
 
 from tests.browser.conftest import browser
-from tests.sweep.conftest import hub, options, text
 
-__all__ = ["browser", "hub", "options", "text"]
+__all__ = ["browser"]
 
 
 def pytest_configure(config):

@@ -33,15 +33,17 @@ from embedgeo.functional import (
     variance_split,
     within_variance,
 )
+from embedgeo.functional.moments import variance_values
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import select_rows
 from embedgeo.functional.sampling import row_keys
 from embedgeo.functional.similarity import row_directions, sequence_distances, sequence_similarity, type_distances
 from embedgeo.glossary import term
-from tests.data import KINDS, assert_values, floats, gaussian, metrics, texts, token_rows, updated
+from tests.data import KINDS, LISTED, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.strategies import calls, scales, seeds, splits
 
 KIND = pytest.mark.parametrize("kind", KINDS)
+LISTED_KIND = pytest.mark.parametrize("kind", LISTED)
 
 DIM, N = 4, 120
 
@@ -87,6 +89,16 @@ def token_moments(rows):
     return moments(rows) | variance_split(types) | type_regressions(type_values(in_range))
 
 
+def in_a_count_range(rows):
+    types = types_of(rows).without_rounding()
+    counted = types.select((types.n >= 2) & (types.n <= 9))
+    regressed = types.select((types.n >= 2) & (types.n <= 1000))
+    values = variance_values(*counted.pooled())
+    within = within_variance(counted, torch.tensor(rows.num_sequences))
+    split = variance_split(counted) | unbiased_split(values["n"], values["V"], within)
+    return values | split | type_regressions(type_values(regressed))
+
+
 def sampled(rows):
     """Two batches of the rows with the smallest keys."""
     return rows.embeddings[row_keys(0, len(rows.embeddings), seed=0).argsort()[:40]].split(20)
@@ -121,6 +133,7 @@ def similarities(rows):
 FUNCTIONS = {
     "EmbeddingMoments": moments,
     "TokenMoments": token_moments,
+    "TokenMoments in a count range": in_a_count_range,
     "Anisotropy": lambda rows: spectrum_values(row_scatter(rows.embeddings)),
     "Anisotropy with all parts": lambda rows: spectrum_values(row_scatter(rows.embeddings, small=True), full=True),
     "Anisotropy with a sketch": lambda rows: sketch_values(row_sketch(rows.embeddings, 16)),
@@ -133,9 +146,11 @@ FUNCTIONS = {
 }
 """Values of the rows of one update by `embedgeo.functional`."""
 
+assert FUNCTIONS.keys() == {*LISTED}
+
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", FUNCTIONS)
+@LISTED_KIND
 def test_values_are_those_of_the_functions(kind, dtype):
     x, ids, sequences = texts(200, DIM, mean=3.0)
     metric = metrics(DIM)[kind]
@@ -404,6 +419,8 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
     assert values.get("n", seen) == (seen if kind != "TokenMoments in a count range" or updates == 3 else 0)
     finite = {key for key, value in values.items() if math.isfinite(value)}
     if seen == 0:
+        assert [values[key] for key in finite] == [0] * len(finite)
+    if seen == 0 and kind in LISTED:
         assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
     if seen == 1 and kind == "EmbeddingMoments":
         assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
@@ -424,7 +441,7 @@ ONE_ROW = {
 }
 
 
-@KIND
+@LISTED_KIND
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
     x = gaussian(1, DIM, seed=4).to(dtype)
@@ -479,7 +496,7 @@ UNITS = {"norm_mean", "norm_max", *LARGEST}
 
 
 def all_values(x, ids):
-    return {key: value for kind in KINDS for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()}
+    return {key: value for kind in LISTED for key, value in updated(metrics(DIM)[kind], x, ids).compute().items()}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
-from embedgeo.functional.rows import Batch, RowIds, Rows, row_ids, select_rows
+from embedgeo.functional.rows import BatchIds, RowIds, Rows, row_ids, select_rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import floats, gaussian, texts
@@ -90,6 +90,7 @@ def test_standard_errors_are_those_of_one_process(ranks, name):
             assert rank[name][key] == pytest.approx(pair, rel=1e-9, abs=1e-12, nan_ok=True), key
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_one_process_in_a_process_group(ranks):
     one = in_process_group()
     for _, rank in ranks:
@@ -184,7 +185,7 @@ def test_a_row_alone_that_lies_apart_in_memory_is_a_row(is_kept):
 
 
 def test_prepared_rows_of_another_width_or_with_ids_beside_them_are_refused():
-    prepared = Rows.of(gaussian(4, 6), RowIds.of(Batch(None, None)))
+    prepared = Rows.of(gaussian(4, 6), RowIds.of(BatchIds(None, None)))
     with pytest.raises(ValueError, match=r"must have shape \(\.\.\., 5\); got \(4, 6\)"):
         TokenMoments(5).update(prepared)
     with pytest.raises(ValueError, match="Pass the rows alone"):

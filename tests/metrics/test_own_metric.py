@@ -1,7 +1,10 @@
 """A metric written in one file outside the package arrives wherever those of the package do."""
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -68,7 +71,9 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
     for key in KEYS:
         assert term(key).meaning in text
         assert term(key).unit in text
-        assert list(page.glob(f"figures/*{key.replace('_', '-')}*")) or list(page.rglob(f"*{key}*"))
+        assert f"{term(key).name} <code>{key}</code>" in text
+        figures = {path.stem for path in (page / "figures").glob(f"{key}-*.png")}
+        assert figures == {f"{key}-{kind}" for kind in ("dynamics", "profile", "heatmap")}
     table = pd.read_csv(page / "metrics.csv")
     n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
     found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["random"].unstack("metric")
@@ -108,6 +113,41 @@ assert not any(name.startswith("tests") for name in sys.modules)"""
     subprocess.run([sys.executable, "-c", code, str(folder), str(folder / "elsewhere")], check=True)
     text = (folder / "elsewhere" / "index.html").read_text()
     assert all(term(key).name in text and term(key).meaning in text for key in KEYS)
+
+
+ROWS = """## Positive entries
+
+| key | formula | unit | estimator, bias | moved by | Gaussian |
+|---|---|---|---|---|---|
+| `positive_share` | share of entries > 0 | | unbiased | an offset | 0.5 |
+| `positive_share_spread` | std over coordinates of the share of entries > 0 | | plug-in | an offset | ≈ √(1 / 4n) |
+
+"""
+
+
+@pytest.mark.slow
+def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tmp_path):
+    root = Path(__file__).parents[2]
+    for folder in ("src", "tests", "docs"):
+        shutil.copytree(root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    shutil.copy(root / "tests" / "metrics" / "own_metric.py", tmp_path / "src" / "embedgeo" / "metrics" / "positive.py")
+    page = tmp_path / "docs" / "definitions.md"
+    before, heading, after = page.read_text().partition("## Other definitions")
+    page.write_text(before + ROWS + heading + after)
+    asked = [
+        "docs/test_definitions.py",
+        "results/test_events.py",
+        "metrics/test_every_metric.py",
+        "metrics/test_ranks.py",
+    ]
+    chosen = ["-k", "test_definitions or test_events or PositiveShare"]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", *chosen, *(f"tests/{file}" for file in asked)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"},
+        check=True,
+    )
 
 
 def test_terms_travel_as_text_and_what_is_known_stays():

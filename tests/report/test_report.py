@@ -541,9 +541,9 @@ def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, pa
         assert f"<title>[{len(page.all('img'))},true]</title>" in done.stdout
 
 
-def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "IN_FULL", 1)
-    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "mean_cosine", "Q"))
+def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path) -> None:
+    others = [f"own_{i}" for i in range(40)]
+    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "mean_cosine", "Q", *others))
     panels = plan.page_plan(read_runs([folder]), Drawn(), None)
     drawn = {figure for _, draw in panels for _, figures in draw().groups for figure in figures}
     assert {"mean_cosine-dynamics", "mean_cosine-profile", "mean_cosine-heatmap", "Q-dynamics"} <= drawn

@@ -15,6 +15,7 @@ from embedgeo.results.records import Record
 assert embedgeo.metrics, "it fills the glossary"
 OWN_TERMS = {metric: each for metric, each in known_terms().items() if metric in OWN.terms}
 
+# the metrics of a group follow from their terms: these stand in this order, with others between them
 GROUPS = {
     "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine"],
     "size and variance": [
@@ -53,7 +54,10 @@ def test_the_custom_scalars_page_has_these_groups_and_charts_in_this_order() -> 
     assert list(layout) == [f"run: {group}" for group in GROUPS]
     for group, metrics in GROUPS.items():
         charts = layout[f"run: {group}"].values()
-        assert list(charts) == [["Multiline", [rf"^run\.{metric}\/"]] for metric in metrics], group
+        drawn = [tags.removeprefix(r"^run\.").removesuffix(r"\/") for _, (tags,) in charts]
+        assert [metric for metric in drawn if metric in metrics] == metrics
+        assert {term(metric).group for metric in drawn} == {group}
+        assert list(charts) == [["Multiline", [rf"^run\.{metric}\/"]] for metric in drawn]
 
 
 def test_the_headline_metrics_are_those_at_a_glance() -> None:

@@ -8,8 +8,6 @@ from embedgeo.results.folder import SweepFolder
 from tests.sweep.hub_server import Hub
 from tests.sweep.tiny import TEXT
 
-REPOSITORY = "lab/tiny"
-
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):

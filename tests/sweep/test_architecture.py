@@ -10,9 +10,8 @@ import torch
 from embedgeo.drawing import style
 from embedgeo.report import figures
 from embedgeo.report.runs import read_runs
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, local_run, model, write_files
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, model, write_files
 
 
 def expected(out, name):

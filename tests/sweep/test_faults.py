@@ -24,9 +24,8 @@ from embedgeo.checkpoints import hub as hub_source
 from embedgeo.cli import main
 from embedgeo.sweep.measure import TokenLoss
 from tests.files import Payload
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import bin_file, checkpoint_files, model, write_files
+from tests.sweep.tiny import REPOSITORY, bin_file, checkpoint_files, model, write_files
 
 WEIGHTS = "model.safetensors"
 

@@ -15,9 +15,9 @@ from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from embedgeo.text import read_documents
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
+    REPOSITORY,
     bin_file,
     checkpoint_files,
     local_run,

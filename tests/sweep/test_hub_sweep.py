@@ -21,9 +21,8 @@ from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.sweep import check
 from embedgeo.text import read_documents
 from tests import references
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, model, tokenize_sequences, tokenizer_files, write_files
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, model, tokenize_sequences, tokenizer_files, write_files
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep.processes import muted_libraries
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, local_run, write_files
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, write_files
 
 
 @pytest.fixture

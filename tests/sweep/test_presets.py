@@ -12,7 +12,7 @@ import yaml
 
 from embedgeo.cli import ABOUT, COMMANDS, main
 from embedgeo.options import make_parser
-from embedgeo.results.records import groups_of, parse_groups
+from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
 

@@ -17,8 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import load_sample
-from tests.sweep.conftest import REPOSITORY
-from tests.sweep.tiny import checkpoint_files, local_run
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "projections", "spectra")

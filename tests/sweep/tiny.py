@@ -19,6 +19,7 @@ from transformers import (
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.text.tokenizing import tokenize_joined
 
+REPOSITORY = "lab/tiny"
 TEXT = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.",
     "A checkpoint is what is left of a training run: its weights, and the step at which they were written.",

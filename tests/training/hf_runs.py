@@ -12,6 +12,15 @@ def rows(number=24, padding=None, seed=0):
     return [{**{key: v[i] for key, v in batch.items()}, "labels": batch["input_ids"][i]} for i in range(number)]
 
 
+class StopsAfterIt(hf.Trainer):
+    """Fails after a step, where no callback is told."""
+
+    def _get_learning_rate(self):
+        if self.state.global_step == 2:
+            raise ZeroDivisionError("in the user's code")
+        return super()._get_learning_rate()
+
+
 def hf_trainer(folder, *callbacks, kind=hf.Trainer, eval_dataset=None, **options):
     hf.set_seed(0)
     defaults = {"max_steps": 7, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": "none"}

@@ -1,5 +1,9 @@
 """GeometryCallback in a real transformers.Trainer."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
@@ -10,7 +14,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.hf_runs import hf_trainer, logged, rows
+from tests.training.hf_runs import StopsAfterIt, hf_trainer, logged, rows
 from tests.training.runs import Breaks, moments, n_at, steps, value
 
 BATCH = 2 * 12
@@ -108,13 +112,6 @@ class StopsInTheStep(hf.Trainer):
         return loss
 
 
-class StopsAfterIt(hf.Trainer):
-    def _get_learning_rate(self):
-        if self.state.global_step == 2:
-            raise ZeroDivisionError("in the user's code")
-        return super()._get_learning_rate()
-
-
 @pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
 def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(tmp_path, kind):
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
@@ -200,19 +197,37 @@ def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, cap
     assert list(logged(trainer, "geometry.V/mean")) == [0, 3, 6, 7]
 
 
-def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(
-    tmp_path, monkeypatch
-):
-    at_exit = []
-    monkeypatch.setattr("atexit.register", at_exit.append)
-    callback = GeometryCallback(3, metrics=moments)
-    trainer = hf_trainer(tmp_path, callback, kind=StopsAfterIt)
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    (write,) = at_exit
-    write()
-    written, history = pd.read_parquet(tmp_path / "history.parquet"), pd.DataFrame(callback.history)
-    pd.testing.assert_frame_equal(written, history[written.columns], check_exact=True)
+EXIT = """
+import sys
+from itertools import count
+from pathlib import Path
+import pandas as pd
+import torch
+from embedgeo.results import parquet
+from embedgeo.training.transformers import GeometryCallback
+from tests.training.hf_runs import StopsAfterIt, hf_trainer
+from tests.training.runs import moments
+
+torch.set_num_threads(1)
+parquet.monotonic = count().__next__  # writing takes 1 s of a few: too long to do it after each step
+folder = Path(sys.argv[1])
+callback = GeometryCallback(1, metrics=moments)
+trainer = hf_trainer(folder, callback, kind=StopsAfterIt)
+try:
+    trainer.train()
+finally:
+    pd.DataFrame(callback.history).to_pickle(folder / "held.pickle")
+"""
+
+
+@pytest.mark.slow
+def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(tmp_path):
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=root, capture_output=True, text=True, check=False)
+    assert "ZeroDivisionError: in the user's code" in done.stderr
+    written, held = pd.read_parquet(tmp_path / "history.parquet"), pd.read_pickle(tmp_path / "held.pickle")
+    assert [*held["step"].unique()] == [0, 1]
+    pd.testing.assert_frame_equal(written, held[written.columns], check_exact=True)
 
 
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):

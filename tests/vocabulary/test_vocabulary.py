@@ -19,11 +19,8 @@ from embedgeo.vocabulary import VocabularySettings, vocabulary
 from embedgeo.vocabulary.command import ranges
 from tests.data import floats
 from tests.models import t5
-from tests.sweep.conftest import (
-    REPOSITORY,
-    hub,  # noqa: F401 - a fixture
-)
-from tests.sweep.tiny import SIZES, saved_files, tokenizer_files, tokenizer_of, write_files
+from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
+from tests.sweep.tiny import REPOSITORY, SIZES, saved_files, tokenizer_files, tokenizer_of, write_files
 
 ROWS, KNOWN = 320, 300
 NEVER_USED = [*range(KNOWN, ROWS)]

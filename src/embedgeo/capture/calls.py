@@ -164,7 +164,8 @@ eager_mode = _EagerMode()  # of this process
 @contextmanager
 def kept_random_states() -> Iterator[None]:
     """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use, GPUs) on exit."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # reading their states initialises it
     try:
         with torch.random.fork_rng(gpus, device_type="cuda"):

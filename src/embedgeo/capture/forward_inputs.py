@@ -67,7 +67,7 @@ class LayerRows(NamedTuple):
         return tensor if tensor.shape == self.shape or is_flat else None
 
     def require_fit(self, tensor: Tensor, name: str, *, is_batch_first: bool = False) -> Tensor:
-        """As `fit`, but a ValueError that names the tensor instead of None."""
+        """The tensor that `fit` gives; raises ValueError, which names it, instead of None."""
         fitted = self.fit(tensor, is_batch_first=is_batch_first)
         if fitted is None:
             raise ValueError(

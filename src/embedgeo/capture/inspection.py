@@ -17,7 +17,8 @@ from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
-_BATCH, _POSITIONS = 2, 8
+_BATCH = 2
+_POSITIONS = 8
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 

@@ -197,7 +197,8 @@ def _glob(
     taken = {layer.name for layer in standard}
     names = structure.module_names(model)
     if part is not None:
-        names, numbered = _numbered_in_model(names, model, part), []
+        names = _numbered_in_model(names, model, part)
+        numbered = []
     others = [Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken]
     matching = _matching(pattern, standard + others) or _matching(pattern, numbered)
     if not matching and part is None:

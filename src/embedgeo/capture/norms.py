@@ -82,7 +82,8 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
     with torch.autocast(device.type, enabled=False):
         inputs = (large * row, -large * row, 2 * large * row, large * row + large)
         up, down, larger, moved = (_on_cpu(module.forward(each)) for each in inputs)
-    scale, shift = (up - down) / (2 * _on_cpu(row)), (up + down) / 2
+    scale = (up - down) / (2 * _on_cpu(row))
+    shift = (up + down) / 2
     eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
@@ -135,21 +136,6 @@ class Norms:
         self._is_output[layer.name] = norm is not None
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
 
-    def _outside_blocks(self, layer: Layer) -> list[nn.Module]:
-        inside = {inner for block in self._blocks for inner in block.modules()}
-        block = [layer.calls[0].module]
-        return [each for each in self._model.modules() if each not in inside and not contains_any(each, block)]
-
-    @cached_property
-    def _late(self) -> set[nn.Module]:
-        """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
-        finals = [unwrapped(norm) for norm in map(final_norm, find_stacks(self._model)) if norm is not None]
-        return {inner for top in (*finals, *self._blocks) for inner in top.modules()}
-
-    @property
-    def _blocks(self) -> list[nn.Module]:
-        return [block for stack in find_stacks(self._model) for block in stack.blocks]
-
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
         blocks = set(self._blocks)
@@ -167,6 +153,21 @@ class Norms:
         has_norms = any(own and as_norm(inner, len(own[0])) is not None for inner, own in inside.items())
         return "pre-ln" if has_norms else ""
 
+    def _outside_blocks(self, layer: Layer) -> list[nn.Module]:
+        inside = {inner for block in self._blocks for inner in block.modules()}
+        block = [layer.calls[0].module]
+        return [each for each in self._model.modules() if each not in inside and not contains_any(each, block)]
+
+    @cached_property
+    def _late(self) -> set[nn.Module]:
+        """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
+        finals = [unwrapped(norm) for norm in map(final_norm, find_stacks(self._model)) if norm is not None]
+        return {inner for top in (*finals, *self._blocks) for inner in top.modules()}
+
+    @property
+    def _blocks(self) -> list[nn.Module]:
+        return [block for stack in find_stacks(self._model) for block in stack.blocks]
+
 
 def _first_rows(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """The first rows that count, shape (m, d), in float64 on the CPU, without those that have a NaN or Inf."""
@@ -180,6 +181,6 @@ def _first_rows(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
-    """In float64, which not all devices have."""
+    """A tensor in float64, which not all devices have."""
     tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().cpu().double()

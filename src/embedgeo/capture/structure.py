@@ -86,7 +86,8 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
 def find_stack(submodel: nn.Module) -> Stack | None:
     """The list of blocks with the most parameters; None if there is none."""
     config = getattr(submodel, "config", None)
-    best, most = None, 0
+    best = None
+    most = 0
     for parent in submodel.modules():
         for stack in parent.children():
             if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
@@ -126,7 +127,8 @@ def final_norm(stack: Stack) -> nn.Module | None:
     """The norm after the last block; None if the model has none."""
     if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's only norm here is applied to relative positions
         return None
-    norms, follows_blocks = [], False
+    norms = []
+    follows_blocks = False
     for name, child in stack.parent.named_children():
         if name == "layernorm_embedding":  # BART's, applied before the blocks though defined after them
             continue
@@ -168,7 +170,8 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
     outside = {module: name for name, module in submodel.named_modules() if module not in in_blocks}
     heads = [module for module in outside if isinstance(module, nn.Linear)]
-    head_weights, head_rows = {id(head.weight) for head in heads}, {head.out_features for head in heads}
+    head_weights = {id(head.weight) for head in heads}
+    head_rows = {head.out_features for head in heads}
     words = {table: _words(table, name) for table, name in outside.items() if isinstance(table, nn.Embedding)}
     tied = [table for table in words if id(table.weight) in head_weights]
     tables = [table for table in words if table in tied or not any(map(_NO_TOKENS.fullmatch, words[table]))]

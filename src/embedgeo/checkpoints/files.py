@@ -32,13 +32,13 @@ TOKENIZER_FILES = VOCABULARIES | {"added_tokens.json", "merges.txt", "special_to
 _MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+# classes that hyperparameters may hold besides those that torch loads by itself: these only keep values
 _HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
     argparse.Namespace,
     jsonargparse.Namespace,
     SimpleNamespace,
     *((Path, f"{module}.{name}") for module in ("pathlib", "pathlib._local") for name in _PATHS),
 )
-"""Classes that hyperparameters may hold besides those that torch loads by itself: these only keep values."""
 
 
 class StoredFile(NamedTuple):

@@ -41,12 +41,9 @@ from embedgeo.checkpoints.files import (
 from embedgeo.formatting import reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
-_MOST_LAYERS = 1000
-"""A configuration of more would be expanded into lists as long, before there is a model to compare with the files."""
-_MOST_TENSORS = 200_000
-"""Parameters of a model: each costs memory even without data, and some counts of modules are not called layers."""
-_IN_FILES = {"lm_head.weight": "embed_out.weight"}
-"""Names that files have for tensors of a model: of GPT-NeoX, whose head transformers 5 calls as that of others."""
+_MOST_LAYERS = 1000  # a configuration expands their number into lists before there is a model to compare with the files
+_MOST_TENSORS = 200_000  # each costs memory even without data, and some counts of modules are not called layers
+_IN_FILES = {"lm_head.weight": "embed_out.weight"}  # GPT-NeoX's head, which transformers 5 calls as that of others
 
 DeviceMap = str | Mapping[str, Any]
 """``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read when it is needed."""
@@ -365,7 +362,7 @@ def _matrix_names(model: nn.Module, names: Mapping[str, object]) -> list[str] | 
 
     of_table = known_names(table, of_head=False)
     of_head = [] if head is None else known_names(head, of_head=True)
-    found = [next((name for name in either if name in names), "") for either in (of_table, of_head)]
+    found = [next((name for name in known if name in names), "") for known in (of_table, of_head)]
     if head is table and any(found):
         return list(filter(None, found))
     wanted = found if of_head else found[:1]

@@ -31,8 +31,7 @@ _LIKE_STEP = re.compile(
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
-_MOST_BYTES = 200
-"""Of a checkpoint's name: file systems take 255 for a file, whose name also says what it holds, of which step."""
+_MOST_BYTES = 200  # of a checkpoint's name: file systems take 255 for a file's, which adds what it holds, and its step
 
 UNREADABLE = -1
 """The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
@@ -250,7 +249,7 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
 
 
 def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
-    """Of Lightning files without a step in their name, as ``last.ckpt``, unless another file has the step they hold."""
+    """Positions of Lightning files with no step in their name, as ``last.ckpt``, unless another file has their step."""
     steps = {position.step for position in named.values()}
     found: dict[Path, Position] = {}
     for path in paths:

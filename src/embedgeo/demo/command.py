@@ -80,7 +80,7 @@ def run_demo(settings: DemoSettings) -> None:
     records.to_parquet(out / "history.parquet", index=False)
     console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
     with muted_libraries():
-        again = SweepSettings(
+        sweep_settings = SweepSettings(
             model=str(out / "checkpoints"),
             text=str(out / "probe.txt"),
             num_tokens=probe.numel(),
@@ -91,7 +91,7 @@ def run_demo(settings: DemoSettings) -> None:
             out=str(out / "sweep"),
             trainer={"accelerator": "cpu"},
         )
-        sweep(again)
+        sweep(sweep_settings)
     console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
     write_report([out / "sweep"])
     show(console, out, records)
@@ -155,8 +155,8 @@ class LanguageModel(LightningModule):
         warmup = max(1, self.max_steps // 20)
 
         def share(step: int) -> float:
-            rising = min(1.0, (step + 1) / warmup)  # not 0 at step 0: step 1 would repeat its weights
-            return rising * 0.5 * (1 + math.cos(math.pi * step / self.max_steps))
+            warmed_up = min(1.0, (step + 1) / warmup)  # not 0 at step 0: step 1 would repeat its weights
+            return warmed_up * 0.5 * (1 + math.cos(math.pi * step / self.max_steps))
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -199,9 +199,10 @@ def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataF
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
     both = online.merge(offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again"))
-    value, again = both["value"], both["value_again"]
-    difference = (value - again).abs() / value.abs().clip(lower=1e-12)
-    num_same = int(((difference <= 1e-6) | (value.isna() & again.isna())).sum())
+    measured = both["value"]
+    again = both["value_again"]
+    difference = (measured - again).abs() / measured.abs().clip(lower=1e-12)
+    num_same = int(((difference <= 1e-6) | (measured.isna() & again.isna())).sum())
     largest = f"the largest relative difference is {difference.max():.1g}"
     if num_same == len(both):
         return f"The sweep gives the monitor's {num_same:,} numbers again: {largest}."

@@ -20,15 +20,12 @@ from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 
-_MOST_PARAMETERS = 100_000_000
-"""A larger model is not given memory for its weights, if it can be made without."""
-
+_MOST_PARAMETERS = 100_000_000  # a larger model is given no memory for its weights if it can be made without
 _METRICS_RULE = (
     "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be imported"
 )
 _DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
-_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
-"""Arguments of a monitor that a file gives by the names of functions."""
+_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")  # which a file gives by their names
 
 
 def run_doctor(settings: DoctorSettings) -> None:

@@ -5,12 +5,12 @@ mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and for
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
+from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
 from embedgeo.functional.moments import Reduction, merged, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, state_device
 
@@ -55,7 +55,7 @@ class CoordinateMoments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Any = None) -> "CoordinateMoments":
+    def all_reduce(self, group: Group = None) -> "CoordinateMoments":
         """The moments of the rows of all ranks."""
         return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
 
@@ -96,12 +96,12 @@ def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMome
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
         first = rows.new_ones(len(rows), dtype=torch.bool) if is_first is None else is_first[chunk]
-        groups = [_of_rows(rows[first]), _of_rows(rows[~first])]
+        groups = [_group_moments(rows[first]), _group_moments(rows[~first])]
         found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
     return found
 
 
-def _of_rows(rows: Tensor) -> CoordinateMoments:
+def _group_moments(rows: Tensor) -> CoordinateMoments:
     """The moments of rows in the accumulator's dtype, without the leading axis; they may be none."""
     n, dim = rows.shape
     device = state_device(rows.device)
@@ -121,10 +121,9 @@ def _of_rows(rows: Tensor) -> CoordinateMoments:
     over = [largest > times * median for times in _TIMES]
     massive = torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
     norm = torch.linalg.vector_norm(rows, dim=1)
-    sums = (
-        *(near, residual, squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)),
-        *(magnitude.amax(0), massive, torch.where(norm > 0, 1 / norm, 0) @ rows),
-    )
+    direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
+    powers = squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)
+    sums = (near, residual, *powers, magnitude.amax(0), massive, direction_sum)
     near, residual, *others = (each.to(device).double() for each in sums)
     return CoordinateMoments(near.new_full((), n), near + residual, *others)
 
@@ -195,11 +194,11 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
     """
     groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
     values: dict[str, dict[str, Tensor]] = {}
-    for suffix, of in groups.items():
-        fractions = ratio(of.massive, of.n)
+    for suffix, group in groups.items():
+        fractions = ratio(group.massive, group.n)
         values[suffix] = {
-            "kurtosis": excess_kurtosis(of).nanmean(),
-            "max_abs": torch.where(of.n > 0, of.max_abs.max(), torch.nan),
+            "kurtosis": excess_kurtosis(group).nanmean(),
+            "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
             "massive_fraction": fractions[0],
             "massive_fraction_100x": fractions[1],
             "massive_fraction_1000x": fractions[2],

@@ -24,6 +24,12 @@ from embedgeo.functional.neighbors import (
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless told."""
 
+SCALES = (1, 2, 4, 8, 16, 32, 64)
+"""The ranks n1 of neighbours, unless told."""
+
+_ITERATIONS = 12  # of Newton's method, which starts within a factor of 2 and squares the relative error
+_EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
+
 
 class GlobalEstimator(Protocol):
     """A scikit-dimension global estimator, such as ``skdim.id.lPCA()``."""
@@ -130,13 +136,6 @@ def estimated_dimension(
     return DimensionEstimate(dimension, len(points))
 
 
-SCALES = (1, 2, 4, 8, 16, 32, 64)
-"""The ranks n1 of neighbours, unless told."""
-
-_ITERATIONS = 12  # of Newton's method, which starts within a factor of 2 and squares the relative error
-_EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
-
-
 class ScaleEstimates(NamedTuple):
     """Intrinsic dimension at each scale; NaN where it is undefined."""
 
@@ -161,9 +160,8 @@ def gride_dimensions(
     times the distance from it to their 95th percentile, which are those of near copies. Both as in DADApy. (In one
     dimension 0.3 % of the ratios at scale 1 lie beyond, and the estimate is 1.6 % high; in two it is 0.2 %.)
 
-    The standard error takes ratios of different rows as independent, but rows share neighbours. Simulated with Gaussian
-    rows of 2 to 32 dimensions and spheres of 5 and 12, 200 samples of 1,000 rows each and 50 of 4,096, estimates vary
-    by 0.75 to 1.4 of it up to scale 16 (1.5 in two dimensions), and by up to 1.9 at 64.
+    The standard error takes ratios of different rows as independent, but rows share neighbours: simulated estimates
+    vary by 0.75 to 1.4 of it up to scale 16, and by up to 1.9 at 64.
 
     Args:
         x: shape (n, d), any floating dtype, finite.

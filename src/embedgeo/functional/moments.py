@@ -5,12 +5,12 @@ All sums of squares are of differences from a mean, so that no two large numbers
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import all_reduce_max, all_reduce_sum
+from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
 from embedgeo.functional.precision import accumulator_dtype
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -124,7 +124,7 @@ class Moments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Any = None) -> "Moments":
+    def all_reduce(self, group: Group = None) -> "Moments":
         """The moments of the rows of all ranks."""
         return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
 

@@ -38,7 +38,7 @@ def two_nearest_distances(x: Tensor) -> Tensor:
     Rows that have too many, or whose distances are too small for float32, are left to `nearest_distances`. Exact
     duplicates have distance 0. No setting of the process is changed, and none matters.
 
-    Beside products in float32, or in float64: lines "nearest two" of ``benchmarks/estimators.py``.
+    Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -386,7 +386,7 @@ def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
 
 
 def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """As `distinct_rows`, for rows of which no two are equal; all in order if no two are near.
+    """The `distinct_rows` of rows of which no two are equal; all in order if no two are near.
 
     Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
     compared with those after it, as long as there are any within reach whose other projections are near, too.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
-from embedgeo.functional.rows import Batch, RowIds, Rows
+from embedgeo.functional.rows import BatchIds, RowIds, Rows
 from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
 
 
@@ -21,11 +21,11 @@ def labelled_by_next(rows: Rows) -> Rows | None:
     if ids.token_ids is None or batch.token_ids is None:
         return None
     if ids.sequence_ids is None or batch.sequence_ids is None:
-        return Rows(rows.embeddings[:0], RowIds.of(Batch(ids.token_ids[:0], None)))
+        return Rows(rows.embeddings[:0], RowIds.of(BatchIds(ids.token_ids[:0], None)))
     following = _next_places(batch.sequence_ids, batch.kept)
     following = following if ids.kept is None else following[ids.kept]
     places = (following >= 0).nonzero().flatten()
-    labels = Batch(batch.token_ids[following[places]], ids.sequence_ids[places])
+    labels = BatchIds(batch.token_ids[following[places]], ids.sequence_ids[places])
     return Rows(rows.embeddings.index_select(0, places), RowIds.of(labels))
 
 

@@ -24,7 +24,7 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
 
 
 def state_device(device: torch.device) -> torch.device:
-    """Where states over all batches are held, in float64: ``device``, or the CPU where that has no float64."""
+    """Place of states over all batches, held in float64: ``device``, or the CPU where that has no float64."""
     return device if has_float64(device) else torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""From hidden states of any shape and dtype, with a mask, to the rows that count: tokens, sequences or words."""
+"""The rows that count, tokens, sequences or words, of hidden states of any shape and dtype, with a mask."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
 _BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of random number generators
 
 
-class Batch(NamedTuple):
+class BatchIds(NamedTuple):
     """Ids of all rows of a batch, also of those that do not count."""
 
     token_ids: Tensor | None  # shape (N,), int64; None: there are none
@@ -31,10 +31,10 @@ class RowIds:
     token_ids: Tensor | None  # shape (n,), int64; None: there are none
     sequence_ids: Tensor | None  # shape (n,), int64; None: each row is a sequence of its own
     kept: Tensor | None  # the rows' places in the batch, shape (n,), int64; None: all rows count
-    batch: Batch  # the ids of all rows of the batch
+    batch: BatchIds  # the ids of all rows of the batch
 
     @classmethod
-    def of(cls, batch: Batch) -> "RowIds":
+    def of(cls, batch: BatchIds) -> "RowIds":
         """The ids of the rows that the mask keeps."""
         token_ids, sequence_ids, kept = batch
         if kept is not None:
@@ -67,8 +67,8 @@ class RowIds:
         return torch.empty_like(begins).index_copy_(0, order, begins)
 
     @property
-    def num_numbers(self) -> int:
-        """The largest number of a sequence of the batch, plus one; 0 where there are none."""
+    def next_sequence_id(self) -> int:
+        """The largest id of a sequence of the batch, plus one; 0 where there are none."""
         ids = self.batch.sequence_ids
         return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
@@ -95,7 +95,7 @@ def row_ids(
         if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
         kept = mask.bool().reshape(-1).to(embeddings.device).nonzero().flatten()
-    return RowIds.of(Batch(ids, sequences, kept))
+    return RowIds.of(BatchIds(ids, sequences, kept))
 
 
 def _integers(name: str, ids: Tensor, embeddings: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class Rows:
 
     def relabelled(self, sequence_ids: Tensor) -> "Rows":
         """These rows with other sequence ids, which those with a NaN or Inf have, too."""
-        ids = RowIds.of(Batch(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
+        ids = RowIds.of(BatchIds(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
         return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
 
 
@@ -335,7 +335,7 @@ def find_words(
         order = word.argsort(stable=True)
         ids, lengths = of_tokens.reshape(-1).to(device, torch.int64)[place[order]], word.bincount()
         type_of_word = (spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths])[kept]
-    ids_of_words = RowIds.of(Batch(type_of_word, sequence_of_word[kept]))
+    ids_of_words = RowIds.of(BatchIds(type_of_word, sequence_of_word[kept]))
     return Words(place[counts], row, num_tokens[kept], ids_of_words)
 
 

@@ -5,13 +5,13 @@ neither batches nor ranks matter, and of streams of one length, such as those of
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from embedgeo.functional.distributed import all_gather_cat, all_reduce_max, all_reduce_sum, current_rank
+from embedgeo.functional.distributed import Group, all_gather_cat, all_reduce_max, all_reduce_sum, current_rank
 
 _STREAM_BITS = 40
 
@@ -80,7 +80,7 @@ class Sample(NamedTuple):
         rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
         return Sample(rows, keys, labels, positions, self.seen, *self[5:])
 
-    def all_reduce(self, group: Any = None) -> "Sample":
+    def all_reduce(self, group: Group = None) -> "Sample":
         """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
         keys, labels, positions = (all_gather_cat(each, group) for each in self[1:4])
         lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)

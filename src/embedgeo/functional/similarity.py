@@ -4,12 +4,12 @@ Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that diff
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.moments import Reduction, merge_parts, merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.tokens import TokenTable, token_table
@@ -36,7 +36,7 @@ class SequenceSimilarity(NamedTuple):
         """The state of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Any = None) -> "SequenceSimilarity":
+    def all_reduce(self, group: Group = None) -> "SequenceSimilarity":
         """The state of the rows of all ranks."""
         return self.reduce(partial(all_reduce_sum, group=group))
 

@@ -6,12 +6,12 @@ Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
 
@@ -59,7 +59,7 @@ class Scatter(NamedTuple):
             return max(self, other, key=lambda each: len(each.scatter))
         return Scatter(*merge_parts((self, other)))
 
-    def all_reduce(self, group: Any = None) -> "Scatter":
+    def all_reduce(self, group: Group = None) -> "Scatter":
         """The scatter of the rows of all ranks about their common mean."""
         return Scatter(*merge_parts((self,), partial(all_reduce_sum, group=group)))
 
@@ -347,7 +347,7 @@ class AnisotropyBatches(NamedTuple):
         """The batches of both; rows pending in ``other`` follow those pending here."""
         return AnisotropyBatches(*merge_parts([self[:3], other[:3]]), self.pending, self.size).extend(other.pending)
 
-    def all_reduce(self, group: Any = None) -> "AnisotropyBatches":
+    def all_reduce(self, group: Group = None) -> "AnisotropyBatches":
         """The batches of all ranks; no batch spans two ranks."""
         moments = merge_parts([self[:3]], partial(all_reduce_sum, group=group))
         return AnisotropyBatches(*moments, self.pending, self.size)
@@ -398,7 +398,7 @@ class ScatterSketch(NamedTuple):
         """The sketch of the rows of both about their common mean."""
         return _merged_sketches((self, other))
 
-    def all_reduce(self, group: Any = None) -> "ScatterSketch":
+    def all_reduce(self, group: Group = None) -> "ScatterSketch":
         """The sketch of the rows of all ranks about their common mean."""
         return _merged_sketches((self,), partial(all_reduce_sum, group=group))
 
@@ -482,7 +482,8 @@ def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
     probes = omega[:, half:]
     factor = _nystrom(z[:, :half], omega[:, :half])
     eigenvalues, axes = torch.linalg.eigh(factor.T @ factor)
-    top, second = eigenvalues[-1], eigenvalues[:-1].sum() * 0 if len(eigenvalues) < 2 else eigenvalues[-2]
+    top = eigenvalues[-1]
+    second = eigenvalues[-2] if len(eigenvalues) > 1 else torch.zeros_like(top)
     u = factor @ axes[:, -1] / top.sqrt()  # of norm 1, near the first axis of S
     seen = factor @ (factor.T @ probes)
     missed = z[:, half:] - seen  # of a remainder E of S that is positive semi-definite
@@ -509,8 +510,8 @@ def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
     squares = z[:, half:].square().sum(0) - seen.square().sum(0)
     frobenius = eigenvalues.square().sum() + squares.mean()
     spread = _student(freedom) * squares.std() / math.sqrt(num_probes)
-    ratios = [value, error, ratio(torch.ones_like(value), frobenius), spread / frobenius.square()]
-    return [torch.where(ratios[i] > _ROUNDING * ratios[i - 1], ratios[i], 0) if i % 2 else ratios[i] for i in range(4)]
+    pairs = (value, error), (ratio(torch.ones_like(value), frobenius), spread / frobenius.square())
+    return [each for found, e in pairs for each in (found, torch.where(e > _ROUNDING * found, e, 0))]
 
 
 def _nystrom(z: Tensor, omega: Tensor) -> Tensor:

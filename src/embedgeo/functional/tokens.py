@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import all_gather_cat, all_reduce_sum
+from embedgeo.functional.distributed import Group, all_gather_cat, all_reduce_sum
 from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,
@@ -75,7 +75,7 @@ class TokenTable(NamedTuple):
             state.index_add_(0, place, more)
         return whole
 
-    def all_reduce(self, group: Any = None) -> "TokenTable":
+    def all_reduce(self, group: Group = None) -> "TokenTable":
         """The table of the rows of all ranks, with every token type that any of them has."""
         types = all_gather_cat(self.token_ids, group).unique()
         here, summed = self.reindex(types), partial(all_reduce_sum, group=group)
@@ -212,7 +212,7 @@ class SequenceCount(NamedTuple):
         """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def all_reduce(self, group: Any = None) -> "SequenceCount":
+    def all_reduce(self, group: Group = None) -> "SequenceCount":
         """The number of those of the rows of all ranks."""
         return SequenceCount(all_reduce_sum(self.num_sequences, group))
 
@@ -233,7 +233,7 @@ class WithinMoments(NamedTuple):
         """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def all_reduce(self, group: Any = None) -> "WithinMoments":
+    def all_reduce(self, group: Group = None) -> "WithinMoments":
         """The moments of the batches of all ranks."""
         return WithinMoments(*all_reduce_sum(torch.stack(self), group))
 

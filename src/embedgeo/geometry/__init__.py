@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from html import escape
 from math import nan
 from pathlib import Path
@@ -59,7 +58,7 @@ class Geometry:
         sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
-        join_stages: given the number of layers and a function that returns their records, the records of all stages.
+        join_stages: given the number of layers and their records, the records of all stages.
         drift: compares the rows with those of other layers, and with those that it was given before.
 
     Attributes:
@@ -96,7 +95,7 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: dist.ProcessGroup | None = None,
-        join_stages: Callable[[int, Callable[[], list[Record]]], list[Record]] | None = None,
+        join_stages: Callable[[int, Future[list[Record]]], list[Record]] | None = None,
         drift: Drift | None = None,
     ) -> None:
         require_row_unit(rows)
@@ -156,8 +155,8 @@ class Geometry:
 
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
         """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline."""
-        result = own_records.result if self._group is None else partial(self._agreed_on_ranks, own_records)
-        return result() if self._join_stages is None else self._join_stages(len(self.layers), result)
+        records = own_records if self._group is None else self._agreed_on_ranks(own_records)
+        return records.result() if self._join_stages is None else self._join_stages(len(self.layers), records)
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``."""
@@ -314,7 +313,8 @@ class Geometry:
 
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
-        known = [(m.dim, m.expected_Q) if (m := self._metrics.get(x.name)) else (0, 0.0) for x in self.layers]
+        reached = [self._metrics.get(layer.name) for layer in self.layers]
+        known = [(0, 0.0) if metrics is None else (metrics.dim, metrics.expected_Q) for metrics in reached]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
             known = all_reduce_max(of_this_rank, self._stage_group).tolist()
@@ -352,13 +352,16 @@ class Geometry:
             records.set_exception(error)
         return records
 
-    def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> list[Record]:
-        failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-        if not all_reduce_max(failed, self._stage_group):
-            names = [f"{record['metric']} at layer {record['layer']!r}" for record in own_records.result()]
-            values = torch.tensor([record["value"] for record in own_records.result()], dtype=torch.float64)
-            defaults.require_same_values(names, values.to(self.device), self._stage_group)
-        return own_records.result()
+    def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> Future[list[Record]]:
+        agreed = Future[list[Record]]()
+        try:
+            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
+            if not all_reduce_max(failed, self._stage_group):
+                _require_same_values(own_records.result(), self.device, self._stage_group)
+            agreed.set_result(own_records.result())
+        except Exception as error:
+            agreed.set_exception(error)
+        return agreed
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
@@ -403,6 +406,22 @@ def _unembedding(model: nn.Module) -> Tensor | None:
     weights = getattr(output_embedding(model), "weight", None)
     is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
     return weights if is_usable else None
+
+
+def _require_same_values(records: list[Record], device: torch.device, process_group: dist.ProcessGroup | None) -> None:
+    """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
+    if not records:
+        return
+    values = torch.tensor([record["value"] for record in records], dtype=torch.float64).to(device)
+    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num(), process_group)
+    differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
+    if bool(differs.any()):
+        first = records[int(differs.nonzero()[0])]
+        raise ValueError(
+            "ranks that run one model in parallel must see the same rows at a layer; "
+            f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a part of it. "
+            "Leave the layer out."
+        )
 
 
 @contextmanager

@@ -36,25 +36,25 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            return _records(layers, [each.metrics.compute() for each in layers])
+            return _records(layers, _values(layers))
     num_workers = min(all_threads, len(layers))
     is_inference = torch.is_inference_mode_enabled()
     free = Semaphore(num_workers)
 
-    def work(layer: MeasuredLayer, in_sync: ExitStack) -> ValuePairs | Exception:
+    def work(layer: MeasuredLayer, in_sync: ExitStack) -> list[ValuePairs | Exception]:
         try:
             with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
-                return layer.metrics.compute()
+                return _values([layer])
         finally:
             free.release()
 
     try:
         with ThreadPoolExecutor(num_workers, "embedgeo", torch.set_num_threads, (num_threads,)) as pool:
-            futures = list[Future[ValuePairs | Exception]]()
+            futures = list[Future[list[ValuePairs | Exception]]]()
             for each in layers:
                 free.acquire()
                 futures.append(pool.submit(work, each, each.metrics.sync()))
-            return _records(layers, [future.result() for future in futures])
+            return _records(layers, [values for future in futures for values in future.result()])
     finally:
         torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
 
@@ -85,7 +85,7 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
             for each in layers:
-                values.append(each.metrics.compute())
+                values += _values([each])
                 for stream in streams:
                     stream.synchronize()  # what is freed then goes to the stream that it was allocated on
                 each.metrics.reset()
@@ -103,6 +103,11 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
 def can_start_threads() -> bool:
     """Tell whether threads can be started, which no interpreter does that is about to exit."""
     return threading.main_thread().is_alive()
+
+
+def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
+    """Values of layers, or the exception of one that fails: the one place where they are computed."""
+    return [each.metrics.compute() for each in layers]
 
 
 def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]) -> list[Record]:

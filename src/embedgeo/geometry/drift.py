@@ -76,6 +76,7 @@ class ComparedRows(GeometryMetric):
         self.comparisons: Mapping[str, tuple[KeptRows, KeptRows]] = {}
 
     def update_states(self, rows: Rows) -> None:
+        """Draw from the rows of a batch."""
         stream = current_rank(self.process_group)
         self.store(self.load(Sample).extend(rows.embeddings, rows.token_ids, rows.finite, seed=0, stream=stream))
 

@@ -145,16 +145,9 @@ def write_checkpoint(
                 f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
                 f"{before['model']}. Give another model, or another folder."
             )
-    columns = {
-        "model": model,
-        "revision": revision,
-        "step": step or 0,
-        "commit": "",
-        "series": model,
-        "weights_sha256": "",
-        "duplicate_of": None,
-    }
-    out.write(name, to_frame(records, **columns), tables, facts, samples)
+    origin = {"model": model, "revision": revision, "step": step or 0, "commit": "", "series": model}
+    frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
+    out.write(name, frame, tables, facts, samples)
     out.rebuild()
     out.write_architecture()
 

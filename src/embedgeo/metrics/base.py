@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics.gaussian import Array, GaussianRows
 
 Values = Mapping[str, Tensor]  # by key, as `compute` or `forward` of a metric returns them
+ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]  # both by key
 Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
@@ -36,15 +38,13 @@ class State(Protocol):
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def all_reduce(self, group: Any = None) -> Self:
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Self:
         """The state of the rows of all ranks of a process group."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 S = TypeVar("S", bound=State)
-
-ValuesAndErrors = tuple[dict[str, Tensor], dict[str, Tensor]]  # both by key
 
 
 class GeometryMetric(Metric):
@@ -83,13 +83,13 @@ class GeometryMetric(Metric):
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
     has_copies: ClassVar[bool] = True
-    """Whether standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+    """True where standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
 
     has_samples: ClassVar[bool] = False
-    """Whether `samples` has anything to save."""
+    """True where `samples` has anything to save."""
 
     needs_unembedding: ClassVar[bool] = False
-    """Whether `set_unembedding` is to be called with the weights of the model's output embedding."""
+    """True where `set_unembedding` is to be called with the weights of the model's output embedding."""
 
     remedy: ClassVar[str] = ""
     """What to do where the states are too large; empty where that is only to measure fewer layers."""

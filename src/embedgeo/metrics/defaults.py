@@ -6,12 +6,9 @@ from math import inf
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.formatting import size
-from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
@@ -24,7 +21,7 @@ from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
 MAX_STATE_BYTES = 2**28
-"""What the metrics of a layer may hold if they are chosen by width, unless it is said otherwise: 268 MB."""
+"""Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB."""
 
 SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
 
@@ -115,7 +112,7 @@ def streaming_metrics(
     extra: Sequence[str] = (),
     max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
-    """Like `default_metrics`, but without a table of token types: memory does not grow with the vocabulary.
+    """The metrics of `default_metrics` without a table of token types: memory does not grow with the vocabulary.
 
     So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
     """
@@ -253,26 +250,25 @@ def metric_factory(
 
 def is_auto(make: MetricFactory) -> bool:
     """Tell metrics that `auto_metrics` makes from others."""
-    return getattr(make, "func", make) is auto_metrics
+    return _function(make).func is auto_metrics
 
 
 def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
     """The maker of the metrics for a model of so many token types, which matters to `auto_metrics`."""
-    function: Any = make
-    return partial(function, num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
+    return partial(_function(make), num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
-    if getattr(make, "func", make) not in (default_metrics, streaming_metrics, auto_metrics):
+    function = _function(make)
+    if function.func not in (default_metrics, streaming_metrics, auto_metrics):
         return
     metrics = make(width)
     if is_auto(make):
-        function: Any = make
-        keywords: dict[str, Any] = getattr(make, "keywords", {})
-        sizes = {name: keywords[name] for name in ("num_token_types", "jackknife") if name in keywords}
+        sizes = {name: value for name, value in function.keywords.items() if name in ("num_token_types", "jackknife")}
         kept = {type(metric) for metric in metrics}
-        missing = [metric for metric in function(width, max_state_bytes=inf) if type(metric) not in kept]
+        every = [metric for metric in function(width, max_state_bytes=inf) if isinstance(metric, GeometryMetric)]
+        missing = [metric for metric in every if type(metric) not in kept]
         if names := {type(metric).__name__: size(_held_bytes(metric, **sizes)) for metric in missing}:
             listing = ", ".join(f"{name} ({held})" for name, held in names.items())
             moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in names else ""
@@ -283,6 +279,11 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     for metric in metrics:
         if isinstance(metric, GeometryMetric) and metric.compromise:
             yield f"{metric.compromise} To have the scatter raise max_state_bytes."
+
+
+def _function(make: MetricFactory) -> partial[list[Metric]]:
+    """The function that makes metrics, with the options that it is given."""
+    return make if isinstance(make, partial) else partial(make)
 
 
 def metric_name(metric: Metric) -> str:
@@ -325,16 +326,3 @@ def require_samples(make: MetricFactory) -> None:
     """Raise ValueError unless some of the metrics made hold what ``save_samples`` saves."""
     if not any(metric.has_samples for metric in make(2) if isinstance(metric, GeometryMetric)):
         raise ValueError("save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is.")
-
-
-def require_same_values(names: Sequence[str], values: Tensor, process_group: dist.ProcessGroup | None = None) -> None:
-    """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
-    if not names:
-        return
-    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num(), process_group)
-    differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
-    if bool(differs.any()):
-        raise ValueError(
-            "ranks that run one model in parallel must see the same rows at a layer; "
-            f"{names[int(differs.nonzero()[0])]} differs between them: each rank has a part of it. Leave the layer out."
-        )

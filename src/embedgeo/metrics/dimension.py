@@ -31,7 +31,7 @@ from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
-
+_NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 # fmt: off
 _TERMS = {
@@ -76,8 +76,8 @@ class IntrinsicDimension(GeometryMetric):
     With ``estimator="gride"`` it returns, for each of the ``scales``, ``intrinsic_dimension_at_{scale}`` from the
     neighbours of rank ``scale`` and twice that, and ``intrinsic_dimension_at_{scale}_error``, its standard error by
     maximum likelihood (of the mean over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it
-    may stand beside TwoNN. Does the number depend on that of the rows? Where the dimension is the same at all scales,
-    not: see `embedgeo.functional.gride_dimensions`.
+    may stand beside TwoNN. A dimension that is the same at all scales does not depend on the number of rows: see
+    `embedgeo.functional.gride_dimensions`.
 
     Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022 (GRIDE).
 
@@ -243,9 +243,6 @@ class IntrinsicDimension(GeometryMetric):
             "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
             "n_points": dimensions.new_tensor(float(num_points)),
         }
-
-
-_NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 
 def _power(n: int) -> int:

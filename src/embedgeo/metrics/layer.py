@@ -75,7 +75,7 @@ class LayerMetrics:
         if ids.sequence_ids is not None and self._num_groups:
             num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
             batch = self._num_batches * num_ranks + current_rank(self._process_group)
-            groups, parts = ids.dealt(batch * ids.num_numbers, self._num_groups)
+            groups, parts = ids.dealt(batch * ids.next_sequence_id, self._num_groups)
             self._num_batches += 1
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             if groups is not None and isinstance(metric, GeometryMetric) and not copies:

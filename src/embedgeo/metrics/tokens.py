@@ -29,6 +29,7 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
+_DRAWS = 16  # of the token types of Gaussian rows
 
 # fmt: off
 _OVER_TYPES = in_group("token types", 510,
@@ -203,7 +204,7 @@ class TokenMoments(GeometryMetric):
         }
 
     def coordinates(self) -> dict[str, Tensor]:
-        """See `EmbeddingMoments.coordinates`.
+        """Each coordinate's statistics: see `EmbeddingMoments.coordinates`.
 
         Raises:
             ValueError: the metric has a ``count_range``, with which it holds no moments of the rows.
@@ -263,15 +264,11 @@ class TokenMoments(GeometryMetric):
         self._regressed = whole._types_in(self.regression_count_range).token_ids
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
-        """The token types that occur lo to hi times."""
         types = self.load(TokenTable).without_rounding()
         if count_range is None:
             return types
         lo, hi = count_range
         return types.select((types.n >= lo) & (types.n <= hi))
-
-
-_DRAWS = 16  # of the token types of Gaussian rows
 
 
 def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:

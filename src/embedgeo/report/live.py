@@ -38,10 +38,7 @@ class LivePictures:
         self._paused_until = 0.0
 
     def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Png]]:
-        """Tags and pictures of a history with one more measurement than at the last call, unless drawing is paused.
-
-        Where they are due, those of all kinds that have not been drawn of this history.
-        """
+        """Tags and pictures, not drawn before, of a history with one more measurement than at the last call."""
         self._num_measurements += 1
         started = monotonic()
         has_grown = self._num_measurements >= _GROWTH * self._measurements_drawn

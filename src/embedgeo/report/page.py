@@ -27,7 +27,7 @@ BUDGET = 4_500_000  # bytes of pictures inside the page; later ones are only lin
 FIRST = "At a glance"  # the section at the top of the page, beside how to read its figures
 ALL_RUNS = "All runs"  # the label of the figures of all runs together
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
-IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
+_IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
@@ -127,7 +127,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         compared = [run for run in runs if run.varies(metric)]
         together = [writer.add(data) for data in _comparisons(compared, metric)] if len(compared) > 1 else []
         groups = [(ALL_RUNS, together)] if together else []
-        in_full = metric in headlines() or len(metrics) <= IN_FULL
+        in_full = metric in headlines() or len(metrics) <= _IN_FULL
         most = None if in_full else 1
         return groups + by_run(lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most))
 

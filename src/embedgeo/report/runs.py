@@ -20,8 +20,9 @@ from embedgeo.glossary import term
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
+from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import SCHEMA, monitored_runs, read_table
-from embedgeo.results.records import MODEL, groups_of
+from embedgeo.results.records import MODEL
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared

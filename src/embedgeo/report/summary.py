@@ -115,7 +115,6 @@ def outlier_steps(run: Run) -> list[int]:
 
 
 def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str) -> list[str]:
-    """The lowest value of each layer where it is below the least."""
     if values is None:
         return []
     low = values[values < least].groupby("layer").min()
@@ -196,7 +195,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
 
 
 def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
-    """For each metric one of its means over blocks, by the columns of the overview."""
+    """A mean over blocks of each metric, by the columns of the overview."""
     cells = {}
     for metric in run.metrics:
         table = run.table(metric)

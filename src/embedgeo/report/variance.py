@@ -95,7 +95,6 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
 
 
 def _shares_by(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The shares by index, a column for each layer or step; nothing where they are 0."""
     shares = table.pivot(index="index", columns=by, values="share")
     return shares.where(shares > 0)
 

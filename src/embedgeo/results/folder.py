@@ -158,7 +158,7 @@ class SweepFolder:
         return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
 
     def failures(self) -> dict[str, str]:
-        """Why checkpoints failed, by name."""
+        """Reasons why checkpoints failed, by name."""
         return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
 
     def runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:

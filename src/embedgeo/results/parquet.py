@@ -111,8 +111,8 @@ def read_records(path: Path) -> pd.DataFrame:
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table beside the records; its folder says of which kind it is."""
-    again = path.parents[1] / "checkpoints" / path.name
-    remedy = f"Removing it and {again} is safe: the next sweep measures {path.stem} again."
+    records_file = path.parents[1] / "checkpoints" / path.name
+    remedy = f"Removing it and {records_file} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name
     if kind != "tokens":
         return read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)

@@ -1,18 +1,14 @@
-"""Records, the flat form of results; groups of models, and losses that lie apart."""
+"""Records, the flat form of results, and outliers among losses."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from math import nan
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
 
-_LEAST_JUMP = 0.5
-"""Nats by which a loss has to lie outside the range of its neighbours to be an outlier."""
+_LEAST_JUMP = 0.5  # nats by which a loss has to lie outside the range of its neighbours to be an outlier
 
 
 class Record(TypedDict):
@@ -43,65 +39,7 @@ def model_record(metric: str, value: float) -> Record:
     >>> model_record("loss", 2.5)
     {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
     """
-    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=nan)
-
-
-def parse_groups(option: Any) -> dict[str, str]:
-    """The group of each model that is named in an option, if any.
-
-    It is a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between them,
-    or a list of these.
-
-    >>> parse_groups(["encoder=a,b", "decoder=c"]) == parse_groups({"encoder": ["a", "b"], "decoder": "c"})
-    True
-    >>> parse_groups("encoder=a,b decoder=c")
-    {'a': 'encoder', 'b': 'encoder', 'c': 'decoder'}
-    """
-    if isinstance(option, Mapping):
-        named = [(group, [models] if isinstance(models, str) else models) for group, models in option.items()]
-    else:
-        parts = option if isinstance(option, list | tuple) else [option] if option else []
-        words = [word for part in parts for word in str(part).split()]
-        named = [(group, models.split(",")) for group, _, models in (word.partition("=") for word in words)]
-    groups: dict[str, str] = {}
-    for group, models in named:
-        are_names = isinstance(models, list | tuple) and models and all(isinstance(m, str) and m for m in models)
-        if not (isinstance(group, str) and group and are_names):
-            raise ValueError(
-                "model_group must be groups with their models, as encoder=a,b decoder=c, or in YAML a mapping from a "
-                f"group to a list of models; got {option!r}."
-            )
-        for model in models:
-            _assign(groups, model, group)
-    return groups
-
-
-def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str]:
-    """The group of each of these models that is in one.
-
-    `parse_groups` has them by the name of a model, by the end of it after the last slash if only one of the models has
-    that, or by a pattern.
-
-    >>> groups_of({"bert": "encoder", "lab/gpt-*": "decoder"}, ["google/bert", "lab/gpt-1", "lab/gpt-2", "lab/t5"])
-    {'google/bert': 'encoder', 'lab/gpt-1': 'decoder', 'lab/gpt-2': 'decoder'}
-    """
-    known = list(dict.fromkeys(models))
-    found: dict[str, str] = {}
-    for name, group in groups.items():
-        matches = [model for model in known if model == name or fnmatchcase(model, name)]
-        if not matches:
-            matches = [model for model in known if Path(model).name == name]
-            if len(matches) != 1:
-                why = f"is that of {', '.join(matches)}" if matches else f"is none of {', '.join(known)}"
-                raise ValueError(f"model_group must name models that are there; {name} {why}.")
-        for model in matches:
-            _assign(found, model, group)
-    return found
-
-
-def _assign(groups: dict[str, str], model: str, group: str) -> None:
-    if groups.setdefault(model, group) != group:
-        raise ValueError(f"a model must be in one model_group; {model} is in {groups[model]} and in {group}.")
+    return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=math.nan)
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:

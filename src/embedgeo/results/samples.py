@@ -130,8 +130,8 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
         if name is None and len(names) > 1:
             raise ValueError(f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}.")
         if name not in names and not (name is None and names):
-            there = f"has those of {', '.join(names)}" if names else "has none: sweep with --save-samples true"
-            raise FileNotFoundError(f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {there}.")
+            saved = f"has those of {', '.join(names)}" if names else "has none: sweep with --save-samples true"
+            raise FileNotFoundError(f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {saved}.")
         file = sample_file(file, name or names[0])
     elif not file.exists():
         raise FileNotFoundError(f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there.")

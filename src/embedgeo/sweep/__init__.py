@@ -1,4 +1,4 @@
-"""Geometry over the checkpoints of training runs: the commands ``embedgeo sweep`` and ``embedgeo check``.
+"""Geometry over the checkpoints of training runs: the commands ``sweep``, ``check`` and ``drift`` of ``embedgeo``.
 
 The command line imports this module; the commands import what they need when they run.
 """

@@ -24,6 +24,11 @@ from embedgeo.sweep.processes import versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
 
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # of Ray's own for these resources
+_MOST_DEATHS = 3  # of workers over one checkpoint; and, for each worker, before they were ready, in a row
+_PATIENCE_SECONDS = 60.0  # until a line tells that workers have found no place
+_CLOSING_SECONDS = 5.0
+
 
 @contextmanager
 def connected(settings: SweepSettings) -> Iterator[None]:
@@ -69,12 +74,6 @@ def _connect(address: str | None) -> None:
 
 def _enumerated(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
-
-
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # of Ray's own for these resources
-_MOST_DEATHS = 3  # of workers over one checkpoint; and, for each worker, before they were ready, in a row
-_PATIENCE_SECONDS = 60.0  # until a line tells that workers have found no place
-_CLOSING_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -231,12 +230,12 @@ class RemoteWorkers:
 def _require_same_packages(started: Started) -> None:
     if started.error:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
-    for name, ours in versions().items():
-        theirs = started.versions.get(name, "none")
-        if theirs.partition("+")[0] != ours.partition("+")[0]:  # +cpu, +cu130 are builds of one version
+    for name, own in versions().items():
+        other = started.versions.get(name, "none")
+        if other.partition("+")[0] != own.partition("+")[0]:  # +cpu, +cu130 are builds of one version
             raise ValueError(
-                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {theirs}, "
-                f"this machine {ours}."
+                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {other}, "
+                f"this machine {own}."
             )
 
 

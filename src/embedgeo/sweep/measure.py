@@ -39,6 +39,11 @@ from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
+_TOKEN_TYPES = 2048  # whose logits are computed at so many positions at a time: the processor's cache holds them
+_POSITIONS = 1024
+_POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
+_METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
+
 
 @dataclass
 class Measured:
@@ -240,13 +245,6 @@ def release_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-# ── the loss ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_TOKEN_TYPES = 2048  # whose logits are computed at so many positions at a time: the processor's cache holds them
-_POSITIONS = 1024
-_POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
-
-
 class TokenLoss:
     """Runs a model over batches, and sums its loss at next tokens; for an encoder with a mask token, at masked ones."""
 
@@ -360,11 +358,6 @@ def _shortened(head: nn.Module) -> Iterator[list[Tensor]]:
         yield inputs
     finally:
         handle.remove()
-
-
-# ── the metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
 
 
 def metrics_function(settings: SweepSettings) -> MetricFactory:

@@ -12,7 +12,7 @@ from embedgeo.checkpoints.files import Contents, duplicates
 from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, select_steps
 from embedgeo.formatting import reason
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.records import groups_of, parse_groups
+from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep.settings import SweepSettings
 
 

@@ -1,4 +1,4 @@
-"""The processes of a sweep: each runs the whole model on batches of its own."""
+"""The processes of a sweep, each with the whole model; libraries that keep quiet in them, and their versions."""
 
 import logging
 import warnings
@@ -15,6 +15,8 @@ from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.formatting import reason
 
+_FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
+T = TypeVar("T")
 # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
 _ADVICE = ".*does not have many workers|GPU available but not used|.*treespec, LeafSpec|Detected pickle protocol"
 
@@ -49,10 +51,6 @@ def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
     names = ("embedgeo", "huggingface_hub", "lightning", "torch", "torchmetrics", "transformers")
     return {name: version(name) for name in names}
-
-
-_FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
-T = TypeVar("T")
 
 
 def make_fabric(options: Mapping[str, Any]) -> Fabric:

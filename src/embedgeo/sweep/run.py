@@ -1,4 +1,4 @@
-"""The commands ``embedgeo sweep`` and ``embedgeo check``, from top to bottom."""
+"""The commands ``embedgeo sweep`` and ``embedgeo check``."""
 
 import platform
 import time
@@ -30,9 +30,12 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
+POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
+_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
+
 
 def run_sweep(settings: SweepSettings) -> int:
-    """See `embedgeo.sweep.sweep`."""
+    """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
     documents = Documents(settings.texts)
     manifest = settings.as_manifest(documents.sha256)
@@ -142,9 +145,6 @@ def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planne
         except Exception as error:
             result = reason(error)
         sweep.end(planned, number, result, started)
-
-
-POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
 
 
 @dataclass
@@ -303,9 +303,6 @@ class Sweep:
             self.print(line)
 
 
-_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
-
-
 class ProgressLines:
     """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
 
@@ -385,7 +382,7 @@ def finish(sweep: Sweep) -> int:
 
 
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
-    """See `embedgeo.sweep.check`."""
+    """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = make_plan(model, revisions, steps)
     groups: dict[str, list[str]] = {}

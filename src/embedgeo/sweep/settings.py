@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
-from embedgeo.results.records import parse_groups
+from embedgeo.results.groups import parse_groups
 
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),

@@ -29,6 +29,10 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
 
+_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
+Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
+IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
+
 
 class Batch(NamedTuple):
     """Texts as rows, padded on the right; all of shape (texts, positions)."""
@@ -76,11 +80,11 @@ class ProbeText:
                 f"batch_size must leave a batch to each of {world_size} processes; {len(self.lengths)} sequences "
                 f"make {len(groups)}. Take a smaller one, or more tokens."
             )
-        order = torch.arange(len(groups))
+        batches = torch.arange(len(groups))
         if not self.is_even:  # or else metrics that take rows in turn would get those of the shortest texts first
-            order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+            batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
         starts = self.lengths.cumsum(0) - self.lengths
-        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in order[rank::world_size]]
+        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in batches[rank::world_size]]
 
     def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
         positions = torch.arange(int(lengths.max()))
@@ -245,9 +249,6 @@ def _kept_tokens(text: TokenizedText, settings: SweepSettings) -> Tensor:
     return kept & ~torch.isin(text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64))
 
 
-# ── whether a text fits a model ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> None:
     """Raise ValueError unless a model has the layers, positions and embeddings that are to be measured."""
     resolve_layers(model, settings.layer_patterns)
@@ -303,13 +304,6 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
 
     with torch.inference_mode():
         return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
-
-
-# ── tokenizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
-Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
-IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
 
 
 class MissingTokenizerError(ValueError):

@@ -20,6 +20,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.sampling import row_keys
 
+# encodings by the byte order mark that a file begins with, which is no part of its text
 _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -27,7 +28,6 @@ _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with tha
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Encodings by the byte order mark that a file begins with, which is no part of its text."""
 _PREFIX = "hf://datasets/"
 _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
 _DRAWN_AT_ONCE = 4096

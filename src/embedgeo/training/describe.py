@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,20 @@ from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
 from embedgeo.metrics.layer import LayerMetrics
 
-if TYPE_CHECKING:
-    from embedgeo.training.monitor import Monitor
-
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
+
+
+class DescribedMonitor(NamedTuple):
+    """Arguments of a monitor on which a description depends beside the layers and metrics."""
+
+    window: int
+    probe: Iterable[Any] | None
+    token_ids: Callable[[Any], Tensor] | None
+    mask: Callable[[Any], Tensor] | None
+    max_state_bytes: float
+    compiled: str
+    drift: int  # rows that it compares; 0: none
 
 
 @dataclass(frozen=True)
@@ -122,26 +131,28 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(map(wrapper.fill, lines))
 
 
-def outline(model: nn.Module, geometry: Geometry) -> Description:
-    """Describe what the structure of a model tells: its layers, and the metrics at its width."""
-    width = model_width(geometry.model) or 2
-    metrics = geometry.make_metrics(width)
-    return replace(
-        _without_layers(model),
-        layers=_described_layers(model, geometry, {layer.name: width for layer in geometry.layers}, {}),
-        metrics=tuple(DescribedMetric(metric_name(metric), len(geometry.layers)) for metric in metrics),
-        warnings=tuple(width_notes(geometry.make_metrics, width)),
-    )
-
-
-def opening(monitor: str, outlined: Description, schedule: object, path: Path | None, notes: Sequence[str] = ()) -> str:
+def opening(
+    monitor: str, geometry: Geometry, schedule: object, path: Path | None, num_compared: int, drift_start: int
+) -> str:
     """Say, when training starts, what a monitor measures, when, and where it goes: ``path`` is the history file's."""
-    layers = listed([layer.name for layer in outlined.layers], 4)
-    metrics = listed([metric.name for metric in outlined.metrics])
+    width = model_width(geometry.model) or 2
+    layers = listed([layer.name for layer in geometry.layers], 4)
+    metrics = listed([metric_name(metric) for metric in geometry.make_metrics(width)])
     why_not = missing_for_history() or "folder= has it written"
-    where = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    first = f"{len(outlined.layers)} layers ({layers}), {metrics}, {schedule}; {where}."
-    return "\n".join(f"{monitor}: {line}" for line in (first, *outlined.warnings, *notes))
+    history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
+    lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
+    lines += width_notes(geometry.make_metrics, width)
+    if num_compared:
+        held = size(2 * len(geometry.layers) * num_compared * width * 4)
+        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        lines.append(
+            f"drift keeps {num_compared} rows of each layer twice, up to {held} in all, also in checkpoints"
+            f"{few if num_compared < width + 2 else ''}."
+        )
+    if drift_start:
+        before = f"drift has no rows from before step {drift_start:,}"
+        lines.append(f"{before}: the first measurement from now on is its first.")
+    return "\n".join(f"{monitor}: {line}" for line in lines)
 
 
 def missing_for_history() -> str:
@@ -153,22 +164,9 @@ def missing_for_history() -> str:
     return ""
 
 
-def drift_notes(outlined: Description, num_rows: int, *, starts_at: int | None) -> Iterator[str]:
-    """Sentences on the rows of each layer that are kept, in a run that goes on without earlier ones at a step."""
-    width = next((layer.width for layer in outlined.layers), None) or 2
-    held = size(2 * len(outlined.layers) * num_rows * width * 4)
-    few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
-    yield (
-        f"drift keeps {num_rows} rows of each layer twice, up to {held} in all, also in checkpoints"
-        f"{few if num_rows < width + 2 else ''}."
-    )
-    if starts_at:
-        yield f"drift has no rows from before step {starts_at:,}: the first measurement from now on is its first."
-
-
 def describe(
-    monitor: "Monitor",
-    make_geometry: Callable[[nn.Module], Geometry],
+    monitor: DescribedMonitor,
+    geometry: Geometry | ValueError,
     model: nn.Module,
     batch: Any = None,
     *,
@@ -186,13 +184,14 @@ def describe(
     """
     if batch_size < 1 or seq_len < 1:
         raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
+    inner = measured_model(model)
+    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
+    described = Description(type(inner).__name__, sum(sizes))
     with kept_random_states(), kept_buffers(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()
-        try:
-            geometry = make_geometry(model)
-        except ValueError as error:
-            return replace(_without_layers(model), warnings=(_unresolved(model, error),))
+        if isinstance(geometry, ValueError):
+            return replace(described, warnings=(_unresolved(model, geometry),))
         make = geometry.make_metrics
         inspected = inspect_forward(geometry.model, geometry.layers, batch)
         rows = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
@@ -206,7 +205,7 @@ def describe(
         seconds = [count * _seconds(make(width), width, rows, device) for width, count in counts.items()]
         token_ids, mask = _sources(monitor, model, inspected)
         return replace(
-            _without_layers(model),
+            described,
             layers=_described_layers(model, geometry, widths, held),
             token_ids=token_ids,
             mask=mask,
@@ -220,12 +219,6 @@ def describe(
         )
 
 
-def _without_layers(model: nn.Module) -> Description:
-    inner = measured_model(model)
-    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
-    return Description(type(inner).__name__, sum(sizes))
-
-
 def _described_layers(
     model: nn.Module, geometry: Geometry, widths: Mapping[str, int | None], held: Mapping[int, Counter[str]]
 ) -> tuple[DescribedLayer, ...]:
@@ -235,7 +228,7 @@ def _described_layers(
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
         path = start + ", ".join(_paths(model, modules))
         width = widths[layer.name]
-        state_bytes = held[width].total() if width and held else None
+        state_bytes = held[width].total() if width is not None else None
         layers.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
     return tuple(layers)
 
@@ -254,7 +247,7 @@ def _unresolved(model: nn.Module, error: ValueError) -> str:
     return f"{' '.join(str(error).split())}{remedy}"
 
 
-def _sources(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> tuple[str, str]:
+def _sources(monitor: DescribedMonitor, model: nn.Module, inspected: Inspection) -> tuple[str, str]:
     """The sources of the token ids and of the mask."""
     has_run = inspected.error is None
     token_ids, mask = ("none", "none: every position counts") if has_run else ("unknown", "unknown")
@@ -270,7 +263,7 @@ def _sources(monitor: "Monitor", model: nn.Module, inspected: Inspection) -> tup
 
 
 def _warnings(
-    monitor: "Monitor",
+    monitor: DescribedMonitor,
     model: nn.Module,
     geometry: Geometry,
     inspected: Inspection,
@@ -339,10 +332,10 @@ class _ExpectedRows(NamedTuple):
 
 
 def _expected_rows(
-    monitor: "Monitor", geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
+    monitor: DescribedMonitor, geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
 ) -> _ExpectedRows:
     batch_size, seq_len = shape
-    num_batches = monitor.schedule.window
+    num_batches = monitor.window
     probe = monitor.probe
     if probe is not None:
         num_batches = len(probe) if isinstance(probe, Sized) else 1

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -150,7 +151,7 @@ class PipelineStage:
             raise ValueError(f"layers={made[0].settings['layers']!r} matches no layer of any stage of the pipeline.")
         return made[0]
 
-    def _join(self, num_layers: int, own: Callable[[], list[Record]]) -> list[Record]:
+    def _join(self, num_layers: int, own_records: Future[list[Record]]) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:
@@ -160,7 +161,7 @@ class PipelineStage:
                     f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
                     "interleaved schedules have. Sweep over the checkpoints."
                 )
-            return num_layers, own()
+            return num_layers, own_records.result()
 
         every = self._on_all(of_this_stage)
         for (_, before), (_, after) in pairwise(every):

@@ -35,6 +35,18 @@ HF_CALLBACKS = "transformers.integrations.integration_utils"
 Png = tuple[bytes, int, int]
 """A picture, its width and height."""
 
+COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
+"""Columns of ``geometry.csv``: the keys of a `Record`."""
+
+_MOST_STEPS = 128  # in a chart, a row of a table for each
+_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
+_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
+_TRAINER_STEP = "train/global_step"  # the key with which the callback of the Hugging Face Trainer logs
+_WANDB_STYLE = (
+    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
+)
+_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
+
 
 class Charts(NamedTuple):
     """The charts of a monitor: one for each metric, with a line for each layer."""
@@ -143,10 +155,10 @@ class Media:
                 self._adapters.remove(adapter)
                 self._warn(f"{type(adapter).__name__.lower()} gets", error)
 
-    def _warn(self, who_gets: str, error: Exception, what: str = "charts, text and pictures") -> None:
+    def _warn(self, who_gets: str, error: Exception, media: str = "charts, text and pictures") -> None:
         if self._on_error == "raise":
             raise error
-        rule = f"{who_gets} no more {what} of {self._prefix}; scalars and training go on"
+        rule = f"{who_gets} no more {media} of {self._prefix}; scalars and training go on"
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
@@ -178,9 +190,6 @@ def png_file(picture: Png) -> Iterator[Path]:
         path = Path(folder) / "picture.png"
         path.write_bytes(picture[0])
         yield path
-
-
-_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
 
 
 class TensorBoard(Adapter):
@@ -217,16 +226,6 @@ class TensorBoard(Adapter):
         png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
-
-
-_MOST_STEPS = 128  # in a chart, each row of which takes some 30 µs to log
-_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
-_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
-_TRAINER_STEP = "train/global_step"  # that of the callback of the Hugging Face Trainer
-
-_WANDB_STYLE = (
-    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
-)
 
 
 class Wandb(Adapter):
@@ -342,10 +341,6 @@ def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[st
                 split_table=True,
             ),
         )
-
-
-COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
-"""Columns of the file: the keys of a `Record`."""
 
 
 class Csv(Adapter):

@@ -14,7 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record
-from embedgeo.training.describe import Description, describe, drift_notes, missing_for_history, opening, outline
+from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
 
@@ -72,8 +72,8 @@ class Schedule:
         self.every_n_steps = every_n_steps
         self.extra_steps = frozenset(extra_steps)
         self.window = window
-        around = {step // every_n_steps * every_n_steps for step in extra_steps}
-        regular = {0, every_n_steps, *around, *(step + every_n_steps for step in around)}
+        before_extra = {step // every_n_steps * every_n_steps for step in extra_steps}
+        regular = {0, every_n_steps, *before_extra, *(step + every_n_steps for step in before_extra)}
         gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
         if window > gap:
             raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
@@ -109,6 +109,34 @@ class PendingMeasurement(NamedTuple):
     why_silent: str
     is_first: bool  # of the run
     process: int  # with the thread that computes it; a fork of it has none
+
+
+class MonitorOptions(TypedDict, total=False):
+    """Arguments of a monitor beside ``every_n_steps``, with the types that `Monitor` gives them."""
+
+    extra_steps: Sequence[int]
+    layers: str | Sequence[Any] | Callable[[nn.Module], Any]
+    metrics: MetricFactory | Literal["auto"] | None
+    window: int
+    probe: Iterable[Any] | dict[str, Any] | None
+    probe_forward: Callable[[Any, Any], Any] | None
+    skip_first_positions: int
+    ignore_token_ids: Sequence[int]
+    token_ids: Callable[[Any], Tensor] | None
+    mask: Callable[[Any], Tensor] | None
+    prefix: str
+    on_error: Literal["warn", "raise"]
+    seed: int
+    rows: RowUnit
+    measure_last: bool
+    folder: str | Path | None
+    no_grad_passes: bool
+    jackknife: int
+    word_ids: Callable[[Any], Tensor] | None
+    max_state_bytes: float
+    compiled: Compiled
+    background: bool
+    drift: bool | int
 
 
 class _SharedKeys:
@@ -207,7 +235,15 @@ class Monitor(ABC):
 
     def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
         """Describe what the monitor would do on a model: see `embedgeo.training.describe.describe`."""
-        return describe(self, self._make_geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
+        described = DescribedMonitor(
+            self.schedule.window, self.probe, self.token_ids, self.mask, self.max_state_bytes, self.compiled, self.drift
+        )
+        with kept_random_states():
+            try:
+                geometry: Geometry | ValueError = self._make_geometry(model)
+            except ValueError as error:
+                geometry = error
+        return describe(described, geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
@@ -292,12 +328,9 @@ class Monitor(ABC):
             from embedgeo.results.parquet import HistoryFile
 
             self._file = HistoryFile(Path(folder), self.prefix)
-        outlined = outline(run.model, self._geometry)
-        notes: list[str] = []
-        if self._drift is not None:
-            notes += drift_notes(outlined, self.drift, starts_at=None if self._drift.has_rows else step)
+        drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
-        rank_zero_info(opening(type(self).__name__, outlined, self.schedule, path, notes))
+        rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         # several ranks would differ in when they are done, and wait for the next measured step
@@ -357,7 +390,10 @@ class Monitor(ABC):
         if self._window_start is not None:
             self._measure(self._window_start)
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
-            (self._measure_recent if self.probe is None else self._measure_probe)(step)
+            if self.probe is None:
+                self._measure_recent(step)
+            else:
+                self._measure_probe(step)
         self._complete()
         if not self._failed:
             with self._guarded():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from weakref import WeakMethod, finalize
 
 import torch
@@ -21,7 +21,7 @@ from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
 from embedgeo.training.loggers import wandb_scalar_writer
-from embedgeo.training.monitor import Monitor, TrainingRun
+from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
 _NOT_MEASURED = nullcontext()
 
@@ -81,7 +81,7 @@ class StepMonitor(Monitor):
         log: Any = None,
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
-        **options: Any,
+        **options: Unpack[MonitorOptions],
     ) -> None:
         super().__init__(every_n_steps, **options)
         if process_group is not None and device_mesh is not None:
@@ -149,7 +149,10 @@ class StepMonitor(Monitor):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        (self.close if error is None else self._stop)()
+        if error is None:
+            self.close()
+        else:
+            self._stop()
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:

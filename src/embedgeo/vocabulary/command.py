@@ -1,4 +1,4 @@
-"""The command ``embedgeo vocabulary``, from top to bottom."""
+"""The command ``embedgeo vocabulary``."""
 
 import platform
 import tempfile
@@ -38,7 +38,7 @@ _MOST_NAMED = 6  # rows of each kind, in a line
 
 
 def run_vocabulary(settings: VocabularySettings) -> int:
-    """See `embedgeo.vocabulary.vocabulary`."""
+    """Measure the matrices: see `embedgeo.vocabulary.vocabulary`."""
     of_sweep = settings.as_sweep()
     metrics_function(of_sweep)  # which is refused before anything is downloaded
     manifest = settings.as_manifest()
@@ -194,10 +194,10 @@ class MatrixWorker:
         of_input = self._measure_matrix(_INPUT, 0, matrices.input, names)
         parts = [of_input]
         if matrices.is_tied:
-            again = [Record(**{**record, "layer": _OUTPUT, "layer_index": 1}) for record in of_input.records]
+            copied = [Record(**{**record, "layer": _OUTPUT, "layer_index": 1}) for record in of_input.records]
             tables = {kind: table.assign(layer=_OUTPUT, layer_index=1) for kind, table in of_input.tables.items()}
             sample = {_OUTPUT: deepcopy(of_input.sample[_INPUT])} if of_input.sample else None
-            parts.append(Measured(again, tables, sample=sample))
+            parts.append(Measured(copied, tables, sample=sample))
         elif matrices.output is not None:
             parts.append(self._measure_matrix(_OUTPUT, 1, matrices.output, names))
         records = [record for part in parts for record in part.records]

@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of three nodes: slow, for Ray and each worker take seconds to start."""
+"""Sweeps on Ray: on a cluster of three nodes, which is slow, and on one that answers at once."""
 
 import os
 import signal
@@ -27,9 +27,8 @@ from embedgeo.sweep.plan import Planned, SweepPlan
 from embedgeo.sweep.processes import make_fabric, versions
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
-from tests.sweep.conftest import REPOSITORY
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import checkpoint_files, local_run
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
@@ -88,6 +87,7 @@ def is_alive(pid):
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep(
     cluster, hub, run, options, tmp_path, capsys
 ):
@@ -122,6 +122,7 @@ def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep
     assert all(1 <= downloads[commit] <= 3 for commit in run.values()), downloads
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, options, tmp_path):
     local = {**options, "out": str(tmp_path / "local")}
     assert sweep(REPOSITORY, **local) == 3
@@ -156,12 +157,40 @@ def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, o
     assert list(DOWNLOADS.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
     with pytest.raises(ValueError, match="asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0 GPU"):
         sweep(REPOSITORY, **options, **on(cluster, resources={"GPU": 1}))
     with pytest.raises(ValueError, match=r"workers must be at most the checkpoints to measure, .* got 8 for 7"):
         sweep(REPOSITORY, **options, **on(cluster, workers=8))
     assert not Path(options["out"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"workers": 2}, "give on=ray with them"),
+        ({"resources": {"GPU": 1}}, "give on=ray with them"),
+        ({"ray_address": "auto"}, "give on=ray with them"),
+        ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
+        ({"on": "ray", "resources": {"GPU": -1}}, "resources must be numbers from 0 up"),
+        ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(more, why):
+    with pytest.raises(ValueError, match=why):
+        SweepSettings(REPOSITORY, **more)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"):
+        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
+
+
+def test_an_actor_imports_nothing_that_reads_its_environment():
+    code = "import sys, embedgeo.sweep.actor; sys.exit('huggingface_hub' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedgeo.results.records import groups_of, parse_groups
+from embedgeo.results.groups import groups_of, parse_groups
 
 MODELS = ["google/bert", "openai/gpt2", "/runs/mine/gpt2/", "lab/t5"]
 
