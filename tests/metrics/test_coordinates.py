@@ -120,15 +120,18 @@ def test_what_too_few_rows_leave_undefined_is_nan(rows):
     assert len(metric.largest_coordinates()["coordinate"]) == 3 * rows
 
 
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize(("mean", "is_merged"), [(0.0, False), (1000.0, False), (1000.0, True)])
 @pytest.mark.parametrize("kind", [EmbeddingMoments, TokenMoments, OutlierCoordinates])
-def test_shares_of_coordinates_equal_the_naive_ones(kind, mean):
+def test_shares_of_coordinates_equal_the_naive_ones(kind, mean, is_merged):
     x = batch(mean=mean).view(-1, DIM)
     x[7] = 0
     metric = kind(DIM)
     ids = torch.arange(len(x)) % 5
     metric.update(x[:40], ids[:40])
-    metric.update(x[40:], ids[40:])
+    other = kind(DIM) if is_merged else metric
+    other.update(x[40:], ids[40:])
+    if is_merged:
+        metric.merge_state(other)
     table = metric.coordinates()
     for name, column in references.coordinate_shares(x).items():
         assert table[name].dtype == torch.float64

@@ -1,3 +1,9 @@
+"""Occurrences of chosen token types; `test_every_metric.py` leaves this metric out, for it has no values."""
+
+import copy
+import io
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +68,51 @@ def test_merged_metrics_hold_at_most_as_many_occurrences_of_each_type():
     assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == {
         token_id: min(8, int((ids == token_id).sum())) for token_id in sorted(types)
     }
+
+
+def reloaded(metric):
+    """A new metric with the state dict of this one, as it is saved and read."""
+    new = metric.of_width(DIM)
+    for each in (metric, new):
+        each.persistent(True)
+    file = io.BytesIO()
+    torch.save(metric.state_dict(), file)
+    file.seek(0)
+    new.load_state_dict(torch.load(file))
+    return new
+
+
+def merged_into_an_empty_one(metric):
+    empty = metric.of_width(DIM)
+    empty.merge_state(metric)
+    return empty
+
+
+TWINS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda metric: pickle.loads(pickle.dumps(metric)),
+    "state dict": reloaded,
+    "half": lambda metric: metric.half(),
+    "bfloat16": lambda metric: metric.to(torch.bfloat16),
+    "merged": merged_into_an_empty_one,
+}
+
+
+@pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_copies_saved_cast_and_merged_ones_go_on_with_the_same_occurrences(twin, dtype):
+    x, ids, types = rows()
+    x = x.to(dtype)
+    expected, metric = (TokenOccurrences(DIM, types, most=8) for _ in range(2))
+    expected.update(x, ids)
+    metric.update(x[:150], ids[:150])
+    before = metric.plane()
+    other = twin(metric)
+    planes_equal(other.plane(), before)
+    other.update(x[150:], ids[150:])
+    planes_equal(other.plane(), expected.plane())
+    if other is not metric:
+        planes_equal(metric.plane(), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -71,7 +71,9 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
     for key in KEYS:
         assert term(key).meaning in text
         assert term(key).unit in text
-        assert list(page.glob(f"figures/*{key.replace('_', '-')}*")) or list(page.rglob(f"*{key}*"))
+        assert f"{term(key).name} <code>{key}</code>" in text
+        figures = {path.stem for path in (page / "figures").glob(f"{key}-*.png")}
+        assert figures == {f"{key}-{kind}" for kind in ("dynamics", "profile", "heatmap")}
     table = pd.read_csv(page / "metrics.csv")
     n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
     found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["random"].unstack("metric")

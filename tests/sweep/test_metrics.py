@@ -2,6 +2,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -12,14 +13,16 @@ from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.measure import metrics_function
+from tests.metrics.own_metric import PositiveShare
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run, model
+from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, write_files
 
 OWN = """
 from embedgeo import Anisotropy, EmbeddingMoments
+from tests.metrics.own_metric import PositiveShare
 
 def moments(dim, spectrum=False):
-    return [EmbeddingMoments(dim), Anisotropy(dim, spectrum=spectrum)]
+    return [EmbeddingMoments(dim), Anisotropy(dim, spectrum=spectrum), PositiveShare(dim)]
 """
 
 
@@ -100,6 +103,7 @@ def test_streaming_metrics_have_the_options_but_no_range_of_counts():
 
 def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monkeypatch, request):
     local_run(tmp_path / "run", steps=(1,))
+    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -109,11 +113,19 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     assert main(["sweep", "--model", "./run", *command]) == 0
 
     def make(dim):
-        return [embedgeo.EmbeddingMoments(dim), embedgeo.Anisotropy(dim, spectrum=True)]
+        return [embedgeo.EmbeddingMoments(dim), embedgeo.Anisotropy(dim, spectrum=True), PositiveShare(dim)]
 
     assert numbers(options["out"], "step1") == pytest.approx(observed(tmp_path / "run" / "step1", make), rel=1e-9)
     folder = SweepFolder(options["out"])
     assert folder.manifest()["asked"]["metrics"] == "mine.moments"
+    signs, of_copy = (folder.read_tables(name)["signs"] for name in ("step1", "step3"))
+    shares = signs.groupby("layer")["positive"].mean() / 64
+    measured = {
+        layer: value for (layer, key), value in numbers(options["out"], "step1").items() if key == "positive_share"
+    }
+    assert shares.to_dict() == pytest.approx(measured, rel=1e-12)
+    assert folder.read("step3")["duplicate_of"].unique().tolist() == ["step1"]
+    pd.testing.assert_frame_equal(of_copy, signs)
     assert folder.facts("step1")["num_parameters"] == str(sum(p.numel() for p in model(1).parameters()))
 
 

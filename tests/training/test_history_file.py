@@ -6,19 +6,21 @@ import pickle
 import shlex
 import sys
 from itertools import count
+from math import isnan
 
 import pandas as pd
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from embedgeo import GeometryMonitor
+from embedgeo import GeometryMonitor, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile
 from tests.records import layer_records
-from tests.training.runs import TinyLM, UserError, fit, loader, moments, raises_in, steps
+from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
 
 
 class Remote(DummyLogger):
@@ -66,9 +68,13 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
 
 
 def test_the_records_of_a_run_are_dicts_of_half_the_size(tmp_path):
-    monitor = GeometryMonitor(1, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, max_steps=3)
+    module, monitor = WithoutDropout(), GeometryMonitor(1, metrics=moments, on_error="raise")
+    with observe(module.model, metrics=moments) as geometry, torch.no_grad():
+        module.model(**next(iter(loader())))
+    fit(tmp_path, monitor, module=module, data=loader(), max_steps=3)
     records = monitor.history
+    assert value(monitor, 0, "block.01", "Q") == pytest.approx(float(geometry.compute()["block.01"]["Q"]), rel=1e-6)
+    assert all(isnan(record["stderr"]) for record in records)
     columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     assert all(type(record) is dict and list(record) == columns for record in records)
     # the first ones have room for more keys

@@ -251,7 +251,6 @@ def _power(n: int) -> int:
 
 @cache
 def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
-    """TwoNN of 2**power Gaussian rows."""
     rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
     return {"intrinsic_dimension": float(f"{float(twonn_dimension(rows).dimension):.4g}")}
 
