@@ -3,6 +3,7 @@
 import argparse
 import pickle
 import sys
+from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from embedgeo.checkpoints.files import Contents, StoredFile, lightning_step, require_readable, stored_values
-from embedgeo.checkpoints.loading import load_model, load_tokenizer
+from embedgeo.checkpoints.loading import import_named, load_model, load_tokenizer, placement
 from embedgeo.checkpoints.sources import list_checkpoints
 from tests.files import Payload
 from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, write_files
@@ -141,3 +142,18 @@ def test_weights_of_the_dtype_asked_for_are_mapped_from_their_files(tmp_path, op
     mapped = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in ranges]
     for name, weight in model.named_parameters():
         assert any(first <= weight.data_ptr() < last for first, last in mapped), name
+
+
+@pytest.mark.parametrize(("name", "value"), [("fractions.Fraction", Fraction(3)), ("a_module_of_double.double", 6)])
+def test_what_is_named_is_imported_also_from_the_working_directory(name, value, tmp_path, monkeypatch):
+    (tmp_path / "a_module_of_double.py").write_text("def double(number):\n    return 2 * number\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert import_named(name)(3) == value
+
+
+@pytest.mark.parametrize(
+    ("device_map", "placed"), [({"": "cpu", "1": "disk"}, {"0": "cpu", "1": "disk"}), ("auto", "auto")]
+)
+def test_modules_are_placed_where_none_is_inside_another(device_map, placed):
+    assert placement(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), device_map) == placed

@@ -32,7 +32,7 @@ from tests.data import metrics as every_metric
 from tests.models import VOCABULARY, gpt_neox, token_batch
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run
-from tests.training.runs import fit
+from tests.training.runs import TinyLM, fit
 
 KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "ESI", 16_384: "ES"}
 
@@ -173,23 +173,17 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
         GeometryMonitor(metrics="auto", max_state_bytes=0)
 
 
-@pytest.fixture
-def narrow(monkeypatch):
-    """A sketch that is smaller than the scatter at the width of a tiny model, and a limit between them."""
-    monkeypatch.setattr("embedgeo.metrics.defaults.SKETCH_COLUMNS", 8)
-    return 2000
-
-
+LIMIT = 3_000_000  # bytes: between what a sketch and a scatter take at a width of 640
 IN_A_SKETCH = (
-    "Anisotropy holds a sketch (1.02 kB) at layers of width 16, not the scatter (2.05 kB): anisotropy_error says how "
+    "Anisotropy holds a sketch (2.62 MB) at layers of width 640, not the scatter (3.28 MB): anisotropy_error says how "
     "far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes."
 )
 
 
-def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog, narrow):
+def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(max_state_bytes=narrow, on_error="raise")
-    fit(tmp_path, monitor, max_steps=1)
+    monitor = GeometryMonitor(max_state_bytes=LIMIT, on_error="raise")
+    fit(tmp_path, monitor, module=TinyLM(hidden_size=640), max_steps=1)
     said = [line for record in caplog.records for line in record.getMessage().splitlines()]
     assert [line for line in said if "sketch (" in line] == [f"GeometryMonitor: {IN_A_SKETCH}"]
     assert any("TokenMoments, Anisotropy (sketch), IntrinsicDimension, every 100 steps" in line for line in said)
@@ -198,12 +192,12 @@ def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, 
     assert "anisotropy_standardized" not in found
 
 
-def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys, narrow):
-    local_run(tmp_path / "run", steps=(0, 8))
+def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys):
+    local_run(tmp_path / "run", steps=(0, 8), kind="gpt_neox_sketched")
     text = tmp_path / "text.txt"
     text.write_text("\n".join(TEXT), encoding="utf-8")
     options = {"text": str(text), "num_tokens": 64, "seq_len": 16, "out": str(tmp_path / "out"), "save_samples": True}
-    assert sweep(str(tmp_path / "run"), max_state_bytes=narrow, **options) == 0
+    assert sweep(str(tmp_path / "run"), max_state_bytes=LIMIT, **options) == 0
     printed = capsys.readouterr().out.replace("\n", " ")
     assert printed.count(IN_A_SKETCH) == 1
     records = SweepFolder(tmp_path / "out").read("step8").set_index(["layer", "metric"])["value"]

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from embedgeo import TokenMoments
-from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style
+from embedgeo.drawing import WIDTH, FigureData, StepAxis, new_figure, style, thinned
 from embedgeo.glossary import known_terms
 from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.figures import curves
@@ -139,6 +139,13 @@ def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> Non
         assert len(line.get_xdata()) == drawn_points
         assert line.get_label() == ("random" if drawn_points else "random: 0.3 to 1B ↑")
         assert ax.get_ylim()[1] < 1
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "places"), [(0, 9, []), (5, 9, [0, 1, 2, 3, 4]), (34, 6, [0, 7, 13, 20, 26, 33])]
+)
+def test_a_few_of_many_are_evenly_spaced_with_the_first_and_the_last(count, most, places):
+    assert thinned(count, most) == places
 
 
 @pytest.mark.parametrize(

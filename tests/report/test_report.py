@@ -95,6 +95,15 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
 
 
+@pytest.mark.usefixtures("unpainted")
+def test_anchors_are_names_without_what_a_link_has_no_room_for(tmp_path: Path) -> None:
+    page = Page(write_report([make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "M_over_Q", "a~b c"))]))
+    links = {link["href"] for link in page.all("a")}
+    for tag, anchor in (("h2", "at-20a-20glance"), ("h3", "metric-M_over_Q"), ("h3", "metric-a-7Eb-20c")):
+        assert anchor in {heading.get("id") for heading in page.all(tag)}
+        assert f"#{anchor}" in links
+
+
 @pytest.mark.slow
 def test_running_again_in_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "a", (0, 8, 64), 1, metrics=("n", "M", "anisotropy_null"), tokens=True)

@@ -9,7 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import embedgeo.metrics
 from embedgeo.glossary import OWN, headlines, known_terms, term
-from embedgeo.results.events import custom_scalars_layout, read_events, tagged_scalars, write_events
+from embedgeo.results.events import chart_title, custom_scalars_layout, read_events, tagged_scalars, write_events
 from embedgeo.results.records import Record
 
 assert embedgeo.metrics, "it fills the glossary"
@@ -62,6 +62,13 @@ def test_the_custom_scalars_page_has_these_groups_and_charts_in_this_order() -> 
 
 def test_the_headline_metrics_are_those_at_a_glance() -> None:
     assert list(headlines()) == GROUPS["at a glance"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "title"), [("M_over_Q", "M / Q (M_over_Q)"), ("mean_cosine", "mean cosine"), ("my_own", "my_own")]
+)
+def test_a_chart_has_the_name_of_its_metric_and_the_key_where_they_differ(metric: str, title: str) -> None:
+    assert chart_title(metric) == title
 
 
 @pytest.mark.parametrize("metric", [metric for metrics in GROUPS.values() for metric in metrics])

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
-from embedgeo.training.loggers import COLUMNS, Adapter, Charts, Csv, Media, adapters
+from embedgeo.training.loggers import COLUMNS, Adapter, Charts, Csv, Media, adapters, is_instance
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import fit, moments
@@ -162,6 +162,14 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
     assert "pip install 'embedgeo[report]'" in line
     assert taker.texts
     assert not taker.images
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_one"),
+    [("builtins", "float", True), ("builtins", "Run", False), ("json", "dump", False), ("not.imported", "Run", False)],
+)
+def test_a_class_of_a_module_that_is_not_imported_has_no_instances(module, name, is_one):
+    assert is_instance(1.5, module, name) is is_one
 
 
 def test_other_objects_have_no_adapter():

@@ -1,6 +1,7 @@
 """StepMonitor in loops written by hand."""
 
 import sys
+from inspect import signature
 
 import lightning as L
 import pandas as pd
@@ -16,6 +17,7 @@ from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor, log_spaced_
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.text import builtin_corpus, train_tokenizer
+from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, loop
 from tests.training.runs import Breaks, BreaksLate, UserError, fit, loader, moments, random_state, steps, trainer, value
@@ -201,6 +203,12 @@ def test_two_monitors_share_the_charts_of_a_writer(tmp_path):
     layout = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
     assert b"a: at a glance" in layout
     assert b"b: at a glance" in layout
+
+
+def test_the_types_of_the_options_are_those_of_the_other_monitors():
+    parameters = signature(GeometryMonitor).parameters
+    expected = {name: parameter.annotation for name, parameter in parameters.items() if name != "every_n_steps"}
+    assert expected == MonitorOptions.__annotations__
 
 
 def test_a_log_of_another_kind_is_refused():

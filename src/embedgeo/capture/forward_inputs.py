@@ -281,14 +281,14 @@ class ForwardInputs:
             )
         if self._num_virtual and token_ids is not None:
             tokens = torch.arange(token_ids.shape[-1], device=token_ids.device) >= self._num_virtual
-            mask = _both(mask, tokens.expand_as(token_ids))
+            mask = _intersection(mask, tokens.expand_as(token_ids))
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
             if token_ids is None:
                 raise ValueError("ignore_token_ids needs token ids; the model was given none. Give token_ids=.")
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
-            mask = _both(mask, ~torch.isin(token_ids, ignored))
+            mask = _intersection(mask, ~torch.isin(token_ids, ignored))
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
 
     def _without_first_positions(
@@ -315,7 +315,7 @@ def _require_integers(ids: Tensor, name: str) -> Tensor:
     return ids
 
 
-def _both(mask: Tensor | None, kept: Tensor) -> Tensor:
+def _intersection(mask: Tensor | None, kept: Tensor) -> Tensor:
     """The positions of both, of a mask those of ``kept`` at its end: those before are in a cache."""
     return kept if mask is None else mask[..., -kept.shape[-1] :].to(kept.device) & kept
 

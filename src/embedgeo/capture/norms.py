@@ -126,7 +126,7 @@ class Norms:
                 near = [module]
                 break
             rows = _first_rows(hidden, mask) if rows is None else rows
-            deviation = found.deviation(rows, of_embeddings=module not in self._late)
+            deviation = found.deviation(rows, of_embeddings=module not in self._in_or_after_blocks)
             if deviation < _FAR:
                 near.append(module)
             if deviation < least:
@@ -159,7 +159,7 @@ class Norms:
         return [each for each in self._model.modules() if each not in inside and not contains_any(each, block)]
 
     @cached_property
-    def _late(self) -> set[nn.Module]:
+    def _in_or_after_blocks(self) -> set[nn.Module]:
         """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
         finals = [unwrapped(norm) for norm in map(final_norm, find_stacks(self._model)) if norm is not None]
         return {inner for top in (*finals, *self._blocks) for inner in top.modules()}

@@ -38,7 +38,7 @@ def run_doctor(settings: DoctorSettings) -> None:
         if path.suffix in (".yaml", ".yml"):
             model, monitors, sizes = _configured(path, settings.model_class)
         elif "/" not in source and (":" in source or "." in source) and not path.exists():
-            model = _made(source)
+            model = _model_by_name(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
         options = _options_set(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
@@ -88,7 +88,7 @@ def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
         return described_model(folder, trust_remote_code=trust_remote_code)
 
 
-def _made(name: str) -> nn.Module:
+def _model_by_name(name: str) -> nn.Module:
     """The model that a function or a class makes without arguments, or a model itself, by its name."""
     rule = "model_or_config must name what makes a torch module without arguments, as package.module:make_model"
     with requiring(rule, name):

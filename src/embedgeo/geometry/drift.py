@@ -44,7 +44,7 @@ class KeptRows(NamedTuple):
 
     def is_comparable(self, other: "KeptRows") -> bool:
         """Tell whether these are the same rows, but for some that have a NaN or Inf in one of them."""
-        own, others = self._in_both(other)
+        own, others = self._shared_rows(other)
         return (
             self.num_rows == other.num_rows
             and 2 * int(own.sum()) >= min(len(own), len(others))
@@ -53,10 +53,10 @@ class KeptRows(NamedTuple):
 
     def paired(self, other: "KeptRows", device: torch.device) -> tuple[Tensor, Tensor]:
         """The rows that both have, in one order."""
-        own, others = self._in_both(other)
+        own, others = self._shared_rows(other)
         return self.rows[own].to(device), other.rows[others].to(device)
 
-    def _in_both(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
+    def _shared_rows(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
         return torch.isin(self.row_numbers, other.row_numbers), torch.isin(other.row_numbers, self.row_numbers)
 
 

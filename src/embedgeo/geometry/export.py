@@ -48,7 +48,7 @@ def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> 
     tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS.get(kind, ())])]
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
-            tables.append(_at_layer(layer, metric.token_tables()[kind]()))
+            tables.append(_layer_table(layer, metric.token_tables()[kind]()))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
@@ -61,11 +61,11 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: metric.layer_tables()):
             for kind, table in metric.layer_tables().items():
-                found.setdefault(kind, []).append(_at_layer(layer, table()))
+                found.setdefault(kind, []).append(_layer_table(layer, table()))
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
 
 
-def _at_layer(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":
+def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":
     import pandas as pd
 
     columns = {name: column.cpu().numpy() for name, column in table.items()}

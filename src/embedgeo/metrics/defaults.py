@@ -250,17 +250,17 @@ def metric_factory(
 
 def is_auto(make: MetricFactory) -> bool:
     """Tell metrics that `auto_metrics` makes from others."""
-    return _function(make).func is auto_metrics
+    return _as_partial(make).func is auto_metrics
 
 
 def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
     """The maker of the metrics for a model of so many token types, which matters to `auto_metrics`."""
-    return partial(_function(make), num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
+    return partial(_as_partial(make), num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
-    function = _function(make)
+    function = _as_partial(make)
     if function.func not in (default_metrics, streaming_metrics, auto_metrics):
         return
     metrics = make(width)
@@ -281,8 +281,7 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
             yield f"{metric.compromise} To have the scatter raise max_state_bytes."
 
 
-def _function(make: MetricFactory) -> partial[list[Metric]]:
-    """The function that makes metrics, with the options that it is given."""
+def _as_partial(make: MetricFactory) -> partial[list[Metric]]:
     return make if isinstance(make, partial) else partial(make)
 
 

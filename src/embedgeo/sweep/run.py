@@ -163,6 +163,7 @@ class Sweep:
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
         self._num_series = len({planned.checkpoint.position.series for planned in self.plan.checkpoints})
+        self._make_metrics = metrics_function(self.settings)
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
         is_hidden = not (pending and self._console.is_terminal)
@@ -249,7 +250,7 @@ class Sweep:
         self.num_ended += 1
         if records is not None:
             for width in sorted(set(records["width"]) - {0}):
-                for note in width_notes(metrics_function(self.settings), int(width)):
+                for note in width_notes(self._make_metrics, int(width)):
                     self.print_once(note)
             seconds = time.monotonic() - started
             self.print(self._lines.measured(planned, number, self.num_ended, records, seconds))

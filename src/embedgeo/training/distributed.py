@@ -136,7 +136,7 @@ class PipelineStage:
         """
         if not self.is_part:
             return make()
-        before = [0, *accumulate(self._on_all(lambda: _num_blocks(self._model)))]
+        before = [0, *accumulate(self._gathered(lambda: _num_blocks(self._model)))]
         part = Part(before[dist.get_rank(self._stages)], before[-1])
         made: list[Geometry] = []
 
@@ -144,7 +144,7 @@ class PipelineStage:
             made.append(make(part=part, stage_group=self.ranks, join_stages=self._join))
             return [layer.name for layer in made[0].layers]
 
-        names = [name for of_stage in self._on_all(own_names) for name in of_stage]
+        names = [name for of_stage in self._gathered(own_names) for name in of_stage]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"layers must have other names on each stage of a pipeline; several have {listed(twice)}.")
         if not names:
@@ -163,7 +163,7 @@ class PipelineStage:
                 )
             return num_layers, own_records.result()
 
-        every = self._on_all(of_this_stage)
+        every = self._gathered(of_this_stage)
         for (_, before), (_, after) in pairwise(every):
             _require_same_rows(before, after)
         firsts = accumulate((count for count, _ in every), initial=0)
@@ -173,7 +173,7 @@ class PipelineStage:
             for record in records
         ]
 
-    def _on_all(self, make: Callable[[], T]) -> list[T]:
+    def _gathered(self, make: Callable[[], T]) -> list[T]:
         """Gather what ``make`` returns on each stage; an exception on one is raised on all of them."""
         error: Exception | None = None
         made: T | None = None

@@ -106,7 +106,7 @@ class Media:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
         history = history[self._num_earlier :]
         if history and self._adapters is None:
-            self._adapters = list(self._found(loggers))
+            self._adapters = list(self._working_adapters(loggers))
         if not history or not self._adapters:
             return
         step = history[-1]["step"]
@@ -116,15 +116,15 @@ class Media:
         if is_first:
             self._metrics = in_order(record["metric"] for record in history)
         charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
-        self._give(methodcaller("write_charts", charts, history))
+        self._write_to_all(methodcaller("write_charts", charts, history))
         if is_first:
             text = "\n".join(_explanation(self._metrics))
-            self._give(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
+            self._write_to_all(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
         if self._can_draw and any(adapter.takes_pictures for adapter in self._adapters):
             for tag, picture in self._drawn(history, is_due):
-                self._give(methodcaller("write_image", tag, picture, step))
+                self._write_to_all(methodcaller("write_image", tag, picture, step))
 
-    def _found(self, loggers: Iterable[object]) -> Iterator[Adapter]:
+    def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
         for logger in loggers:
             try:
                 yield from adapters([logger])
@@ -146,7 +146,7 @@ class Media:
             self._can_draw = False
             self._warn("loggers get", error, "pictures")
 
-    def _give(self, write: Callable[[Adapter], None]) -> None:
+    def _write_to_all(self, write: Callable[[Adapter], None]) -> None:
         assert self._adapters is not None
         for adapter in tuple(self._adapters):
             try:

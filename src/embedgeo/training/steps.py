@@ -194,7 +194,7 @@ class StepMonitor(Monitor):
     def _look_ahead(self) -> None:
         """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
         if self._geometry is None:
-            self._rest()
+            self._go_idle()
         elif self._window_start is not None or (self._pending is not None and not has_other_ranks()):
             self._idle_between = inf, -inf
         else:
@@ -232,9 +232,9 @@ class StepMonitor(Monitor):
     def _stop(self) -> None:
         super()._stop()
         self._ignore_optimizers()
-        self._rest()
+        self._go_idle()
 
-    def _rest(self) -> None:
+    def _go_idle(self) -> None:
         self._idle_between = -inf, inf
         self._keeps_batches = False
         self._recent = []

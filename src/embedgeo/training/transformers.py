@@ -126,7 +126,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
-            elif self.probe is None and isinstance(batch, Mapping) and not _takes(self._trainer.model, batch):
+            elif self.probe is None and isinstance(batch, Mapping) and not _takes_batch(self._trainer.model, batch):
                 self._trainer.compute_loss(model, {**batch})  # only the Trainer knows what the model is called with
             elif isinstance(batch, Mapping):
                 model(**batch)
@@ -153,7 +153,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         return self._trainer.callback_handler.callbacks if self._trainer.is_world_process_zero() else ()
 
 
-def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
+def _takes_batch(model: Any, batch: Mapping[str, Any]) -> bool:
     main_input = getattr(model, "main_input_name", None)
     if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
         return main_input in batch or "inputs_embeds" in batch

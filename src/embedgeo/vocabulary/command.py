@@ -133,16 +133,16 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
         if len(without := rows[rows.without_token]):
             parts.append(f"{len(without)} without a token ({ranges(without.token_id)})")
         if len(copied := rows[rows.same_as >= 0]):
-            groups = [" = ".join(_named(of_one)) for _, of_one in copied.groupby("same_as")]
+            groups = [" = ".join(_row_names(of_one)) for _, of_one in copied.groupby("same_as")]
             parts.append(f"{len(copied)} equal to another one ({'; '.join(groups[:3])})")
         if len(untrained := rows[rows.untrained]):
-            parts.append(f"{len(untrained)} look untrained ({', '.join(_named(untrained))})")
+            parts.append(f"{len(untrained)} look untrained ({', '.join(_row_names(untrained))})")
         if values["untrained_rows"] != values["untrained_rows"]:
             parts.append("untrained rows cannot be told from the others")
         yield f"  {layer}: {'; '.join(parts)}"
 
 
-def _named(rows: pd.DataFrame) -> Sequence[str]:
+def _row_names(rows: pd.DataFrame) -> Sequence[str]:
     named = [f"{row.token_id} {row.token!r}" if row.token else str(row.token_id) for row in rows.itertuples()]
     return named if len(named) <= _MOST_NAMED else [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
 
@@ -165,7 +165,7 @@ class MatrixWorker:
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
         """Measure the matrices of a checkpoint, while the files of the one that is chosen next are fetched."""
         try:
-            planned = self._narrowed(planned)
+            planned = self._with_needed_files(planned)
             path = self.downloads.start(planned).result()
             if path.is_file():
                 raise ValueError(f"a vocabulary is that of a Hugging Face model; {path.name} is a file of Lightning's.")
@@ -174,12 +174,12 @@ class MatrixWorker:
             dtype = getattr(torch, self.settings.dtype)
             matrices = read_matrices(path, planned.contents, dtype=dtype, trust_remote_code=trusted)
             if (following := choose_next()) is not None:
-                self.downloads.start(self._narrowed(following))
+                self.downloads.start(self._with_needed_files(following))
             return self._measure_matrices(matrices, self.names[planned.checkpoint.model])
         finally:
             self.downloads.remove(planned)
 
-    def _narrowed(self, planned: Planned) -> Planned:
+    def _with_needed_files(self, planned: Planned) -> Planned:
         """The checkpoint with no more of its files on the Hub than have to be fetched."""
         contents = planned.contents
         if contents is None or planned.checkpoint.path is not None or len(contents.weights) < 3:
