@@ -15,10 +15,8 @@ from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric
 
-MetricFactory = Callable[[int], list[Metric]]
-"""Makes the metrics of one layer, given the layer's width."""
-ValuePairs = dict[str, Tensor]
-"""Value and standard error of each key, shape (2,)."""
+MetricFactory = Callable[[int], list[Metric]]  # makes the metrics of one layer, given the layer's width
+ValuePairs = dict[str, Tensor]  # value and standard error of each key, shape (2,)
 
 
 class LayerMetrics:

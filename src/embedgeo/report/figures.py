@@ -33,8 +33,7 @@ CKA_TEXT = (
     "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
 )
 
-By = Literal["layer", "step"]
-"""The layers, at the last step, or the steps, averaged over blocks."""
+By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
 _EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}

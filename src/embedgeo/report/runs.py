@@ -301,7 +301,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates")
         }
         last = facts[[*checkpoints][-1]]
-        lengths = json.loads(last.get("text_lengths", "{}"))
         yield replace(
             make_run(series, records),
             has_steps=not finals & checkpoints.keys(),
@@ -314,7 +313,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             spectra=read_spectra(tables["spectra"], layers),
             coordinates=_read_coordinates(tables["coordinates"], layers),
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
-            text_lengths={int(length): count for length, count in lengths.items()},
+            text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
             other_models=other_models if series in other_models else {},
         )

@@ -21,15 +21,13 @@ WORDS_TEXT = (
     "over its tokens, which has a smaller norm than they have: Q, M and V of words of several tokens are smaller for "
     "that reason alone, and rare words have more tokens. Compare words of the same |T_w|; an effect of frequency over "
     "all words may be one of |T_w|."
-)
-"""Yamagiwa & Shimodaira (2025), Appendix J."""
+)  # Yamagiwa & Shimodaira (2025), Appendix J
 
 _RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 _LINE: dict[str, Any] = {"color": draw.ACCENT, "lw": 1.6}
 _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
+# numbers of tokens of a word, and their colours
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
-"""Numbers of tokens of a word, and their colours."""
-
 _AGAINST_FREQUENCY = "Q, M and V of the token types against log frequency, scattered, with regression lines."
 _LONGEST_NAME = 20  # letters of a token that is named in a figure
 _LISTED = 10  # token types in a list

@@ -37,9 +37,8 @@ _MOST_LAYERS = 36
 _FOLLOWED = 8
 _OTHERS = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
+# by the end of a key: colour, marker and name of the rows that are compared
 _POSITIONS = {"_first": (draw.ACCENT, "o", "first positions"), "_rest": (draw.RUNS[0], "s", "the rest")}
-"""By the end of a key: colour, marker and name of the rows that are compared."""
-
 _ALT = "Largest entry, share of massive rows and kurtosis of coordinates against {}: first positions and the rest."
 _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 

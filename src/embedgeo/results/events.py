@@ -12,8 +12,7 @@ from embedgeo.glossary import GROUPS, in_order, term
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.records import Record
 
-EVENTS = "events.out.tfevents."
-"""Start of an event file's name."""
+EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")

@@ -153,8 +153,8 @@ class SweepFolder:
 
     def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
         """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
-        written = {path.parent.name for path in self.path.glob("*/*.parquet")} - {"checkpoints", "drift"}
-        paths = {kind: self.path / kind / f"{name}.parquet" for kind in dict.fromkeys((*TABLES, *sorted(written)))}
+        kinds = {*TABLES} | {path.parent.name for path in self.path.glob("*/*.parquet")} - {"checkpoints", "drift"}
+        paths = {kind: self.path / kind / f"{name}.parquet" for kind in sorted(kinds)}
         return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
 
     def failures(self) -> dict[str, str]:

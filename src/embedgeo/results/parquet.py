@@ -23,7 +23,7 @@ def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
     return [(name, kind) for name in names]
 
 
-SCHEMA = pa.schema(
+SCHEMA = pa.schema(  # of the records of a sweep
     [
         *_columns(pa.string(), "model", "revision"),
         ("step", pa.int64()),
@@ -33,12 +33,9 @@ SCHEMA = pa.schema(
         *_columns(pa.float64(), "value", "stderr"),
     ]
 )
-"""Columns of the records of a sweep."""
 
-RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
-"""Columns of `SCHEMA` that differ from record to record of a checkpoint."""
-HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
-"""Columns of the records of a training run."""
+RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")  # that differ within a checkpoint
+HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])  # of the records of a training run
 _PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]

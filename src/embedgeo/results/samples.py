@@ -13,8 +13,7 @@ from embedgeo.results.files import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSION = 1
-"""Version of the file's schema."""
+VERSION = 1  # of the file's schema
 
 _NUMBERING = "position among the rows that count (not masked), in the order in which one process sees the batches"
 _TENSORS = ("rows", "row_numbers", "mean", "eigenvalues")
