@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import ray
 import yaml
+from filelock import FileLock
 from ray.autoscaler._private import util
 from ray.cluster_utils import Cluster
 
@@ -37,11 +38,12 @@ DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
 
 @pytest.fixture(scope="module")
 def cluster():
-    cluster = Cluster()
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.shutdown()
+    with FileLock(f"{DOWNLOADS}.lock"):  # workers of other tests would be taken for its own
+        cluster = Cluster()
+        for _ in range(3):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture
