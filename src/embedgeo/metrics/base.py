@@ -92,7 +92,7 @@ class GeometryMetric(Metric):
     """True where `set_unembedding` is to be called with the weights of the model's output embedding."""
 
     remedy: ClassVar[str] = ""
-    """What to do where the states are too large; empty where that is only to measure fewer layers."""
+    """Advice to users where the states are too large; empty where that is only to measure fewer layers."""
 
     settings: Tensor
     num_rows: Tensor
