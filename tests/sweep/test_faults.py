@@ -203,6 +203,9 @@ def handlers():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(  # of downloads that would end with the process, and lose their folder to the further run
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("during", ["download", "measurement"])
 def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
