@@ -17,8 +17,15 @@ from transformers import GPTNeoXForCausalLM
 
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import LanguageModel, new_model, training_batches
-from embedgeo.functional import row_moments, token_table, variance_split, within_variance
-from embedgeo.functional.tokens import unbiased_split
+from embedgeo.functional import (
+    context_split,
+    local_variance,
+    row_moments,
+    token_table,
+    unbiased_split,
+    variance_split,
+    within_variance,
+)
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
@@ -73,6 +80,48 @@ def bursts(seed: int, num_sequences: int = 32, length: int = 256, own: int = 20)
     return Sample(means[ids] + (SHARE / 2) ** 0.5 * (effects + noise), ids, sequences)
 
 
+def nested(seed: int, num_sequences: int, *, burst: float = 0.0, growing: bool = False) -> tuple[Sample, float]:
+    """Rows of sequences of unequal length whose variance within types, ∝ p^-0.2, is in part of type and sequence.
+
+    Args:
+        seed: of the rows.
+        num_sequences: how many.
+        burst: how unequally sequences have a type: the squared C.V. of its frequency in them.
+        growing: the part grows with the frequency of the type, from 0.4 to 0.8; otherwise it is 0.5.
+
+    Returns:
+        The rows, and the part of the sequence in the variance within their types.
+    """
+    g = torch.Generator().manual_seed(seed)
+    p = 1 / torch.arange(1, TYPES + 1, dtype=torch.float64)
+    p /= p.sum()
+    variance = p**-0.2
+    place = (p / p[-1]).log() / (p[0] / p[-1]).log()
+    part = 0.4 + 0.4 * place if growing else torch.full_like(p, 0.5)
+    weights = p.expand(num_sequences, TYPES)
+    if burst:
+        shape = torch.full((num_sequences, TYPES), 1 / burst, dtype=torch.float64)
+        weights = weights * torch._standard_gamma(shape, generator=g)
+    drawn = torch.multinomial(weights, 208, replacement=True, generator=g)
+    lengths = torch.randint(48, 208, (num_sequences, 1), generator=g)
+    sequences, position = (torch.arange(208) < lengths).nonzero().unbind(1)
+    ids = drawn[sequences, position]
+    _, pair = (sequences * TYPES + ids).unique(return_inverse=True)
+    effects = torch.randn(int(pair.max()) + 1, 8, generator=g, dtype=torch.float64)[pair]
+    noise = torch.randn(len(ids), 8, generator=g, dtype=torch.float64)
+    of_text, of_noise = (variance * part)[ids], (variance * (1 - part))[ids]
+    x = of_text.sqrt()[:, None] * effects + of_noise.sqrt()[:, None] * noise
+    return Sample(x, ids, sequences), float(of_text.sum() / (of_text + of_noise).sum())
+
+
+def text_share(sample: Sample) -> float:
+    """Estimated part of the sequences in the variance within types."""
+    types = token_table(*sample)
+    num_sequences = types.n.new_tensor(len(sample.sequence_ids.unique()))
+    within = within_variance(types, num_sequences)
+    return float(context_split(within, local_variance(types), num_sequences)["V_W_text_over_V_W"])
+
+
 def print_row(name: str, values: Tensor) -> None:
     print(f"| {name} |", " | ".join(f"{value:.3f}" for value in values.tolist()), "|", flush=True)
 
@@ -85,6 +134,15 @@ def simulated(seeds: int) -> None:
             drawn = [shares(independent(n, exponent, seed)) for seed in range(seeds)]
             print_row(f"n = {n:,}, variance ∝ p^{exponent}", torch.tensor(drawn).mean(0))
     print_row("bursts, 32 × 256", torch.tensor([shares(bursts(seed)) for seed in range(seeds)]).mean(0))
+    print("\n| V_W between texts ÷ V_W | true | estimate | sd over samples |\n|---|---|---|---|")
+    for growing in (False, True):
+        for burst in (0.0, 3.0, 20.0):
+            for num_sequences in (8, 32, 128, 400):
+                drawn = [nested(seed, num_sequences, burst=burst, growing=growing) for seed in range(seeds)]
+                found = torch.tensor([text_share(sample) for sample, _ in drawn])
+                true = torch.tensor([share for _, share in drawn]).mean()
+                name = f"{num_sequences} sequences, burst {burst:g}{', growing with frequency' * growing}"
+                print_row(name, torch.stack((true, found.mean(), found.std())))
 
 
 def trained(settings: DemoSettings) -> tuple[GPTNeoXForCausalLM, Tensor]:

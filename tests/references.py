@@ -101,6 +101,30 @@ def unbiased_values(x, token_ids, sequence_ids=None, within=None):
     }
 
 
+def context_values(x, token_ids, sequence_ids):
+    """The split of V_W_unbiased from all pairs of occurrences, one token type and one pair after the other."""
+    x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
+    sequence_ids = np.asarray(sequence_ids)
+    squares, pairs, sequences = {}, {}, {}
+    for token_id in set(token_ids.tolist()):
+        rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
+        together = [(i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]]
+        squares[token_id] = sum(((rows[i] - rows[j]) ** 2).sum() for i, j in together) / 2
+        pairs[token_id], sequences[token_id] = len(together), len(set(of.tolist()))
+
+    def of_alike(token_id):
+        donors = [t for t in pairs if pairs[t]]
+        fewer = [sequences[t] for t in donors if sequences[t] <= sequences[token_id]]
+        chosen = max(fewer) if fewer else min((sequences[t] for t in donors), default=None)
+        alike = [t for t in donors if sequences[t] == chosen]
+        return sum(squares[t] for t in alike) / sum(pairs[t] for t in alike) if alike else np.nan
+
+    local = np.mean([squares[t] / pairs[t] if pairs[t] else of_alike(t) for t in token_ids.tolist()])
+    within = within_by_pairs(x, token_ids, sequence_ids)
+    text = within - local if len(set(sequence_ids.tolist())) > 1 else np.nan
+    return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": text / within}
+
+
 def line(x, y):
     """Slope and R² of the least-squares line."""
     if len(set(x)) < 2:

@@ -42,15 +42,19 @@ class Corpus:
         return self.means[ids] + self.scale * (self.sequence_effect * effect + 0.7 * noise), ids
 
     def population(self) -> dict[str, float]:
-        """M/Q, V_W/V and the mean cosine of rows of different sequences, of all the rows there could be."""
+        """M/Q, V_W/V, the split of V_W and the mean cosine of rows of different sequences, of all rows there could be."""
         mean = self.probabilities @ self.means
         between = self.probabilities @ (self.means - mean).square().sum(1)
+        local = self.scale.square().sum() * 0.7**2
         within = self.scale.square().sum() * (self.sequence_effect**2 + 0.7**2)
         offset = mean.square().sum()
         rows = self.draw(400_000, 1, seed=2)[0]  # each in a sequence of its own
         return {
             "M_over_Q": float(offset / (offset + between + within)),
             "V_W_over_V_unbiased": float(within / (within + between)),
+            "V_W_local": float(local),
+            "V_W_text": float(within - local),
+            "V_W_text_over_V_W": float(1 - local / within),
             "mean_cosine": float((rows / rows.norm(dim=-1, keepdim=True)).mean((0, 1)).square().sum()),
         }
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.within_token_variance import bursts, independent, shares
+from benchmarks.within_token_variance import bursts, independent, nested, shares, text_share
 from embedgeo import observe
 from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import EmbeddingMoments, TokenMoments
@@ -23,6 +23,7 @@ REGRESSIONS = {
 
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
     expected = references.row_values(x) | references.token_values(x, ids) | references.unbiased_values(x, ids)
+    expected |= references.context_values(x, ids, range(len(ids)))
     if regressed is not None:
         expected = {key: value for key, value in expected.items() if key not in NOT_OF_THE_TABLE}
     if regressed is not None:
@@ -301,3 +302,60 @@ def test_sequences_that_are_packed_are_told_by_their_positions():
     sequences = torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [3] + [4] * 11)
     expected = references.unbiased_values(hidden, batch["input_ids"].flatten(), sequences)
     assert_values(floats(in_forward_passes(model, [batch])), expected, rtol=1e-6)
+
+
+CONTEXT = ("V_W_local", "V_W_text", "V_W_text_over_V_W")
+
+
+def context_of(x, ids, sequences, parts=(slice(None),)):
+    metric = TokenMoments(x.shape[1])
+    for part in parts:
+        metric.update(x[part], ids[part], sequence_ids=sequences[part])
+    return {key: metric.compute()[key] for key in CONTEXT}
+
+
+@pytest.mark.parametrize("num_sequences", [2, 7, 60])
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, mean):
+    x, ids, sequences = texts(400, 3, num_sequences=num_sequences, mean=mean)
+    expected = references.context_values(x, ids, sequences)
+    assert_values(context_of(x, ids, sequences), expected, rtol=1e-9)
+    order = sequences.argsort(stable=True)
+    middle = int((sequences == sequences.min()).sum())  # an update has whole sequences
+    x, ids, sequences = x[order], ids[order], sequences[order]
+    assert_values(context_of(x, ids, sequences, [slice(0, middle), slice(middle, None)]), expected, rtol=1e-9)
+
+
+def test_a_type_without_a_pair_in_one_text_takes_that_of_types_seen_in_as_many():
+    x = torch.tensor([[0.0], [2.0], [9.0], [0.0], [6.0], [5.0], [7.0], [8.0]]).double()
+    ids = torch.tensor([1, 1, 1, 2, 2, 3, 3, 4])
+    sequences = torch.tensor([0, 0, 1, 0, 0, 0, 1, 5])  # 1 and 3 are in two, 2 and 4 in one
+    local = {1: 2.0, 2: 18.0, 3: 2.0, 4: 18.0}
+    mean = sum(local[int(token_id)] for token_id in ids) / len(ids)
+    assert context_of(x, ids, sequences)["V_W_local"].item() == pytest.approx(mean, rel=1e-12)
+
+
+def test_context_where_there_is_nothing_to_tell():
+    x, ids, sequences = texts(60, 3)
+    alone = floats(context_of(x, ids, torch.zeros(60).long()))
+    assert alone["V_W_local"] > 0
+    assert all_nan({key: alone[key] for key in CONTEXT[1:]})
+    assert all_nan(floats(context_of(x, ids, torch.arange(60))))
+    constant = floats(context_of((1e4 + gaussian(60, 3))[ids // 1000].float(), ids, sequences))
+    assert constant["V_W_local"] == constant["V_W_text"] == 0
+    assert math.isnan(constant["V_W_text_over_V_W"])
+    assert not updated(TokenMoments(3), x).compute().keys() & set(CONTEXT)
+    nearly = floats(context_of((1e4 + gaussian(60, 3))[ids // 1000] + 1e-13 * x, ids, sequences))
+    assert nearly["V_W_local"] == nearly["V_W_text"] == 0
+    copies = gaussian(60, 3)[sequences.unique(return_inverse=True)[1]]
+    assert floats(context_of(copies, torch.zeros(60).long(), sequences))["V_W_text_over_V_W"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("burst", [0.0, 3.0, 20.0])
+@pytest.mark.parametrize("num_sequences", [32, 128])
+def test_the_share_of_the_texts_is_found(num_sequences, burst, growing):
+    drawn = [nested(seed, num_sequences, burst=burst, growing=growing) for seed in SEEDS]
+    found = sum(text_share(sample) for sample, _ in drawn) / len(drawn)
+    assert found == pytest.approx(sum(share for _, share in drawn) / len(drawn), abs=0.04)

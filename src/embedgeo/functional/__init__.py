@@ -49,7 +49,9 @@ from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
 from embedgeo.functional.tokens import REGRESSION_COUNT_RANGE as REGRESSION_COUNT_RANGE
 from embedgeo.functional.tokens import TokenTable as TokenTable
 from embedgeo.functional.tokens import coefficient_of_variation as coefficient_of_variation
+from embedgeo.functional.tokens import context_split as context_split
 from embedgeo.functional.tokens import least_squares as least_squares
+from embedgeo.functional.tokens import local_variance as local_variance
 from embedgeo.functional.tokens import token_table as token_table
 from embedgeo.functional.tokens import type_regressions as type_regressions
 from embedgeo.functional.tokens import type_values as type_values

@@ -25,6 +25,7 @@ from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 _FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
+_MANY_SEQUENCES = 1024
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
@@ -279,6 +280,37 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     return ratio((n * variance).sum(), n.sum())
 
 
+def local_variance(types: TokenTable) -> Tensor:
+    """The variance within token types and within sequences, estimated from pairs of occurrences in one sequence.
+
+    That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s (n_s - 1), with m2_s
+    the squared deviations from the mean of its n_s rows in sequence s. Token types without such a pair, which are many,
+    get the pooled value (sum of numerators over sum of denominators) of those seen in as many sequences (1,024 and more
+    count as 1,024); where none of these has pairs, in the next fewer, or else the next more sequences.
+
+    Args:
+        types: the token table.
+
+    Returns:
+        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice in one sequence.
+
+    >>> from embedgeo.functional import token_table
+    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 0, 1]))
+    >>> local_variance(table).item()
+    2.0
+    """
+    norm = torch.linalg.vector_norm(types.mean, dim=1)
+    squares = without_rounding(types.sequence_m2, types.sequence_n2, norm)
+    pairs = types.sequence_n2 - types.n
+    sequences = types.sequences.clamp(max=_MANY_SEQUENCES).long()
+    sums = pairs.new_zeros(2, _MANY_SEQUENCES + 1).index_add_(1, sequences, torch.stack((squares, pairs)))
+    has_pairs = sums[1] > 0
+    fewer = torch.where(has_pairs, torch.arange(len(has_pairs), device=pairs.device), -1).cummax(0).values
+    donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)
+    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(*sums[:, donors[sequences]]))
+    return ratio((types.n * variance).sum(), types.n.sum())
+
+
 def variance_split(types: TokenTable) -> dict[str, Tensor]:
     """Split the variance of all rows into within and between token types.
 
@@ -312,6 +344,26 @@ def unbiased_split(n: Tensor, variance: Tensor, within: Tensor) -> dict[str, Ten
         "V_B_unbiased": between,
         "V_W_over_V_unbiased": ratio(within, within + between),
     }
+
+
+def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[str, Tensor]:
+    """Split the variance within token types into that within sequences and what different sequences add.
+
+    Args:
+        within: see `within_variance`, scalar.
+        local: see `local_variance`, scalar.
+        num_sequences: number of sequences that the rows came from, scalar.
+
+    Returns:
+        ``V_W_local``; ``V_W_text``, V_W_unbiased - V_W_local, NaN for a single sequence; and ``V_W_text_over_V_W``,
+        its share of V_W_unbiased.
+
+    >>> split = context_split(*torch.tensor([4.0, 3.0, 8.0]))
+    >>> {key: value.item() for key, value in split.items()}
+    {'V_W_local': 3.0, 'V_W_text': 1.0, 'V_W_text_over_V_W': 0.25}
+    """
+    text = torch.where(num_sequences > 1, within - local, torch.nan)
+    return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": ratio(text, within)}
 
 
 def type_values(types: TokenTable) -> dict[str, Tensor]:

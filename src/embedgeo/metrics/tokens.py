@@ -15,7 +15,9 @@ from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
     SequenceCount,
     TokenTable,
+    context_split,
     has_token_values,
+    local_variance,
     token_table,
     type_regressions,
     type_values,
@@ -69,6 +71,16 @@ _TERMS = {
         V_B_over_Q=Term("V_B / Q, plug-in", "share of the mean squared norm, plug-in estimate",
             "How much of the embeddings' size is what the token itself does, of exactly the rows seen."),
     ),
+    **in_group("size and variance", 225,
+        V_W_text_over_V_W=Term("V_W between texts", "share of V_W, from pairs in one and in different sequences",
+            "How much of what context does is the text as a whole: 0 where two occurrences of a token differ as "
+            "much in one text as in two, 1 where they are alike in one text.", gaussian=0.0),
+        V_W_local=Term("V_W within texts", f"estimate from pairs in one sequence, {SQUARED}",
+            "Variance within the occurrences of a token in one text.", ranges=True, is_drawn=False),
+        V_W_text=Term("V_W between texts", f"estimate, {SQUARED}",
+            "What different texts add to the variance within the occurrences of a token.", ranges=True,
+            is_drawn=False, gaussian=0.0),
+    ),
     **_OVER_TYPES,
     **in_group("rows counted", 630,
         token_types=Term("token types", "distinct tokens seen",
@@ -84,10 +96,12 @@ class TokenMoments(GeometryMetric):
     """Moments of the embeddings as a whole and of each token type (the paper's Algorithm 1, batched).
 
     ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over everything seen, and
-    ``token_types`` seen; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen, and ``V_over_Q``, ``V_W_over_Q``
-    and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
+    ``token_types`` seen; ``V_W_local``, ``V_W_text`` and ``V_W_text_over_V_W``, which split V_W_unbiased into what
+    occurrences in one sequence and different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows
+    seen, and ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
     ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and V: see
-    `embedgeo.functional.within_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
+    `embedgeo.functional.within_variance`, `embedgeo.functional.local_variance` and
+    `embedgeo.functional.type_regressions`. Values that need token ids are
     absent where rows came without any.
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
@@ -228,6 +242,7 @@ class TokenMoments(GeometryMetric):
             "V_over_Q": (n - 1) / n,
             "V_W_over_Q": (n - types) / n,
             "V_B_over_Q": (types - 1) / n,
+            "V_W_local": rows.Q,
         }
         if rows.counts is None or not len(rows.counts) or rows.keys.isdisjoint(_OVER_TYPES):
             return values
@@ -241,6 +256,8 @@ class TokenMoments(GeometryMetric):
         if not has_token_values(n, n_with_ids):
             return values
         split = variance_split(types)
+        num_sequences = self.load(SequenceCount).num_sequences
+        within = within_variance(types, num_sequences)
         in_range = self._types_in(self.regression_count_range)
         regressed = in_range
         if self._regressed is not None:
@@ -252,7 +269,8 @@ class TokenMoments(GeometryMetric):
             "V_over_Q": ratio(values["V"], values["Q"]),
             "V_W_over_Q": ratio(split["V_W"], values["Q"]),
             "V_B_over_Q": ratio(split["V_B"], values["Q"]),
-            **unbiased_split(n, values["V"], within_variance(types, self.load(SequenceCount).num_sequences)),
+            **unbiased_split(n, values["V"], within),
+            **context_split(within, local_variance(types), num_sequences),
             **type_regressions(type_values(regressed)),
             "token_types_regressed": n.new_tensor(len(in_range.n)),
         }
