@@ -101,8 +101,11 @@ def unbiased_values(x, token_ids, sequence_ids=None, within=None):
     }
 
 
-def context_values(x, token_ids, sequence_ids):
-    """The split of V_W_unbiased from all pairs of occurrences, one token type and one pair after the other."""
+def context_values(x, token_ids, sequence_ids, seen_in=None):
+    """The split of V_W_unbiased from all pairs of occurrences, one token type and one pair after the other.
+
+    ``seen_in`` has the number of sequences of each type by which types are alike; default: those given.
+    """
     x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
     sequence_ids = np.asarray(sequence_ids)
     squares, pairs, sequences = {}, {}, {}
@@ -111,6 +114,8 @@ def context_values(x, token_ids, sequence_ids):
         together = [(i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]]
         squares[token_id] = sum(((rows[i] - rows[j]) ** 2).sum() for i, j in together) / 2
         pairs[token_id], sequences[token_id] = len(together), len(set(of.tolist()))
+
+    sequences = sequences if seen_in is None else seen_in
 
     def of_alike(token_id):
         donors = [t for t in pairs if pairs[t]]

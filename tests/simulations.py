@@ -42,7 +42,7 @@ class Corpus:
         return self.means[ids] + self.scale * (self.sequence_effect * effect + 0.7 * noise), ids
 
     def population(self) -> dict[str, float]:
-        """M/Q, V_W/V, the split of V_W and the mean cosine of rows of different sequences, of all rows there could be."""
+        """M/Q, V_W/V, the split of V_W and the mean cosine of rows of different sequences, of all there could be."""
         mean = self.probabilities @ self.means
         between = self.probabilities @ (self.means - mean).square().sum(1)
         local = self.scale.square().sum() * 0.7**2

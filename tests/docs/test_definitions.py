@@ -43,7 +43,6 @@ OF_OTHERS = {
 
 def all_values(x, ids):
     metrics = [
-        TokenMoments(x.shape[1]),
         Anisotropy(x.shape[1], sketch=32),
         Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
@@ -53,7 +52,7 @@ def all_values(x, ids):
         *(kind(x.shape[1]) for kind in OTHER_METRICS),
     ]
     metrics = [updated(metric, x, ids) for metric in metrics]
-    for metric in (TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
+    for metric in (TokenMoments(x.shape[1]), TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
         metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
         metrics.append(metric)
     metrics[-1].set_unembedding(gaussian(1 + int(ids.max()), x.shape[1], seed=1))
@@ -133,6 +132,9 @@ def exact_values(n, d, T):
         "V_W_unbiased": Q,
         "V_B_unbiased": 0,
         "V_W_over_V_unbiased": 1,
+        "V_W_local": Q,
+        "V_W_text": 0,
+        "V_W_text_over_V_W": 0,
         "Q_freq_slope": 0,
         "participation_ratio": (d * (n - 1) + 2) / (n + d),
         "isoscore": (n - 2) / (n + d),

@@ -490,7 +490,7 @@ PER_AXIS = {"top_dim_share", "anisotropy_standardized", "anisotropy_z_scored", "
     *("kurtosis", "kurtosis_first", *LARGEST)
 }
 
-SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased"}
+SQUARED_UNITS = {"Q", "M", "V", "V_W", "V_B", "V_W_unbiased", "V_B_unbiased", "V_W_local", "V_W_text"}
 
 UNITS = {"norm_mean", "norm_max", *LARGEST}
 

@@ -9,6 +9,7 @@ from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.rows import row_ids
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
+from tests import references
 from tests.simulations import Corpus, coverage
 
 CORPUS = Corpus(num_types=40, dim=6)
@@ -47,7 +48,23 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
             mask = lengths_mask(ids) & (groups != left_out)
             count += int((lengths_mask(ids) & (groups == left_out)).sum())
             made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
-        return made.compute() | (over_types(left_out) if metric is TokenMoments else {}), count
+        of_types = {**over_types(left_out), **context(left_out)} if metric is TokenMoments else {}
+        return made.compute() | of_types, count
+
+    def context(left_out: int | None) -> dict[str, Tensor]:
+        """The split of V_W, types standing for those that are in as many sequences of all rows."""
+        parts = [
+            (x[mask], ids[mask], 1000 * b + sequences[mask], (b * len(x) + sequences[mask]) % num_groups)
+            for b, (x, ids, sequences) in enumerate(batches())
+            for mask in [lengths_mask(ids)]
+        ]
+        x, ids, sequences, groups = (torch.cat(each) for each in zip(*parts, strict=True))
+        seen_in = {int(t): len(sequences[ids == t].unique()) for t in ids.unique()}
+        left = groups != left_out if left_out is not None else torch.ones_like(groups, dtype=torch.bool)
+        x, ids, sequences = x[left], ids[left], sequences[left]
+        kept = torch.from_numpy(references.in_count_range(ids, options.get("count_range", (1, 10**9))))
+        found = references.context_values(x[kept], ids[kept], sequences[kept], seen_in)
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()}
 
     def over_types(left_out: int | None) -> dict[str, Tensor]:
         """The values over the token types in the range of counts, counted in all rows."""

@@ -25,7 +25,7 @@ from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 _FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
-_MANY_SEQUENCES = 1024
+_MANY_SEQUENCES = 1024  # types seen in more are few, and alike
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
@@ -280,7 +280,7 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     return ratio((n * variance).sum(), n.sum())
 
 
-def local_variance(types: TokenTable) -> Tensor:
+def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor:
     """The variance within token types and within sequences, estimated from pairs of occurrences in one sequence.
 
     That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s (n_s - 1), with m2_s
@@ -290,6 +290,7 @@ def local_variance(types: TokenTable) -> Tensor:
 
     Args:
         types: the token table.
+        sequences: number of sequences by which types are alike, shape (T,); default: those of the table.
 
     Returns:
         Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice in one sequence.
@@ -302,7 +303,7 @@ def local_variance(types: TokenTable) -> Tensor:
     norm = torch.linalg.vector_norm(types.mean, dim=1)
     squares = without_rounding(types.sequence_m2, types.sequence_n2, norm)
     pairs = types.sequence_n2 - types.n
-    sequences = types.sequences.clamp(max=_MANY_SEQUENCES).long()
+    sequences = (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
     sums = pairs.new_zeros(2, _MANY_SEQUENCES + 1).index_add_(1, sequences, torch.stack((squares, pairs)))
     has_pairs = sums[1] > 0
     fewer = torch.where(has_pairs, torch.arange(len(has_pairs), device=pairs.device), -1).cummax(0).values

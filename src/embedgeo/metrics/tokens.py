@@ -97,11 +97,11 @@ class TokenMoments(GeometryMetric):
 
     ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over everything seen, and
     ``token_types`` seen; ``V_W_local``, ``V_W_text`` and ``V_W_text_over_V_W``, which split V_W_unbiased into what
-    occurrences in one sequence and different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows
-    seen, and ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
-    ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and V: see
-    `embedgeo.functional.within_variance`, `embedgeo.functional.local_variance` and
-    `embedgeo.functional.type_regressions`. Values that need token ids are
+    occurrences in one sequence and what different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the
+    rows seen, and ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur
+    as often as ``regression_count_range`` says: ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``,
+    ``Q_freq_r2`` and those of M and V: see `embedgeo.functional.within_variance`,
+    `embedgeo.functional.local_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
     absent where rows came without any.
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
@@ -131,7 +131,7 @@ class TokenMoments(GeometryMetric):
     (10.0, 1.0, 9.0, 2.0)
     """
 
-    _regressed: Tensor | None = None  # ids of the types in the regressions; None: those in `regression_count_range`
+    _whole: TokenTable | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
@@ -249,7 +249,8 @@ class TokenMoments(GeometryMetric):
         return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
 
     def compute(self) -> dict[str, Tensor]:
-        types = self._types_in(self.count_range)
+        every, regressed_range = self._types_in(None), self.regression_count_range
+        types = _in_range(every, self.count_range)
         values = moment_values(self.load(Moments)) if self.count_range is None else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
@@ -258,11 +259,9 @@ class TokenMoments(GeometryMetric):
         split = variance_split(types)
         num_sequences = self.load(SequenceCount).num_sequences
         within = within_variance(types, num_sequences)
-        in_range = self._types_in(self.regression_count_range)
-        regressed = in_range
-        if self._regressed is not None:
-            every = self._types_in(None)
-            regressed = every.select(torch.isin(every.token_ids, self._regressed))
+        whole = every if self._whole is None else self._whole
+        regressed = every.select(torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids))
+        sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
         token_values = {
             "token_types": n.new_tensor(len(types.n)),
             **split,
@@ -270,23 +269,30 @@ class TokenMoments(GeometryMetric):
             "V_W_over_Q": ratio(split["V_W"], values["Q"]),
             "V_B_over_Q": ratio(split["V_B"], values["Q"]),
             **unbiased_split(n, values["V"], within),
-            **context_split(within, local_variance(types), num_sequences),
+            **context_split(within, local_variance(types, sequences), num_sequences),
             **type_regressions(type_values(regressed)),
-            "token_types_regressed": n.new_tensor(len(in_range.n)),
+            "token_types_regressed": n.new_tensor(len(_in_range(every, regressed_range).n)),
         }
         complete = n_with_ids == n  # not if only some of the ranks were given token ids
         return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
     def hold(self, whole: Self) -> None:
-        """Regress over the types in the range among all rows: types leaving it with a group would double the errors."""
-        self._regressed = whole._types_in(self.regression_count_range).token_ids
+        """Take from all rows which types are regressed, and in how many sequences each is.
+
+        Types that leave the range of counts with a group would double the errors over types; types that stand for
+        others in fewer sequences would make those of V_W_local a fifth too large.
+        """
+        self._whole = whole._types_in(None)
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
-        types = self.load(TokenTable).without_rounding()
-        if count_range is None:
-            return types
-        lo, hi = count_range
-        return types.select((types.n >= lo) & (types.n <= hi))
+        return _in_range(self.load(TokenTable).without_rounding(), count_range)
+
+
+def _in_range(types: TokenTable, count_range: tuple[int, int] | None) -> TokenTable:
+    if count_range is None:
+        return types
+    lo, hi = count_range
+    return types.select((types.n >= lo) & (types.n <= hi))
 
 
 def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:
