@@ -51,7 +51,11 @@ POOLED_WITHIN_UPDATES = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
 
 LINES = {"V_on_M_slope", "V_on_M_r2", *(f"{key}_freq_{what}" for key in "QMV" for what in ("slope", "r2"))}
 
-SIMILARITIES = ("self_similarity", "different_token_similarity")
+SIMILARITIES = (
+    *("self_similarity", "self_similarity_across_sequences"),
+    *("different_token_similarity", "different_token_similarity_within_sequence"),
+    "different_token_similarity_across_sequences",
+)
 
 
 def rows(seed=0):

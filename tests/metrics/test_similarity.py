@@ -34,6 +34,16 @@ def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
         "within_sequence_similarity": mean(lambda i, j: sequence_ids[i] == sequence_ids[j]),
         "intra_sentence_similarity": np.mean([np.mean([cosine(row, of.mean(0)) for row in of]) for of in rows]),
     }
+    for key, same_type, same_sequence in (
+        ("self_similarity_across_sequences", True, False),
+        ("different_token_similarity_within_sequence", False, True),
+        ("different_token_similarity_across_sequences", False, False),
+    ):
+        values[key] = mean(
+            lambda i, j, a=same_type, b=same_sequence: (
+                (token_ids[i] == token_ids[j]) == a and (sequence_ids[i] == sequence_ids[j]) == b
+            )
+        )
     return values | {f"{key}_adjusted": value - mean(lambda i, j: True) for key, value in values.items()}
 
 
@@ -96,14 +106,18 @@ def test_identical_occurrences_have_a_similarity_of_exactly_one():
 def test_what_is_undefined_is_nan():
     x, one = gaussian(3, DIM), torch.zeros(3, dtype=torch.int64)
     nothing = updated(x[:0], one[:0], one[:0]).compute()
-    assert len(nothing) == 8
+    assert len(nothing) == 14
     assert all_nan(floats(nothing))
     assert all_nan(floats(updated(x[:1], one[:1], one[:1]).compute()))
     assert all_nan(floats(updated(0 * x, one, one).compute()))
     alone = floats(updated(x, torch.arange(3), torch.arange(3)).compute())
     assert {key for key, value in alone.items() if math.isnan(value)} == {
         f"{key}{adjusted}"
-        for key in ("self_similarity", "within_sequence_similarity", "intra_sentence_similarity")
+        for key in (
+            *("self_similarity", "self_similarity_across_sequences"),
+            *("within_sequence_similarity", "intra_sentence_similarity"),
+            "different_token_similarity_within_sequence",
+        )
         for adjusted in ("", "_adjusted")
     }
     assert math.isnan(updated(x, one, one).compute()["different_token_similarity"])

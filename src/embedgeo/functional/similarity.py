@@ -106,3 +106,21 @@ def type_distances(types: TokenTable) -> dict[str, Tensor]:
         "self_similarity": ratio(of_type.sum(), several.sum().to(n.dtype)),
         "different_token_similarity": ratio(distances, pairs),
     }
+
+
+def crossed_distances(state: SequenceSimilarity, types: TokenTable) -> dict[str, Tensor]:
+    """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to norm 1.
+
+    Of all pairs of rows of one token type in different sequences, of different types in one sequence, and of different
+    types in different sequences.
+    """
+    n = types.n
+    every = torch.stack((state.n * state.m2, state.n * (state.n - 1)))
+    of_type = torch.stack(((n * types.m2).sum(), (n * (n - 1)).sum()))
+    of_sequence = torch.stack((state.distances, state.pairs))
+    of_both = torch.stack((types.sequence_m2.sum(), (types.sequence_n2 - n).sum()))
+    return {
+        "self_similarity_across_sequences": ratio(*(of_type - of_both)),
+        "different_token_similarity_within_sequence": ratio(*(of_sequence - of_both)),
+        "different_token_similarity_across_sequences": ratio(*(every - of_type - of_sequence + of_both)),
+    }

@@ -8,6 +8,7 @@ from torch import Tensor
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
+    crossed_distances,
     row_directions,
     sequence_distances,
     sequence_similarity,
@@ -33,6 +34,18 @@ _SIMILARITIES = {
     "intra_sentence_similarity": Term("intra-sentence cosine",
         "cosine with the sequence's mean row, mean over rows, then sequences",
         "The published measure of how alike the embeddings of one text are; high in short ones."),
+    "self_similarity_across_sequences": Term("self-similarity across texts",
+        "cosine of two occurrences of a token in different sequences, mean over pairs",
+        "How alike the occurrences of a token are, whatever the text; it includes the common offset.",
+        is_drawn=False, gaussian=0.0),
+    "different_token_similarity_within_sequence": Term("different-token cosine in a text",
+        "cosine of two rows of different tokens in one sequence, mean over pairs",
+        "How alike the embeddings of one text are, whatever the token; it includes the common offset.",
+        is_drawn=False, gaussian=0.0),
+    "different_token_similarity_across_sequences": Term("different-token cosine across texts",
+        "cosine of two rows of different tokens in different sequences, mean over pairs",
+        "How alike embeddings are that share neither token nor text: the common offset.",
+        is_drawn=False, gaussian=0.0),
 }
 # fmt: on
 
@@ -55,8 +68,11 @@ class TokenSimilarity(GeometryMetric):
     the pairs of rows of different types; ``within_sequence_similarity``: that over the pairs of distinct rows of one
     sequence; and ``intra_sentence_similarity``: Ethayarajh's measure of the same, the mean over sequences of two or
     more rows of the mean cosine of their rows with their mean row, high in short sequences, as a row is part of the
-    mean. Each has an ``…_adjusted``, Ethayarajh's correction for anisotropy: less the mean cosine of all pairs of
-    distinct rows. The values of types are absent where rows came without token ids.
+    mean. ``self_similarity_across_sequences``, ``different_token_similarity_within_sequence`` and
+    ``different_token_similarity_across_sequences`` are mean cosines over all pairs of one token type in different
+    sequences, of different types in one sequence, and of different types in different sequences. Each has an
+    ``…_adjusted``, Ethayarajh's correction for anisotropy: less the mean cosine of all pairs of distinct rows. The
+    values of types are absent where rows came without token ids.
 
     Rows of norm 0 are left out. Memory is O(T d) for T token types.
 
@@ -95,7 +111,7 @@ class TokenSimilarity(GeometryMetric):
         n_with_ids = types.n.sum()
         if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
-            of_types = type_distances(types)
+            of_types = type_distances(types) | crossed_distances(state, types)
             distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances
         values = {key: 1 - each for key, each in distances.items()}
         return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}
