@@ -89,15 +89,15 @@ def twonn_dimension(
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     estimate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     nearest, place = distinct_nearest(x, duplicate_tolerance)
-    first, second = nearest.cpu().double().unbind(1)
+    first, second = nearest.distances.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):
-        return DimensionEstimate(math.nan, len(nearest), left_out)
+        return DimensionEstimate(math.nan, len(first), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
-        group = point_groups(groups, place, len(nearest)).cpu()[order]
+        group = point_groups(groups, place, len(first)).cpu()[order]
         left_out = torch.stack([estimate(log_mu[group != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(estimate(log_mu)), len(nearest), left_out)
+    return DimensionEstimate(float(estimate(log_mu)), len(first), left_out)
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:

@@ -10,6 +10,7 @@ from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, r
 from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row_norms
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
+_BLOCK_ROWS = 128  # rows of several labels whose neighbours among their own label are looked for at a time
 _STRIP_ROWS = 256  # rows whose products with others are taken at a time
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
@@ -30,71 +31,101 @@ _DEVIATIONS = 4.0  # and as many standard deviations, relative to the mean, of t
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 
-def two_nearest_distances(x: Tensor) -> Tensor:
-    """Euclidean distances of every row to its nearest and second nearest other row.
+class Nearest(NamedTuple):
+    """The two nearest other rows of every row."""
 
-    Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the two nearest rows of
-    each row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32.
-    Rows that have too many, or whose distances are too small for float32, are left to `nearest_distances`. Exact
-    duplicates have distance 0. No setting of the process is changed, and none matters.
+    distances: Tensor  # shape (n, 2), float64 (float32 on a device without), ascending; NaN where there is none
+    places: Tensor  # of these rows, shape (n, 2), int64; any where there is none
 
-    Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``.
+
+def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
+    """Euclidean distances of every row to its nearest and second nearest other row: see `two_nearest`.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
+        apart: labels, shape (n,), int64; rows of one label are not each other's neighbours. Default: all may be.
 
     Returns:
         Shape (n, 2), float64 (float32 on a device without), ascending, within 1e-6 relative of a float64 brute force;
-        NaN where there is no such neighbour. Beyond ``x`` and one copy of it, in bfloat16 or, where that does not do,
-        in float64, the memory needed is bounded by a few numbers a row.
+        NaN where there is no such neighbour.
 
     >>> two_nearest_distances(torch.tensor([[0.0], [1.0], [3.0]]))
     tensor([[1., 3.],
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
+    return two_nearest(x, apart).distances
+
+
+def two_nearest(x: Tensor, apart: Tensor | None = None) -> Nearest:
+    """The two nearest rows of every row, of those of another label ``apart`` where that is given.
+
+    Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the two nearest rows of
+    each row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32.
+    Rows that have too many, or whose distances are too small for float32, are left to `nearest_distances`. Exact
+    duplicates have distance 0. No setting of the process is changed, and none matters.
+
+    Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``. Beyond ``x`` and
+    one copy of it, in bfloat16 or, where that does not do, in float64, the memory needed is bounded by a few numbers a
+    row; with ``apart`` rows are put in the order of their labels first, which takes another copy.
+    """
     x, n = x.detach(), len(x)
+    if apart is not None:
+        order = apart.argsort(stable=True)
+        found = _two_nearest_in_order(x.index_select(0, order), apart[order])
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=x.device))
+        return Nearest(found.distances[back], order[found.places[back]])
+    return _two_nearest_in_order(x, None)
+
+
+def _two_nearest_in_order(x: Tensor, apart: Tensor | None) -> Nearest:
+    n = len(x)
+    every = torch.arange(n, device=x.device)
     if n <= _FEW_ROWS:
-        return nearest_distances(x, 2)
+        return _nearest_by_products(x, every, 2, apart)
     is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
     has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
     operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
-        return nearest_distances(x, 2)
-    pairs, is_pending = _candidate_pairs(operand)
+        return _nearest_by_products(x, every, 2, apart)
+    pairs, is_pending = _candidate_pairs(operand, apart)
     nearest = _measured(x, operand, *pairs)
     # what underflows in float32 is negligible beside the other squares
-    is_pending |= (nearest.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
+    is_pending |= (nearest.distances.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
     pending = is_pending.nonzero().flatten()
     del operand
     if len(pending) <= _FEW_PENDING:
-        nearest[pending] = _compare_with_all(x, pending)
+        found = _compare_with_all(x, pending, apart)
     else:
-        nearest[pending] = _nearest_by_products(x, pending, 2)
+        found = _nearest_by_products(x, pending, 2, apart)
+    for of_all, of_pending in zip(nearest, found, strict=True):
+        of_all[pending] = of_pending
     return nearest
 
 
-def distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Distances of the distinct rows to their two nearest, and for each row the place of its copy: see `distinct_rows`.
+def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -> tuple[Nearest, Tensor]:
+    """The two nearest of the distinct rows, and for each row the place of its copy: see `two_nearest`, `distinct_rows`.
 
     Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
-    "copies" of ``benchmarks/estimators.py``.
+    "copies" of ``benchmarks/estimators.py``. Of copies with different labels the one that is kept counts.
     """
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
-    if len(x) > 2 and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
-        nearest = two_nearest_distances(x)
+    if len(x) > 2 and apart is None and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
+        nearest = two_nearest(x)
         norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
         scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
-        if bool((nearest[:, 0] > 1.5 * tolerance * scale).all()):  # median distances from the mean are at most √2 scale
+        # median distances from the mean are at most √2 scale
+        if bool((nearest.distances[:, 0] > 1.5 * tolerance * scale).all()):
             return nearest, torch.arange(len(x), device=x.device)
     kept, place = distinct_rows(x, tolerance)
-    return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
+    points = x if len(kept) == len(x) else x[kept]
+    return two_nearest(points, None if apart is None else apart[kept]), place
 
 
-def nearest_distances(x: Tensor, k: int) -> Tensor:
-    """Euclidean distances of every row to its k nearest other rows.
+def nearest_distances(x: Tensor, k: int, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
+    """Euclidean distances of every row to its k nearest other rows, or to those of some of them.
 
     Squared distances ‖a‖² + ‖b‖² - 2ab of the centred rows are taken in float64, a block of rows at a time. Where the
     bound of their error is small enough, the k smallest are those of the neighbours, for a change of all values by at
@@ -105,6 +136,8 @@ def nearest_distances(x: Tensor, k: int) -> Tensor:
     Args:
         x: shape (n, d), any floating dtype, finite.
         k: number of neighbours.
+        apart: labels, shape (n,), int64; rows of one label are not each other's neighbours. Default: all may be.
+        together: labels, shape (n,), int64; only rows of one label are each other's neighbours. Default: all may be.
 
     Returns:
         Shape (n, k), float64 (float32 on a device without), ascending, within 1e-6 relative of a float64 brute force;
@@ -116,11 +149,19 @@ def nearest_distances(x: Tensor, k: int) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    x, n = x.detach(), len(x)
-    nearest = torch.full((n, k), torch.nan, dtype=accumulator_dtype(x.device), device=x.device)
-    found = min(k, n - 1)
-    if found > 0:
-        nearest[:, :found] = _nearest_by_products(x, torch.arange(n, device=x.device), found)
+    x, every = x.detach(), torch.arange(len(x), device=x.device)
+    if together is None:
+        return _nearest_by_products(x, every, k, apart).distances
+    order = together.argsort(stable=True)
+    nearest = torch.full((len(x), k), torch.nan, dtype=accumulator_dtype(x.device), device=x.device)
+    start = end = 0
+    for count in [*together[order].unique_consecutive(return_counts=True)[1].tolist(), 0]:
+        if end > start and (end - start + count > _BLOCK_ROWS or not count):
+            rows = order[start:end]
+            labels = (None if each is None else each[rows] for each in (apart, together))
+            nearest[rows] = _nearest_by_products(x.index_select(0, rows), every[: len(rows)], k, *labels).distances
+            start = end
+        end += count
     return nearest
 
 
@@ -221,11 +262,12 @@ class Operand(NamedTuple):
         return torch.promote_types(self.rows.dtype, torch.float32)
 
 
-def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Pairs (i, j) of a row and one that may be among its two nearest, with their products; and marks of rows left out.
 
-    Each product serves two rows: those of a square are looked through by row and, off the diagonal, by column. They are
-    compared as integers, which takes less time; those that rounding made negative are below all others, too.
+    ``apart`` is ascending; rows of a label that more than half of all rows have are left out. Each product serves two
+    rows: those of a square are looked through by row and, off the diagonal, by column. They are compared as integers,
+    which takes less time; those that rounding made negative are below all others, too.
     """
     n = len(operand.norm)
     dtype = operand.rows.dtype
@@ -235,11 +277,18 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
     smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=device)
     limit = smallest[:, 0].clone()
     is_crowded = torch.zeros(n, dtype=torch.bool, device=device)
+    if apart is not None:
+        place, counts = apart.unique_consecutive(return_inverse=True, return_counts=True)[1:]
+        is_crowded = (2 * counts > n)[place]
     pairs = [(torch.arange(0, device=device), torch.arange(0, device=device), limit[:0])]
     room = _KEPT_PAIRS * n
     for start, first in [(row, column) for row in range(0, n, side) for column in range(row, n, side)]:
         rows = torch.arange(start, min(start + side, n), device=device)
-        squared = operand.squared(rows, first, first + side, is_mirrored=first == start).view(integer)
+        squared = operand.squared(rows, first, first + side, is_mirrored=first == start)
+        if apart is not None and bool(apart[rows[-1]] >= apart[first]):
+            own, others = apart[rows, None], apart[first : first + side]
+            squared[:, : len(others)].masked_fill_(own == others, torch.inf)
+        squared = squared.view(integer)
         by_row = squared.unflatten(1, (_GROUP, -1))
         sides = [(start, first, by_row, by_row.amin(1))]
         if first > start:
@@ -251,7 +300,7 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
             other = minima.view(dtype).scatter(1, place, torch.inf).view(integer).amin(1, keepdim=True)
             two = torch.cat((smallest[own].view(integer), one, other), dim=1).topk(2, largest=False).values
             smallest[own] = two.view(dtype)
-            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))
+            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1])).clamp(max=torch.finfo(dtype).max)
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
             most = limit[own].view(integer)
             i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
@@ -269,27 +318,30 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
     return pairs[0], is_crowded
 
 
-def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
-    """The two smallest distances of each row, shape (n, 2), in the pairs (i, j) with these products."""
+def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Nearest:
+    """The two nearest of each row in the pairs (i, j) with these products; infinitely far where there are none."""
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
-    limit = _two_smallest(products.to(distances.dtype), i, len(x))[:, 1]
-    two = distances
+    limit = _two_smallest(products.to(distances.dtype), i, len(x))[0][:, 1]
+    two, at = distances, i
     for _ in range(2):  # first pairs with a row's two smallest products, then those that may be nearer
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
         distances[chosen] = pair_distances(x, i[chosen], j[chosen], torch.float32)
-        two = _two_smallest(distances, i, len(x))
+        two, at = _two_smallest(distances, i, len(x))
         limit = operand.limit(slice(None), two[:, 1])
-    return two
+    return Nearest(two, torch.cat((j, j.new_zeros(1)))[at])
 
 
-def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """The smallest and the second smallest of the distances of each row, shape (num_rows, 2); infinite if none."""
-    first, second = distances.new_full((2, num_rows), torch.inf)
-    first.scatter_reduce_(0, rows, distances, "amin")
-    is_first = (distances == first[rows]).nonzero().flatten()
-    one = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[is_first], is_first, "amin")
-    others = distances.index_fill(0, one[one < len(distances)], torch.inf)
-    return torch.stack((first, second.scatter_reduce_(0, rows, others, "amin")), dim=1)
+def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The two smallest of the distances of each row, shape (num_rows, 2), and their places; infinite, m if none."""
+    found = []
+    for _ in range(2):
+        least = distances.new_full((num_rows,), torch.inf).scatter_reduce_(0, rows, distances, "amin")
+        is_least = (distances == least[rows]).nonzero().flatten()
+        at = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[is_least], is_least, "amin")
+        found.append((least, at))
+        distances = distances.index_fill(0, at[at < len(distances)], torch.inf)
+    least, at = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
+    return least, at
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
@@ -304,26 +356,33 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) 
     return distances
 
 
-def _compare_with_all(x: Tensor, rows: Tensor) -> Tensor:
-    """The two smallest distances of these rows, shape (m,), to all other rows, by differences alone."""
+def _compare_with_all(x: Tensor, rows: Tensor, apart: Tensor | None) -> Nearest:
+    """The two nearest of these rows, shape (m,), among all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     left = x.index_select(0, rows).to(wide)
     mode = "donot_use_mm_for_euclid_dist"
     parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=mode) for chunk in row_chunks(x)]
-    distances = torch.cat(parts, dim=1).scatter_(1, rows.unsqueeze(1), torch.inf)
-    return distances.topk(2, largest=False).values
+    distances = _without_others(torch.cat(parts, dim=1), rows, apart)
+    nearest, places = distances.topk(2, largest=False)
+    return Nearest(nearest if apart is None else nearest.masked_fill(nearest.isinf(), torch.nan), places)
 
 
-def _nearest_by_products(x: Tensor, rows: Tensor, k: int) -> Tensor:
-    """The k smallest distances of these rows, shape (m,), to other rows, by products in float64."""
+def _nearest_by_products(
+    x: Tensor, rows: Tensor, k: int, apart: Tensor | None = None, together: Tensor | None = None
+) -> Nearest:
+    """The k nearest of these rows, shape (m,), among other rows, by products in float64; both of shape (m, k)."""
     wide = accumulator_dtype(x.device)
+    nearest = torch.full((len(rows), k), torch.nan, dtype=wide, device=x.device)
+    places = rows.new_zeros(len(rows), k)
+    found = min(k, len(x) - 1)
+    if found < 1:
+        return Nearest(nearest, places)
     operand = Operand.of(x, wide)
-    nearest = torch.empty(len(rows), k, dtype=wide, device=x.device)
     step = chunk_length(len(operand.rows) * wide.itemsize, blocked(BLOCK_BYTES, x.device))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
-        squared = operand.squared(block)[:, : len(x)]
-        least = squared.topk(k, largest=False).values
+        squared = _without_others(operand.squared(block)[:, : len(x)], block, apart, together)
+        least, place = squared.topk(found, largest=False)
         distances = least.clamp(min=0).sqrt()
         farthest = operand.farthest(block.unsqueeze(1), least)
         is_exact = (farthest <= (1 + _EXACT) * distances).all(1)  # not where a square has overflowed
@@ -333,10 +392,25 @@ def _nearest_by_products(x: Tensor, rows: Tensor, k: int) -> Tensor:
             i, j = (~(squared[blurred] > limit.unsqueeze(1))).nonzero(as_tuple=True)
             near = torch.full_like(squared[blurred], torch.inf)
             near[i, j] = pair_distances(x, block[blurred][i], j, wide)
-            near.scatter_(1, block[blurred].unsqueeze(1), torch.inf)
-            distances[blurred] = near.topk(k, largest=False).values
-        nearest[start : start + step] = distances
-    return nearest
+            near = _without_others(near, block[blurred], apart, together)
+            distances[blurred], place[blurred] = near.topk(found, largest=False)
+        if apart is not None or together is not None:
+            distances.masked_fill_(distances.isinf(), torch.nan)
+        nearest[start : start + step, :found] = distances
+        places[start : start + step, :found] = place
+    return Nearest(nearest, places)
+
+
+def _without_others(
+    distances: Tensor, rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
+) -> Tensor:
+    """Distances of these rows, shape (m,), to all rows, infinite where these may not be their neighbours; in place."""
+    distances.scatter_(1, rows.unsqueeze(1), torch.inf)
+    if apart is not None:
+        distances.masked_fill_(apart[rows].unsqueeze(1) == apart, torch.inf)
+    if together is not None:
+        distances.masked_fill_(together[rows].unsqueeze(1) != together, torch.inf)
+    return distances
 
 
 def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
