@@ -4,7 +4,7 @@ Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,8 @@ from embedgeo.functional.neighbors import (
     distinct_rows,
     merge_duplicates,
     nearest_distances,
+    same_label_shares,
+    two_nearest_distances,
 )
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
@@ -27,6 +29,7 @@ DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
+_FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
 _ITERATIONS = 12  # of Newton's method, which starts within a factor of 2 and squares the relative error
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 
@@ -46,6 +49,103 @@ class DimensionEstimate(NamedTuple):
     dimension: float  # NaN where it is undefined
     num_points: int  # number of distinct points
     left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
+
+
+class RowLabels(NamedTuple):
+    """What rows are occurrences of."""
+
+    types: Tensor | None  # token types, shape (n,), int64
+    sequences: Tensor | None  # shape (n,), int64
+    order: Tensor  # distinct random numbers, shape (n,): of several rows, that with the least one is drawn
+
+
+class NeighborEstimates(NamedTuple):
+    """Dimensions of rows by TwoNN, and who their neighbours are; None of what takes labels that there are none of."""
+
+    every: DimensionEstimate  # of all rows: see `twonn_dimension`
+    between: DimensionEstimate | None = None  # of one row of each token type
+    within: DimensionEstimate | None = None  # of rows among those of their type in other sequences
+    same_type: Tensor | None = None  # shape (2,): see `same_label_shares`
+    same_sequence: Tensor | None = None
+
+
+def twonn_dimensions(
+    x: Tensor,
+    labels: RowLabels,
+    *,
+    method: str = "fit",
+    discard_fraction: float | None = None,
+    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
+    apart: bool = False,
+) -> NeighborEstimates:
+    """TwoNN intrinsic dimension of the distinct rows of ``x``, of rows between token types, and within them.
+
+    TwoNN takes rows for independent draws from one density. Occurrences of one token type, and rows of one text, are
+    near each other, so that the estimate for all rows mixes their dimensions with the differences in distance: it falls
+    where the nearest row is of the same type and the second nearest is not. So there are, too:
+
+    - between: one occurrence of each token type, drawn at random, types weighted equally. It is the dimension of rows
+      of different types, with the context that each has, not that of the types' means.
+    - within: the ratios of the distances to the two nearest occurrences of the same type in other sequences, of all
+      rows of types with 8 distinct rows or more, rows weighted equally. The fewer occurrences a type has, the farther
+      are its neighbours, and the lower is the estimate: see ``docs/sampling.md``.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+        labels: of the rows.
+        method: see `twonn_dimension`, as of the following.
+        discard_fraction: share of the largest ratios that are not used.
+        duplicate_tolerance: rows this near are merged first, in all three.
+        groups: the group of each row.
+        num_groups: G, the number of groups.
+        apart: rows of one sequence are not each other's neighbours.
+
+    Returns:
+        The estimates.
+    """
+    rate = _rate(method, discard_fraction)
+    nearest, place = distinct_nearest(x, duplicate_tolerance, labels.sequences if apart else None)
+    group = None if groups is None else point_groups(groups, place, len(nearest.distances))
+    every = _of_distances(nearest.distances, rate, group, num_groups)
+    same_sequence = None if labels.sequences is None else same_label_shares(nearest, place, labels.sequences)
+    if labels.types is None:
+        return NeighborEstimates(every, same_sequence=same_sequence)
+    between, within = None, None
+    of_type = first_of_each(labels.types, labels.order)
+    of_type = of_type[first_of_each(place[of_type], labels.order[of_type])]
+    group = None if groups is None else groups[of_type]
+    between = _of_distances(two_nearest_distances(x[of_type]), rate, group, num_groups)
+    if labels.sequences is not None:
+        rows = repeated_rows(labels, place)
+        types, sequences = labels.types[rows], labels.sequences[rows]
+        distances = nearest_distances(x[rows], 2, apart=sequences, together=types)
+        has_both = distances.isfinite().all(1)
+        group = None if groups is None else groups[rows][has_both]
+        within = _of_distances(distances[has_both], rate, group, num_groups)
+    same_type = same_label_shares(nearest, place, labels.types)
+    return NeighborEstimates(every, between, within, same_type, same_sequence)
+
+
+def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
+    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending label."""
+    by_order = order.argsort(stable=True)
+    ascending, at = labels[by_order].sort(stable=True)
+    is_first = torch.ones_like(at, dtype=torch.bool)
+    is_first[1:] = ascending.diff() != 0
+    return by_order[at[is_first]]
+
+
+def repeated_rows(labels: RowLabels, place: Tensor) -> Tensor:
+    """Indices of the distinct rows of the types that have enough of them: of copies of one type, one."""
+    assert labels.types is not None
+    num_types, type_index = 1, labels.types.unique(return_inverse=True)[1]
+    if len(type_index):
+        num_types = int(type_index.max()) + 1
+    rows = first_of_each(place * num_types + type_index, labels.order)
+    counts = type_index[rows].bincount(minlength=num_types)
+    return rows[counts[type_index[rows]] >= _FEWEST_OCCURRENCES]
 
 
 def twonn_dimension(
@@ -86,18 +186,30 @@ def twonn_dimension(
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to use, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    estimate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     nearest, place = distinct_nearest(x, duplicate_tolerance)
-    first, second = nearest.distances.cpu().double().unbind(1)
-    left_out = None if groups is None else first.new_full((num_groups,), math.nan)
+    group = None if groups is None else point_groups(groups, place, len(nearest.distances))
+    return _of_distances(nearest.distances, _rate(method, discard_fraction), group, num_groups)
+
+
+Rate = Callable[[Tensor], Tensor]  # of the exponential law of log μ, ascending
+
+
+def _rate(method: str, discard_fraction: float | None) -> Rate:
+    discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
+    return partial(_rate_of_ratios, method=method, discard_fraction=discarded)
+
+
+def _of_distances(distances: Tensor, rate: Rate, group: Tensor | None, num_groups: int) -> DimensionEstimate:
+    """The estimate from the distances of points to their two nearest, shape (N, 2), and the points' groups."""
+    first, second = distances.cpu().double().unbind(1)
+    left_out = None if group is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):
         return DimensionEstimate(math.nan, len(first), left_out)
     log_mu, order = (second / first).log().sort()
-    if groups is not None:
-        group = point_groups(groups, place, len(first)).cpu()[order]
-        left_out = torch.stack([estimate(log_mu[group != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(estimate(log_mu)), len(first), left_out)
+    if group is not None:
+        in_order = group.cpu()[order]
+        left_out = torch.stack([rate(log_mu[in_order != i]) for i in range(num_groups)])
+    return DimensionEstimate(float(rate(log_mu)), len(first), left_out)
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:

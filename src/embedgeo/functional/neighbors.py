@@ -124,6 +124,40 @@ def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -
     return two_nearest(points, None if apart is None else apart[kept]), place
 
 
+def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
+    """How often the nearest distinct row of a row has its label: the share of rows, and that of random neighbours.
+
+    A row that stands for copies counts by the share of those with the label; of two that are equally near, each counts
+    half. A random neighbour is any row that is no copy of the row.
+
+    Args:
+        nearest: the two nearest of the distinct rows, N of them.
+        place: the place among these of each row, shape (n,): see `distinct_nearest`.
+        labels: of the rows, shape (n,), int64.
+
+    Returns:
+        Both shares, means over rows, shape (2,); NaN where there is no other row.
+    """
+    num_points, dtype = len(nearest.distances), nearest.distances.dtype
+    if num_points < 2:
+        return nearest.distances.new_full((2,), torch.nan)
+    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
+    of_point, copies_with_label = (place * len(counts) + label).unique(return_counts=True)
+    num_copies = place.bincount(minlength=num_points)
+
+    def with_label(points: Tensor) -> Tensor:
+        """Number of the copies of each row's point, shape (n,), that have the row's label."""
+        wanted = points * len(counts) + label
+        at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+        return torch.where(of_point[at] == wanted, copies_with_label[at], 0)
+
+    first, second = (with_label(points[place]) / num_copies[points[place]] for points in nearest.places.unbind(1))
+    is_tied = (nearest.distances[:, 0] == nearest.distances[:, 1])[place]
+    shares = torch.where(is_tied, (first + second) / 2, first)
+    at_random = (counts[label] - with_label(place)) / (len(place) - num_copies[place])
+    return torch.stack((shares.to(dtype).mean(), at_random.to(dtype).mean()))
+
+
 def nearest_distances(x: Tensor, k: int, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
     """Euclidean distances of every row to its k nearest other rows, or to those of some of them.
 
@@ -286,8 +320,8 @@ def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tup
         rows = torch.arange(start, min(start + side, n), device=device)
         squared = operand.squared(rows, first, first + side, is_mirrored=first == start)
         if apart is not None and bool(apart[rows[-1]] >= apart[first]):
-            own, others = apart[rows, None], apart[first : first + side]
-            squared[:, : len(others)].masked_fill_(own == others, torch.inf)
+            others = apart[first : first + side]
+            squared[:, : len(others)].masked_fill_(apart[rows, None] == others, torch.inf)
         squared = squared.view(integer)
         by_row = squared.unflatten(1, (_GROUP, -1))
         sides = [(start, first, by_row, by_row.amin(1))]
