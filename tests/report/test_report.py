@@ -657,6 +657,18 @@ def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_report_of_several_folders_leaves_their_own_reports_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("a", "b")]
+    write_report(folders[:1])
+    before = contents(tmp_path)
+    assert main(["report", *map(str, folders)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("a report of several folders needs a folder of its own; got 2 and no out. Give --out FOLDER.")
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.slow
 def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(make_sweep(tmp_path / "a", steps=(0, 1), metrics=("n", "M")))

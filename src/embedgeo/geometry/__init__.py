@@ -276,7 +276,7 @@ class Geometry:
             raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
 
     def origin(self) -> dict[str, str]:
-        """What the values depend on, and the model, as histories record it."""
+        """Model, settings and versions that the values depend on, as histories record them."""
         inner = measured_model(self.model)
         model = getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]

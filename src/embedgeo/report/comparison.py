@@ -136,7 +136,7 @@ def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> t
 
 
 def _apart(curves: Curves, look: str) -> str:
-    """What cannot be compared with the first curve, and why, in words."""
+    """Words on the curves that cannot be compared with the first one, and why."""
     apart = {label: curve.differences for label, curve in curves.items() if curve.differences}
     why = (
         f"{label}, {', '.join(f'{name} {own} in place of {first}' for name, (first, own) in differences.items())}"

@@ -109,7 +109,7 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
-    """Where a metric has no value in a sound run: at each step (rows) and layer (columns).
+    """Places, by step (rows) and layer (columns), at which a metric has no value in a sound run.
 
     It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; and over
     token types that do not vary, as where they enter a model with rotary positions, R² is undefined.
@@ -165,7 +165,7 @@ def origins(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def apart(runs: Sequence[Run]) -> str:
-    """In which settings runs were not measured alike, and whose curves are drawn apart for that; empty if in none."""
+    """Sentences on the settings in which runs were not measured alike, and on their curves; empty if there are none."""
     others = [run for run in runs if run.differences]
     if not others:
         return ""
