@@ -4,7 +4,7 @@ Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -51,103 +51,6 @@ class DimensionEstimate(NamedTuple):
     left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
 
 
-class RowLabels(NamedTuple):
-    """What rows are occurrences of."""
-
-    types: Tensor | None  # token types, shape (n,), int64
-    sequences: Tensor | None  # shape (n,), int64
-    order: Tensor  # distinct random numbers, shape (n,): of several rows, that with the least one is drawn
-
-
-class NeighborEstimates(NamedTuple):
-    """Dimensions of rows by TwoNN, and who their neighbours are; None of what takes labels that there are none of."""
-
-    every: DimensionEstimate  # of all rows: see `twonn_dimension`
-    between: DimensionEstimate | None = None  # of one row of each token type
-    within: DimensionEstimate | None = None  # of rows among those of their type in other sequences
-    same_type: Tensor | None = None  # shape (2,): see `same_label_shares`
-    same_sequence: Tensor | None = None
-
-
-def twonn_dimensions(
-    x: Tensor,
-    labels: RowLabels,
-    *,
-    method: str = "fit",
-    discard_fraction: float | None = None,
-    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
-    groups: Tensor | None = None,
-    num_groups: int = 0,
-    apart: bool = False,
-) -> NeighborEstimates:
-    """TwoNN intrinsic dimension of the distinct rows of ``x``, of rows between token types, and within them.
-
-    TwoNN takes rows for independent draws from one density. Occurrences of one token type, and rows of one text, are
-    near each other, so that the estimate for all rows mixes their dimensions with the differences in distance: it falls
-    where the nearest row is of the same type and the second nearest is not. So there are, too:
-
-    - between: one occurrence of each token type, drawn at random, types weighted equally. It is the dimension of rows
-      of different types, with the context that each has, not that of the types' means.
-    - within: the ratios of the distances to the two nearest occurrences of the same type in other sequences, of all
-      rows of types with 8 distinct rows or more, rows weighted equally. The fewer occurrences a type has, the farther
-      are its neighbours, and the lower is the estimate: see ``docs/sampling.md``.
-
-    Args:
-        x: shape (n, d), any floating dtype, finite.
-        labels: of the rows.
-        method: see `twonn_dimension`, as of the following.
-        discard_fraction: share of the largest ratios that are not used.
-        duplicate_tolerance: rows this near are merged first, in all three.
-        groups: the group of each row.
-        num_groups: G, the number of groups.
-        apart: rows of one sequence are not each other's neighbours.
-
-    Returns:
-        The estimates.
-    """
-    rate = _rate(method, discard_fraction)
-    nearest, place = distinct_nearest(x, duplicate_tolerance, labels.sequences if apart else None)
-    group = None if groups is None else point_groups(groups, place, len(nearest.distances))
-    every = _of_distances(nearest.distances, rate, group, num_groups)
-    same_sequence = None if labels.sequences is None else same_label_shares(nearest, place, labels.sequences)
-    if labels.types is None:
-        return NeighborEstimates(every, same_sequence=same_sequence)
-    between, within = None, None
-    of_type = first_of_each(labels.types, labels.order)
-    of_type = of_type[first_of_each(place[of_type], labels.order[of_type])]
-    group = None if groups is None else groups[of_type]
-    between = _of_distances(two_nearest_distances(x[of_type]), rate, group, num_groups)
-    if labels.sequences is not None:
-        rows = repeated_rows(labels, place)
-        types, sequences = labels.types[rows], labels.sequences[rows]
-        distances = nearest_distances(x[rows], 2, apart=sequences, together=types)
-        has_both = distances.isfinite().all(1)
-        group = None if groups is None else groups[rows][has_both]
-        within = _of_distances(distances[has_both], rate, group, num_groups)
-    same_type = same_label_shares(nearest, place, labels.types)
-    return NeighborEstimates(every, between, within, same_type, same_sequence)
-
-
-def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
-    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending label."""
-    by_order = order.argsort(stable=True)
-    ascending, at = labels[by_order].sort(stable=True)
-    is_first = torch.ones_like(at, dtype=torch.bool)
-    is_first[1:] = ascending.diff() != 0
-    return by_order[at[is_first]]
-
-
-def repeated_rows(labels: RowLabels, place: Tensor) -> Tensor:
-    """Indices of the distinct rows of the types that have enough of them: of copies of one type, one."""
-    assert labels.types is not None
-    num_types, type_index = 1, labels.types.unique(return_inverse=True)[1]
-    if len(type_index):
-        num_types = int(type_index.max()) + 1
-    rows = first_of_each(place * num_types + type_index, labels.order)
-    counts = type_index[rows].bincount(minlength=num_types)
-    return rows[counts[type_index[rows]] >= _FEWEST_OCCURRENCES]
-
-
 def twonn_dimension(
     x: Tensor,
     *,
@@ -188,19 +91,15 @@ def twonn_dimension(
     """
     nearest, place = distinct_nearest(x, duplicate_tolerance)
     group = None if groups is None else point_groups(groups, place, len(nearest.distances))
-    return _of_distances(nearest.distances, _rate(method, discard_fraction), group, num_groups)
+    return _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
 
 
-Rate = Callable[[Tensor], Tensor]  # of the exponential law of log μ, ascending
-
-
-def _rate(method: str, discard_fraction: float | None) -> Rate:
+def _of_distances(
+    distances: Tensor, method: str, discard_fraction: float | None, group: Tensor | None, num_groups: int
+) -> DimensionEstimate:
+    """TwoNN from the distances of points to their two nearest, shape (N, 2), and the points' groups."""
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    return partial(_rate_of_ratios, method=method, discard_fraction=discarded)
-
-
-def _of_distances(distances: Tensor, rate: Rate, group: Tensor | None, num_groups: int) -> DimensionEstimate:
-    """The estimate from the distances of points to their two nearest, shape (N, 2), and the points' groups."""
+    rate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     first, second = distances.cpu().double().unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
     if not bool(second.isfinite().all() & (first > 0).all()):
@@ -293,13 +192,19 @@ def gride_dimensions(
     """
     kept, place = distinct_rows(x, duplicate_tolerance)
     points = x if len(kept) == len(x) else x[kept]
-    nearest = nearest_distances(points, 2 * max(scales)).cpu().double()
-    group = None if groups is None else point_groups(groups, place, len(kept)).cpu()
+    group = None if groups is None else point_groups(groups, place, len(kept))
+    return _at_scales(nearest_distances(points, 2 * max(scales)), scales, group, num_groups)
+
+
+def _at_scales(distances: Tensor, scales: Sequence[int], group: Tensor | None, num_groups: int) -> ScaleEstimates:
+    """The estimates from the distances of points to their nearest, shape (N, k), and the points' groups."""
+    nearest = distances.cpu().double()
+    group = None if group is None else group.cpu()
     found, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
         log_mu = (far / near).log()
-        if not len(points) or not bool(far.isfinite().all() & (near > 0).all()):
+        if not len(nearest) or not bool(far.isfinite().all() & (near > 0).all()):
             log_mu = log_mu[:0]
         found.append(most_likely_dimension(log_mu, scale))
         if group is not None:
@@ -336,3 +241,123 @@ def _information(log_mu: Tensor, dimension: Tensor, scale: int) -> tuple[Tensor,
     scaled = dimension * log_mu
     share = torch.where(scaled > 0, log_mu / -torch.expm1(-scaled), 1 / dimension)
     return share, len(log_mu) / dimension**2 + (scale - 1) * (share.square() * (-scaled).exp()).sum()
+
+
+class RowLabels(NamedTuple):
+    """Token types and sequences of rows."""
+
+    types: Tensor | None  # shape (n,), int64; a row with a negative one has none; None: no row has one
+    sequences: Tensor | None  # shape (n,), int64; None: each row is one
+    order: Tensor  # random numbers, shape (n,), all different: of rows with equal labels, that with the least is drawn
+
+
+class LabelledEstimates(NamedTuple):
+    """Dimensions of rows in all, between and within token types, and who their neighbours are; None if unknown."""
+
+    every: DimensionEstimate | ScaleEstimates
+    between: DimensionEstimate | ScaleEstimates | None = None
+    within: DimensionEstimate | ScaleEstimates | None = None
+    same_type: Tensor | None = None  # shape (2,): see `same_label_shares`
+    same_sequence: Tensor | None = None
+
+
+def labelled_dimensions(
+    x: Tensor,
+    labels: RowLabels,
+    *,
+    scales: Sequence[int] = (),
+    method: str = "fit",
+    discard_fraction: float | None = None,
+    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
+    groups: Tensor | None = None,
+    num_groups: int = 0,
+    apart: bool = False,
+) -> LabelledEstimates:
+    """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those within them.
+
+    Both estimators take rows for independent draws from one density. But occurrences of one token type are near each
+    other, and so are rows of one text: where the nearest row is of the same type and the next one is not, the ratio of
+    their distances says nothing of a dimension, and the estimate for all rows is low. So there are, too:
+
+    - between: that of one occurrence of each token type, drawn at random, so that types weigh equally. It is of rows of
+      different types, each in its context, and not of the means of types.
+    - within: that of the distances of rows to the nearest occurrences of their own type in other sequences, of all
+      types with 8 distinct rows or more; rows weigh equally. The fewer occurrences a type has, the farther are a row's
+      neighbours, and the lower is the estimate.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+        labels: of the rows.
+        scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
+        method: of TwoNN: see `twonn_dimension`.
+        discard_fraction: of TwoNN.
+        duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a type, one counts.
+        groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
+        num_groups: G, the number of groups.
+        apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
+
+    Returns:
+        The estimates, and the shares of rows whose nearest distinct row is of their type and sequence.
+    """
+    sequences = labels.sequences if apart else None
+    if scales:
+        kept, place = distinct_rows(x, duplicate_tolerance)
+        nearest = None
+        distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
+    else:
+        nearest, place = distinct_nearest(x, duplicate_tolerance, sequences)
+        distances = nearest.distances
+    num_neighbors = distances.shape[1]
+
+    def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
+        if scales:
+            return _at_scales(distances, scales, group, num_groups)
+        return _of_distances(distances, method, discard_fraction, group, num_groups)
+
+    def shares(of: Tensor | None) -> Tensor | None:
+        return None if of is None or nearest is None else same_label_shares(nearest, place, of)
+
+    found = LabelledEstimates(
+        estimate(distances, None if groups is None else point_groups(groups, place, len(distances))),
+        same_type=shares(labels.types),
+        same_sequence=shares(labels.sequences),
+    )
+    if labels.types is None:
+        return found
+    rows = _one_of_each_type(labels, place)
+    group = None if groups is None else groups[rows]
+    distances = two_nearest_distances(x[rows]) if not scales else nearest_distances(x[rows], num_neighbors)
+    found = found._replace(between=estimate(distances, group))
+    if labels.sequences is None:
+        return found
+    rows = _repeated(labels, place)
+    distances = nearest_distances(x[rows], num_neighbors, apart=labels.sequences[rows], together=labels.types[rows])
+    has_all = distances.isfinite().all(1)
+    group = None if groups is None else groups[rows][has_all]
+    return found._replace(within=estimate(distances[has_all], group))
+
+
+def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
+    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending label."""
+    by_order = order.argsort(stable=True)
+    ascending, at = labels[by_order].sort(stable=True)
+    is_first = torch.ones_like(at, dtype=torch.bool)
+    is_first[1:] = ascending.diff() != 0
+    return by_order[at[is_first]]
+
+
+def _one_of_each_type(labels: RowLabels, place: Tensor) -> Tensor:
+    """Indices of an occurrence of each token type; of those that are copies of each other, one."""
+    assert labels.types is not None
+    rows = first_of_each(labels.types, labels.order)
+    rows = rows[labels.types[rows] >= 0]
+    return rows[first_of_each(place[rows], labels.order[rows])]
+
+
+def _repeated(labels: RowLabels, place: Tensor) -> Tensor:
+    """Indices of the rows of token types with enough of them; of a type's copies of a row, one."""
+    assert labels.types is not None
+    of_type = labels.types.unique(return_inverse=True)[1]
+    rows = first_of_each(place * (len(of_type) + 1) + of_type, labels.order)
+    counts = of_type[rows].bincount(minlength=1)
+    return rows[counts[of_type[rows]] >= _FEWEST_OCCURRENCES]
