@@ -128,7 +128,8 @@ def test_the_sample_is_kept_in_float32_until_it_sees_float64():
 @pytest.mark.parametrize(("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)])
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
     sample = Sample.empty(1, 24).extend(NUMBERS[:seen], NUMBERS[:seen, 0].long(), seed=0)
-    rows, labels = zip(*sample_batches(sample, 8), strict=True)
+    batches = sample_batches(sample, 8)
+    rows, labels = [batch.rows for batch in batches], [batch.labels for batch in batches]
     assert [len(batch) for batch in rows] == lengths
     assert torch.cat(rows).unique().numel() == sum(lengths)
     assert torch.cat(rows)[:, 0].long().equal(torch.cat(labels))

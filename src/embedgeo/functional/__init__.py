@@ -6,8 +6,11 @@ from embedgeo.functional.coordinates import coordinate_table as coordinate_table
 from embedgeo.functional.coordinates import excess_kurtosis as excess_kurtosis
 from embedgeo.functional.coordinates import outlier_values as outlier_values
 from embedgeo.functional.coordinates import row_coordinates as row_coordinates
+from embedgeo.functional.dimension import LabelledEstimates as LabelledEstimates
+from embedgeo.functional.dimension import RowLabels as RowLabels
 from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
 from embedgeo.functional.dimension import gride_dimensions as gride_dimensions
+from embedgeo.functional.dimension import labelled_dimensions as labelled_dimensions
 from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
 from embedgeo.functional.moments import Moments as Moments
 from embedgeo.functional.moments import merge_parts as merge_parts

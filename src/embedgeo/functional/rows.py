@@ -1,6 +1,7 @@
 """The rows that count, tokens, sequences or words, of hidden states of any shape and dtype, with a mask."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
@@ -32,6 +33,7 @@ class RowIds:
     sequence_ids: Tensor | None  # shape (n,), int64; None: each row is a sequence of its own
     kept: Tensor | None  # the rows' places in the batch, shape (n,), int64; None: all rows count
     batch: BatchIds  # the ids of all rows of the batch
+    groups: Tensor | None = None  # of the jackknife, shape (n,), int64; None: there are none
 
     @classmethod
     def of(cls, batch: BatchIds) -> "RowIds":
@@ -49,7 +51,17 @@ class RowIds:
             None if self.sequence_ids is None else self.sequence_ids[places],
             places if self.kept is None else self.kept[places],
             self.batch,
+            None if self.groups is None else self.groups[places],
         )
+
+    @cached_property
+    def first_places(self) -> Tensor | None:
+        """For each row the place of the first one of its sequence, (n,), int64; None where each row is one."""
+        if self.sequence_ids is None:
+            return None
+        sequence = self.sequence_ids.unique(return_inverse=True)[1]
+        places = torch.arange(len(sequence), device=sequence.device)
+        return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
 
     @cached_property
     def num_sequences(self) -> int | None:
@@ -66,18 +78,25 @@ class RowIds:
         begins[1:] = self.sequence_ids[order].diff() != 0
         return torch.empty_like(begins).index_copy_(0, order, begins)
 
-    @property
-    def next_sequence_id(self) -> int:
-        """The largest id of a sequence of the batch, plus one; 0 where there are none."""
-        ids = self.batch.sequence_ids
-        return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
+    def dealt(self, batch: int, places: Tensor, num_groups: int) -> "RowIds":
+        """These ids with groups: the rows of sequence i of S are in group ``batch`` S + i modulo ``num_groups``.
 
-    def dealt(self, first: int, num_groups: int) -> tuple[Tensor, list[tuple[int, "RowIds"]]]:
-        """Group first + i, modulo ``num_groups``, of each row of sequence i, and the ids of each group with rows."""
-        assert self.sequence_ids is not None
-        groups = (first + self.sequence_ids) % num_groups
-        present = groups.unique().tolist()
-        return groups, [(group, self.select((groups == group).nonzero().flatten())) for group in present]
+        ``places`` are those of all rows of the batch, which are the sequences where each row is one.
+        """
+        numbers, num_sequences = self.sequence_ids, len(places)
+        if numbers is None:
+            numbers = places if self.kept is None else self.kept
+        elif self.batch.sequence_ids is not None and len(places):
+            num_sequences = int(self.batch.sequence_ids.max()) + 1
+        ids = copy(self)  # with what was found of them
+        ids.groups = (batch * num_sequences + numbers) % num_groups
+        return ids
+
+    def by_group(self) -> Iterator[tuple[int, "RowIds"]]:
+        """Yield the groups that have rows, and the ids of their rows."""
+        if self.groups is not None:
+            for group in self.groups.unique().tolist():
+                yield group, self.select((self.groups == group).nonzero().flatten())
 
 
 def row_ids(
@@ -159,11 +178,6 @@ class Rows:
         """Number of sequences that have rows that count."""
         found = self.ids.num_sequences
         return len(self.embeddings) if found is None else found
-
-    def relabelled(self, sequence_ids: Tensor) -> "Rows":
-        """These rows with other sequence ids, which those with a NaN or Inf have, too."""
-        ids = RowIds.of(BatchIds(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
-        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
 
 
 def select_rows(

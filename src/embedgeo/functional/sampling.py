@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
-        labels: shape (m,), int64, what the rows were labelled with: 0 where with nothing.
+        labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce` their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
         batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of several; else empty.
@@ -57,10 +57,13 @@ class Sample(NamedTuple):
     seed: int = 0
 
     @classmethod
-    def empty(cls, dim: int, size: int, *, by_label: bool = False, seed: int = 0) -> "Sample":
-        """The sample of no rows."""
+    def empty(
+        cls, dim: int, size: int, *, by_label: bool = False, seed: int = 0, num_labels: int | None = None
+    ) -> "Sample":
+        """The sample of no rows; with ``num_labels`` each is to have so many."""
         none = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), none, size, by_label, seed)
+        labels = none if num_labels is None else none.new_zeros(0, num_labels)
+        return cls(torch.zeros(0, dim), none.double(), labels, none, torch.tensor(0), none, size, by_label, seed)
 
     def extend(
         self,
@@ -88,7 +91,7 @@ class Sample(NamedTuple):
         if kept is not None:
             kept = kept.to(device)
             keys, positions = keys[kept], positions[kept]
-        labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
+        labels = positions.new_zeros(len(positions), *self.labels.shape[1:]) if labels is None else labels.to(positions)
         rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
         return self.merge(rows)._replace(batches=batches, seed=seed)
 
@@ -124,7 +127,8 @@ class Sample(NamedTuple):
             seen
         ):
             own = self._numbered(sizes)
-        keys, labels, positions = (all_gather_cat(each, group) for each in own[1:4])
+        keys, labels, positions = (all_gather_cat(each.flatten(), group) for each in own[1:4])
+        labels = labels.view(-1, *own.labels.shape[1:])
         offset = int(lengths[: current_rank(group)].sum())
         drawn = self._drawn(keys, labels)
         order = drawn[keys[drawn].argsort(stable=True)]
@@ -217,9 +221,9 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def sample_batches(sample: Sample, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows and labels of random whole batches of ``batch_size`` rows, or of a smaller one if there are fewer rows."""
+def sample_batches(sample: Sample, batch_size: int) -> list[Sample]:
+    """Random whole batches of ``batch_size`` of the rows, or a smaller one if there are fewer rows."""
     if len(sample.rows) <= batch_size:
-        return [(sample.rows, sample.labels)]
+        return [sample]
     chosen = sample.keys.argsort()[: len(sample.rows) // batch_size * batch_size]
-    return [(sample.rows.index_select(0, batch), sample.labels[batch]) for batch in chosen.split(batch_size)]
+    return [sample.select(batch) for batch in chosen.split(batch_size)]

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 from copy import copy
-from functools import cache, partial
-from typing import Any, Self
+from functools import cache
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 from embedgeo.functional.dimension import (
     DISCARD_FRACTIONS,
     SCALES,
-    DimensionEstimate,
     GlobalEstimator,
-    ScaleEstimates,
+    LabelledEstimates,
+    RowLabels,
     estimated_dimension,
-    gride_dimensions,
+    labelled_dimensions,
     most_likely_dimension,
     twonn_dimension,
 )
@@ -25,20 +25,51 @@ from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.sampling import Sample, sample_batches
+from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
+Neighbors = Literal["all", "other_sequences"]
+_KINDS = (
+    ("", "", "the embeddings"),
+    ("_between", " between tokens", "rows of different tokens"),
+    ("_within", " within tokens", "the occurrences of a token"),
+)
+
+
+def _at_scales(infix: str = "") -> dict[str, int]:
+    """The scales by the keys of their dimensions, of one of the kinds."""
+    return {f"intrinsic_dimension{infix}_at_{scale}": scale for scale in SCALES}
+
+
 _NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 # fmt: off
 _TERMS = {
     "intrinsic_dimension": Term("intrinsic dimension", "dimensions, TwoNN",
         "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
-        "number of rows, so compare estimates from equally many.", ranges=True, group="at a glance", order=130,
+        "number of rows, so compare estimates from equally many. It mixes rows of one token or text, which are near "
+        "each other, with others: see those between and within tokens.", ranges=True, group="at a glance", order=130,
         spread="intrinsic_dimension_std"),
+    **in_group("shape", 330,
+        intrinsic_dimension_between=Term("dimension between tokens", "dimensions, TwoNN, one row a token type",
+            "Dimension of the surface that rows of different tokens lie on, each in its context; types weigh equally. "
+            "It grows with the number of types.", ranges=True, follows="intrinsic_dimension"),
+        intrinsic_dimension_within=Term("dimension within tokens", "dimensions, TwoNN among a token's occurrences",
+            "Dimension of the surface that the occurrences of one token lie on, from those in different sequences; it "
+            "grows with the number of occurrences.", ranges=True, follows="intrinsic_dimension"),
+        same_type_neighbors=Term("neighbours of the same token", "share of the sampled rows",
+            "How often a row's nearest distinct row is of its own token type. Where it is often, the intrinsic "
+            "dimension of all rows says little of a surface.", follows="intrinsic_dimension"),
+        same_type_neighbors_null=Term("random neighbours of the same token", "share of the sampled rows",
+            "How often a random row is of a row's token type.", is_drawn=False),
+        same_sequence_neighbors=Term("neighbours of the same text", "share of the sampled rows",
+            "How often a row's nearest distinct row is of its own sequence. Where it is often, the intrinsic "
+            "dimension of all rows is that of single texts.", follows="intrinsic_dimension"),
+        same_sequence_neighbors_null=Term("random neighbours of the same text", "share of the sampled rows",
+            "How often a random row is of a row's sequence.", is_drawn=False),
+    ),
     **in_group("rows counted", 610,
         intrinsic_dimension_std=Term("spread of the dimension", "std over batches, TwoNN",
             "How much the estimate varies.", ranges=True),
@@ -47,18 +78,24 @@ _TERMS = {
             "to be expected at `embed` of a model with rotary positions.", gaussian=0.0),
         n_points=Term("distinct rows", "rows used by TwoNN",
             "What the intrinsic dimension rests on.", ranges=True, is_drawn=False),
+        n_points_between=Term("rows of different tokens", "rows used by TwoNN, one a token type",
+            "What the dimension between tokens rests on.", ranges=True, is_drawn=False),
+        n_points_within=Term("rows of repeated tokens", "rows used by TwoNN within token types",
+            "What the dimension within tokens rests on: rows of types with 8 distinct ones or more.", ranges=True,
+            is_drawn=False),
     ),
     **in_group("more", 710, **{
-        key: Term(f"intrinsic dimension at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
-            f"Dimension of the surface that the embeddings lie on, as far as the neighbour of rank {2 * scale}: noise "
+        key: Term(f"intrinsic dimension{of} at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
+            f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank {2 * scale}: noise "
             "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
             "of rows.", ranges=True, is_drawn=False)
-        for key, scale in _AT_SCALES.items()
+        for infix, of, rows in _KINDS for key, scale in _at_scales(infix).items()
     }, **{
-        f"{key}_error": Term(f"error of the intrinsic dimension at scale {scale}", "standard error, maximum likelihood",
+        f"{key}_error": Term(f"error of the intrinsic dimension{of} at scale {scale}",
+            "standard error, maximum likelihood",
             "How much the estimate would vary if rows were independent; those of one text are not.",
             ranges=True, is_drawn=False)
-        for key, scale in _AT_SCALES.items()
+        for infix, of, _ in _KINDS for key, scale in _at_scales(infix).items()
     }),
 }
 # fmt: on
@@ -73,11 +110,18 @@ class IntrinsicDimension(GeometryMetric):
     one); ``duplicate_fraction``, the share of rows left out because they equal another one, exactly or but for
     rounding; ``n_points``, the number of distinct rows in all batches.
 
+    Where rows came with token ids, also ``intrinsic_dimension_between`` of one row of each token type; with sequences,
+    ``intrinsic_dimension_within``, of rows among the occurrences of their type in other sequences: see
+    `embedgeo.functional.labelled_dimensions`; what they rest on, ``n_points_between`` and ``n_points_within``; and how
+    many rows have a nearest distinct row of their own type and sequence, ``same_type_neighbors`` and
+    ``same_sequence_neighbors``, beside what random neighbours would give, ``…_null``.
+
     With ``estimator="gride"`` it returns, for each of the ``scales``, ``intrinsic_dimension_at_{scale}`` from the
     neighbours of rank ``scale`` and twice that, and ``intrinsic_dimension_at_{scale}_error``, its standard error by
     maximum likelihood (of the mean over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it
-    may stand beside TwoNN. A dimension that is the same at all scales does not depend on the number of rows: see
-    `embedgeo.functional.gride_dimensions`.
+    may stand beside TwoNN; and the same between and within token types, ``intrinsic_dimension_between_at_{scale}`` and
+    ``intrinsic_dimension_within_at_{scale}``. A dimension that is the same at all scales does not depend on the number
+    of rows: see `embedgeo.functional.gride_dimensions`.
 
     Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022 (GRIDE).
 
@@ -95,6 +139,8 @@ class IntrinsicDimension(GeometryMetric):
         scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
         method: of TwoNN: ``"fit"``, the least-squares fit, or ``"mle"``, maximum likelihood: see
             `embedgeo.functional.twonn_dimension`.
+        neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN and GRIDE, those of
+            rows in ``"other_sequences"``, so that rows of one text, which are alike, are not each other's neighbours.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
@@ -122,6 +168,7 @@ class IntrinsicDimension(GeometryMetric):
         seed: int = 0,
         scales: Sequence[int] = SCALES,
         method: str = "fit",
+        neighbors: Neighbors = "all",
         **kwargs: Any,
     ) -> None:
         if method not in DISCARD_FRACTIONS:
@@ -130,7 +177,8 @@ class IntrinsicDimension(GeometryMetric):
         discard_fraction = usual if discard_fraction is None else discard_fraction
         scales = tuple(scales)
         arguments = batch_size, num_batches, estimator, discard_fraction, duplicate_tolerance, seed, scales, method
-        super().__init__(dim, *arguments, **kwargs)
+        changed = () if neighbors == "all" else (neighbors,)  # the digest of the others is that of earlier versions
+        super().__init__(dim, *arguments, *changed, **kwargs)
         if batch_size < 3 or num_batches < 1:
             raise ValueError(
                 f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} and {num_batches}."
@@ -154,21 +202,31 @@ class IntrinsicDimension(GeometryMetric):
         self.duplicate_tolerance = duplicate_tolerance
         self.seed = seed
         self.scales = scales
+        if neighbors not in get_args(Neighbors):
+            raise ValueError(f'neighbors must be "all" or "other_sequences"; got {neighbors!r}.')
+        if neighbors != "all" and not isinstance(estimator, str):
+            raise ValueError('neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.')
         self.method = method
+        self.neighbors = neighbors
         if estimator == "gride":
             self.plotted = [f"intrinsic_dimension_at_{scale}" for scale in scales]
-        self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed))
+        self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
     def update_states(self, rows: Rows) -> None:
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(
-            sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, stream=stream, num_streams=num_streams)
-        )
+        places = stream_positions(sample.seen, len(rows.embeddings), stream=stream, device=sample.seen.device)
+        types, sequences = rows.token_ids, rows.ids.first_places
+        groups = rows.sequence_ids if rows.ids.groups is None else rows.ids.groups
+        groups = torch.zeros_like(places) if groups is None else groups
+        none = -1 - places  # a row without a type or a sequence has one of its own, below 0
+        types = none if types is None else torch.where(types < 0, none, types)
+        labels = torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
+        self.store(sample.extend(rows.embeddings, labels, rows.finite, stream=stream, num_streams=num_streams))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)
-        return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 24)
+        return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 40)
 
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k rows.
@@ -187,64 +245,91 @@ class IntrinsicDimension(GeometryMetric):
         num_points = rows.measured.get("n_points", rows.n)
         return {
             **rows.simulated(["intrinsic_dimension"], lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
-            **rows.simulated(_AT_SCALES, lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
+            **rows.simulated(_at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
         }
 
     def compute(self) -> dict[str, Tensor]:
         sample = self.load(Sample)
-        return self._values([self._estimate(rows) for rows, _ in sample_batches(sample, self.batch_size)], sample)
+        return self._values([self._estimate(batch) for batch in sample_batches(sample, self.batch_size)], sample)
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys have NaN.
 
-        The groups of the jackknife are the ``sequence_ids`` of the sampled rows; ``groups`` are not used.
+        The groups of the jackknife are those of the sampled rows, by default their ``sequence_ids``; ``groups`` are
+        not used.
         """
         sample = self.load(Sample)
         batches = sample_batches(sample, self.batch_size)
-        labels, group = torch.cat([labels for _, labels in batches]).unique(return_inverse=True)
-        of_batches = group.split([len(rows) for rows, _ in batches])
+        labels, group = torch.cat([batch.labels[:, 0] for batch in batches]).unique(return_inverse=True)
+        of_batches = group.split([len(batch.rows) for batch in batches])
         estimates = [
-            self._estimate(rows, of_batch, len(labels)) if len(labels) else self._estimate(rows)
-            for (rows, _), of_batch in zip(batches, of_batches, strict=True)
+            self._estimate(batch, of_batch, len(labels)) if len(labels) else self._estimate(batch)
+            for batch, of_batch in zip(batches, of_batches, strict=True)
         ]
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        left_out = [estimate.left_out for estimate in estimates if estimate.left_out is not None]
-        if left_out:
-            mean = torch.stack(left_out).mean(0).to(sample.keys.device)
-            mean = mean.view(len(mean), -1)  # a column for each of the keys below
-            for key, without in zip(self.plotted, mean.unbind(1), strict=True):
-                errors[key] = standard_error(values[key], without, group.bincount())
+        for infix, each in _by_infix(estimates).items():
+            left_out = [estimate.left_out for estimate in each if estimate.left_out is not None]
+            if left_out:
+                mean = torch.stack(left_out).mean(0).to(sample.keys.device)
+                mean = mean.view(len(mean), -1)  # a column for each of the keys below
+                for key, without in zip(self._keys(infix), mean.unbind(1), strict=True):
+                    errors[key] = standard_error(values[key], without, group.bincount())
         return values, errors
 
-    def _estimate(
-        self, rows: Tensor, groups: Tensor | None = None, num_groups: int = 0
-    ) -> DimensionEstimate | ScaleEstimates:
+    def _keys(self, infix: str) -> list[str]:
+        scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
+        return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
+
+    def _estimate(self, batch: Sample, groups: Tensor | None = None, num_groups: int = 0) -> LabelledEstimates:
         if not isinstance(self.estimator, str):
             own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
-            return estimated_dimension(rows, own, duplicate_tolerance=self.duplicate_tolerance)
-        estimate = (
-            partial(gride_dimensions, scales=self.scales)
-            if self.estimator == "gride"
-            else partial(twonn_dimension, method=self.method, discard_fraction=self.discard_fraction)
+            return LabelledEstimates(estimated_dimension(batch.rows, own, duplicate_tolerance=self.duplicate_tolerance))
+        labels = batch.labels[:, 1:].unbind(1)
+        types, sequences = (each if bool((each >= 0).any()) else None for each in labels)
+        return labelled_dimensions(
+            batch.rows,
+            RowLabels(types, sequences, batch.keys),
+            scales=self.scales if self.estimator == "gride" else (),
+            method=self.method,
+            discard_fraction=self.discard_fraction,
+            duplicate_tolerance=self.duplicate_tolerance,
+            groups=groups,
+            num_groups=num_groups,
+            apart=self.neighbors == "other_sequences",
         )
-        return estimate(rows, duplicate_tolerance=self.duplicate_tolerance, groups=groups, num_groups=num_groups)
 
-    def _values(self, estimates: Sequence[Any], sample: Sample) -> dict[str, Tensor]:
-        if self.estimator == "gride":
-            dimensions = torch.stack([each.dimensions for each in estimates]).mean(0).to(sample.keys)
-            errors = torch.stack([each.errors for each in estimates]).square().mean(0).div(len(estimates)).sqrt()
-            pairs = zip(self.plotted, dimensions.unbind(), errors.to(sample.keys).unbind(), strict=True)
-            return {name: value for key, mean, error in pairs for name, value in ((key, mean), (f"{key}_error", error))}
-        dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
-        num_rows = min(len(sample.rows), self.batch_size * len(estimates))
-        num_points = sum(estimate.num_points for estimate in estimates)
-        return {
-            "intrinsic_dimension": dimensions.mean(),
-            "intrinsic_dimension_std": dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan),
-            "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
-            "n_points": dimensions.new_tensor(float(num_points)),
-        }
+    def _values(self, estimates: Sequence[LabelledEstimates], sample: Sample) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        for infix, each in _by_infix(estimates).items():
+            if self.estimator == "gride":
+                dimensions = torch.stack([estimate.dimensions for estimate in each]).mean(0).to(sample.keys)
+                errors = torch.stack([estimate.errors for estimate in each]).square().mean(0).div(len(each)).sqrt()
+                for key, mean, error in zip(self._keys(infix), dimensions, errors.to(sample.keys), strict=True):
+                    values |= {key: mean, f"{key}_error": error}
+                continue
+            dimensions = sample.keys.new_tensor([estimate.dimension for estimate in each])
+            values[f"intrinsic_dimension{infix}"] = dimensions.mean()
+            num_points = dimensions.new_tensor(float(sum(estimate.num_points for estimate in each)))
+            if not infix:
+                num_rows = min(len(sample.rows), self.batch_size * len(each))
+                spread = dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan)
+                values["intrinsic_dimension_std"] = spread
+                values["duplicate_fraction"] = 1 - num_points / num_rows if num_rows else spread.new_tensor(torch.nan)
+            values[f"n_points{infix}"] = num_points
+        for key in ("same_type", "same_sequence"):
+            shares = [share for estimate in estimates if (share := getattr(estimate, key)) is not None]
+            if len(shares) == len(estimates):
+                share, at_random = torch.stack(shares).mean(0).to(sample.keys)
+                values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
+        return values
+
+
+def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
+    """Estimates of batches by what stands in the keys of each kind, without those that some batch has not."""
+    kinds = {"": "every", "_between": "between", "_within": "within"}
+    by_infix = {infix: [getattr(each, kind) for each in estimates] for infix, kind in kinds.items()}
+    return {infix: each for infix, each in by_infix.items() if None not in each}
 
 
 def _power(n: int) -> int:
@@ -276,4 +361,4 @@ def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
     log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
     of_ratios = {scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks}
     found = {scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()}
-    return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _AT_SCALES.items()}
+    return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _at_scales().items()}

@@ -60,23 +60,16 @@ class LayerMetrics:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         num_rows = hidden.shape[:-1].numel()
-        if ids.sequence_ids is None and self._num_groups:  # each row is one
-            ids = RowIds.of(ids.batch._replace(sequence_ids=torch.arange(num_rows, device=hidden.device)))
+        if self._num_groups:
+            batch = self._num_batches * num_ranks(self._process_group) + current_rank(self._process_group)
+            ids = ids.dealt(batch, torch.arange(num_rows, device=hidden.device), self._num_groups)
+            self._num_batches += 1
         rows = Rows.of(hidden, ids)
-        groups: Tensor | None = None
-        parts: list[tuple[int, RowIds]] = []
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
-        if ids.sequence_ids is not None and self._num_groups:
-            batch = self._num_batches * num_ranks(self._process_group) + current_rank(self._process_group)
-            groups, parts = ids.dealt(batch * ids.next_sequence_id, self._num_groups)
-            self._num_batches += 1
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
-            if groups is not None and isinstance(metric, GeometryMetric) and not copies:
-                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept, ids.batch), rows.relabelled(groups))
-            else:
-                _update(metric, hidden, ids, rows)
-        for group, part in parts:
+        for metric in self._metrics:
+            _update(metric, hidden, ids, rows)
+        for group, part in ids.by_group():
             of_group = Rows.of(hidden, part)
             for copies in filter(None, self._copies):
                 _update(copies[group], hidden, part, of_group)

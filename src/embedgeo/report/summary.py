@@ -14,6 +14,7 @@ from embedgeo.results.records import loss_outliers
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
 FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
+NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _UNKNOWN = "–"
 _ROUNDING = 1e-9  # share of V below which V_W is none
@@ -77,6 +78,17 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     )
     points = values.get("n_points") if "intrinsic_dimension" in values else None
     yield Flag("Few rows for the intrinsic dimension", text, _below(run, points, FEW_POINTS, "distinct rows"))
+    for kind, what in (("type", "token"), ("sequence", "text")):
+        unknown = run.widths * np.nan
+        share, at_random = (values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null"))
+        shares = share.where((share > NEIGHBORS) & (share > 2 * at_random)).groupby("layer").max().reindex(run.layers)
+        text = (
+            f"More than half of the rows have a nearest neighbour of the same {what}, and twice as many as among random "
+            "rows: the intrinsic dimension of all rows says how near these are, more than what surface they lie on. "
+            "Read the dimensions between and within tokens."
+        )
+        details = [f"{layer}: up to {value:.0%} of the rows" for layer, value in shares.items() if value > 0]
+        yield Flag(f"Neighbours of the same {what}", text, details)
     text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
         "lowers the participation ratio; compare with the dashed line."
