@@ -20,6 +20,7 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     nearest_distances,
 )
+from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless told."""
@@ -91,7 +92,7 @@ def twonn_dimension(
     nearest, place = distinct_nearest(x, duplicate_tolerance)
     first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
-    if not bool(second.isfinite().all() & (first > 0).all()):
+    if not bool(is_normal(torch.stack((first, second)).square()).all()):
         return DimensionEstimate(math.nan, len(nearest), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
@@ -187,7 +188,7 @@ def gride_dimensions(
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
         log_mu = (far / near).log()
-        if not len(points) or not bool(far.isfinite().all() & (near > 0).all()):
+        if not len(points) or not bool(is_normal(torch.stack((near, far)).square()).all()):
             log_mu = log_mu[:0]
         found.append(most_likely_dimension(log_mu, scale))
         if group is not None:
