@@ -207,6 +207,10 @@ def test_long_documents_are_cut_in_linear_time():
     paragraph = "It came. It went. " * 20
     texts = cut_texts([(paragraph + "\n \n") * 5000], "sentence")  # a second; as one text, hours
     assert Counter(texts) == {"It came.": 100_000, "It went.": 100_000}
+    words = ["word"] * 500_000
+    parts = list(cut_texts([" ".join(words)], "sentence"))
+    assert [len(part) > 2**20 - 9 for part in parts] == [True, True, False]
+    assert " ".join(parts).split() == words
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])

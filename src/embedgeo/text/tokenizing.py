@@ -83,9 +83,7 @@ def tokenize_texts(
     taken: list[tuple[list[int], list[int]]] = []
     num_cut = 0
     left = num_tokens
-    for ids, places in _encoded(
-        texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words
-    ):
+    for ids, places in _encoded(texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words):
         if ids:
             left -= min(len(ids), room) + num_special
             if left < 0:
