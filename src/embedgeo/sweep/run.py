@@ -120,16 +120,19 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
     """Sentences on fewer tokens than ``num_tokens``, and on texts that were cut; empty if there are none."""
     used = len(text.token_ids)
     left = settings.num_tokens - used
+    longest = int(text.lengths.max())
+    most = settings.length
     many = f"{len(text.lengths):,} texts"
     why = "only whole texts are taken"
     if settings.unit == "sequence":
-        many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+        most = longest
+        many = f"{len(text.lengths):,} sequences of {longest:,}"
         why = "what does not fill a sequence is left out"
-    if left >= settings.seq_len:
+    if left >= most:
         why = "the text has no more"
     lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
     if text.num_cut:
-        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
+        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to {longest:,} tokens (--seq-len)")
     return "; ".join(lines)
 
 
