@@ -152,6 +152,12 @@ def require_source(name: str, source: str) -> None:
         raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
 
 
+def place(source: str) -> str:
+    """What names a source however its path is written: of links, those to the folder that it is in are followed."""
+    path = _absolute(source)
+    return str(path.parent.resolve() / path.name) if is_local(source) else source
+
+
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
     """List the checkpoints of models, sorted by series and step.
 

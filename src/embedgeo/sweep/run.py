@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
-from embedgeo.sweep.plan import Planned, SweepPlan, make_plan, plan_sweep, plan_table
+from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
 from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
@@ -38,8 +38,9 @@ def run_sweep(settings: SweepSettings) -> int:
     """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
     documents = Documents(settings.texts)
-    manifest = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)
+    settings = replace(settings, **as_recorded(settings, folder))
+    manifest = settings.as_manifest(documents.sha256)
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
