@@ -124,22 +124,22 @@ def test_a_sweep_goes_on_where_its_paths_are_written_otherwise(hub, tmp_path, op
     local_run(tmp_path / "ck", steps=(1,))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "linked").symlink_to(tmp_path)
-    written = ["ck", "ck/", "./ck", str(tmp_path / "ck"), "ck/../ck", str(tmp_path / "linked/ck")]
-    for step, model in enumerate(written, 1):
+    spellings = ["ck", "ck/", "./ck", str(tmp_path / "ck"), "ck/../ck", str(tmp_path / "linked/ck")]
+    for step, name in enumerate(spellings, 1):
         local_run(tmp_path / "ck", steps=(step,))
-        paths = {"tokenizer": f"{model}/step1", "model_group": {"all": model}}
-        assert sweep(model if step % 2 else [model], **options, **paths) == 0
+        paths = {"tokenizer": f"{name}/step1", "model_group": {"all": name}}
+        assert sweep(name if step % 2 else [name], **options, **paths) == 0
         assert {path.name for path in Path(options["out"], "failed").glob("*")} == set()
     out = SweepFolder(options["out"])
     assert out.done() == {f"step{step}" for step in range(1, 7)}
-    assert {model for name in out.done() for model in out.read(name)["model"]} == {"ck"}
+    assert {written for name in out.done() for written in out.read(name)["model"]} == {"ck"}
     asked = out.manifest()["asked"]
     assert (asked["model"], asked["tokenizer"]) == (["ck"], "ck/step1")
     (tmp_path / "other").symlink_to(tmp_path / "ck")
-    for model in ("other", "lab/ck"):  # by whose names results would be others
+    for name in ("other", "lab/ck"):  # by whose names results would be others
         hub.add("lab/ck", "step1", checkpoint_files(1))
-        with pytest.raises(ValueError, match=f"model was \\['ck'\\], is \\['{model}'\\]"):
-            sweep(model, **options, tokenizer="ck/step1")
+        with pytest.raises(ValueError, match=f"model was \\['ck'\\], is \\['{name}'\\]"):
+            sweep(name, **options, tokenizer="ck/step1")
 
 
 def test_duplicates_in_folders(tmp_path, options, capsys):
