@@ -160,8 +160,10 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path, options, capsys, mo
     out = tmp_path / "an out"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}) == 0
-    printed = capsys.readouterr().out.splitlines()[-1].partition("metrics.csv; ")[2]
-    assert shlex.split(printed) == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
+    *_, opened, drawn = capsys.readouterr().out.splitlines()
+    look = shlex.split(opened.partition("metrics.csv; ")[2])
+    assert look == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
+    assert shlex.split(drawn) == [sys.executable, "-m", "embedgeo.cli", "report", str(out)]
     write_files(tmp_path, {"embedgeo": b""})
     (tmp_path / "embedgeo").chmod(0o755)
     assert shell_command("embedgeo", "report", "a b") == "embedgeo report 'a b'"

@@ -55,7 +55,7 @@ def run_sweep(settings: SweepSettings) -> int:
         if settings.device_map is not None and fabric.world_size > 1:
             raise ValueError(
                 f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
-                f"{settings.device_map!r}. Take one process, with trainer.devices=1."
+                f"{settings.device_map!r}. Take one process, with --trainer.devices 1."
             )
         work = _prepared(settings, documents, folder, manifest, fabric.world_size) if fabric.is_global_zero else None
         with launched(fabric):
@@ -383,6 +383,8 @@ def finish(sweep: Sweep) -> int:
         lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
     print(*lines, sep="\n")
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
+    if done:
+        print(shell_command("embedgeo", "report", folder.path))
     return 3 if left else 0
 
 

@@ -183,7 +183,7 @@ class SweepSettings:
             raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
         if self.rows in ("mean", "max") and (lo_hi or self.token_tables):
             raise ValueError(
-                f'count_range and token_tables need token types; rows="{self.rows}" has none. Take other rows.'
+                f"count_range and token_tables need token types; --rows {self.rows} has none. Take other rows."
             )
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
@@ -196,7 +196,7 @@ class SweepSettings:
         if self.on not in (None, "ray"):
             raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
         if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
-            raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
+            raise ValueError("ray_address, workers and resources say where to measure on Ray; give --on ray with them.")
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1; got {self.workers}.")
         resources: Any = self.resources or {}

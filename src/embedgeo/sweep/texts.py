@@ -303,7 +303,7 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     if known is not None and int(token_ids.max()) >= known:
         raise ValueError(
             f"tokenizer must give ids below the {known} that the model embeds; it gives {int(token_ids.max())}. "
-            "Name the model's own by tokenizer=."
+            "Name the model's own by --tokenizer."
         )
 
 
@@ -349,7 +349,7 @@ def find_tokenizers(
         raise missing[0]
     lender = next(iter(found))
     without = [model for model in models if model not in found]
-    lines = [f"{model} has no tokenizer: that of {lender} is used; name another by tokenizer=" for model in without]
+    lines = [f"{model} has no tokenizer: that of {lender} is used; name another by --tokenizer" for model in without]
     return {model: found.get(model, found[lender]) for model in models}, lines
 
 
@@ -385,8 +385,8 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
     neither = f"{listed(models)} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
-        f"a tokenizer must come from tokenizer=, the checkpoints or main; {found}. Name a folder, a repository or a "
-        "tokenizer.json by tokenizer=."
+        f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, a repository or a "
+        "tokenizer.json by --tokenizer."
     )
 
 

@@ -134,8 +134,8 @@ def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) 
             found[i] = [token_id for token_id in known if token_id is not None][:1]
             if not found[i]:
                 raise ValueError(
-                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
-                    "none. Take 'none' or 'default'."
+                    f"--special-tokens {special_tokens} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    "none. Take none or default."
                 )
     return found[0], found[1]
 
@@ -156,7 +156,7 @@ def _encoded(
     """Token ids and places of words, at least the first ``num_tokens`` of each text, or of all texts together."""
     if with_words and not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"rows='words' needs a tokenizer that says which word a token is of (tokenizer.json); "
+            f"--rows words needs a tokenizer that says which word a token is of (tokenizer.json); "
             f"{type(tokenizer).__name__} does not. Take other rows."
         )
     num_words = 0
@@ -206,7 +206,7 @@ def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: 
             word = decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
             if len(word.split()) > 1:
                 raise ValueError(
-                    f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
+                    f"--rows words needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
                     "other rows."
                 )
             seen[tokens] = types.setdefault(word, len(types)) if word else -1

@@ -90,7 +90,7 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, T
                 names[model] = TokenNames.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
-                print(f"{model} has no tokenizer: rows go by their numbers; name one by tokenizer=")
+                print(f"{model} has no tokenizer: rows go by their numbers; name one by --tokenizer")
     return names
 
 
