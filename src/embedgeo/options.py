@@ -55,14 +55,18 @@ class _Parser(ArgumentParser):
         found = super()._get_option_tuples(option_string)  # type: ignore[no-untyped-call]
         return list({id(each[0]): each for each in found}.values())
 
+    def option_names(self) -> list[str]:
+        """The options as they are written, such as ``--model``."""
+        return [name for action in self._actions for name in action.option_strings]
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, and which command lists its options."""
         of_command = getattr(ex, "subcommand_parser", None) or self
         asked = f"{of_command.prog.replace(' [options]', '')} --help"
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            options = [name for action in of_command._actions for name in action.option_strings]
-            message += "".join(f". Did you mean {name}?" for name in get_close_matches(unknown[1], options, 1, 0.75))
+            close = get_close_matches(unknown[1], of_command.option_names(), 1, 0.75)
+            message += "".join(f". Did you mean {name}?" for name in close)
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
         print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)

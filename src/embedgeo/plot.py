@@ -224,7 +224,7 @@ def _metric_figure(
     if metric not in chosen.values:
         raise ValueError(
             f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}."
-            f"{did_you_mean(metric, chosen.values)}"
+            f"{did_you_mean(metric, chosen.metrics)}"
         )
     return draw(with_baseline(chosen, metric), metric, ax).figure
 

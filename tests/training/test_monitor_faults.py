@@ -254,9 +254,7 @@ def test_nothing_to_measure_is_told_once_with_its_cause(tmp_path, options, cause
 
 
 def test_an_unknown_argument_is_refused_with_the_one_that_may_be_meant():
-    with pytest.raises(
-        TypeError, match=r"GeometryMonitor has no argument 'every_n_step'\. Did you mean every_n_steps"
-    ):
+    with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'every_n_step'\. Did you mean every_n_steps"):
         GeometryMonitor(every_n_step=3)
     with pytest.raises(TypeError, match=r"StepMonitor has no argument 'layer'\. Did you mean layers\?"):
         StepMonitor(TinyLM(), 3, layer="blocks")

@@ -153,7 +153,7 @@ def require_source(name: str, source: str) -> None:
 
 
 def place(source: str) -> str:
-    """What names a source however its path is written: of links, those to the folder that it is in are followed."""
+    """The name of a source however its path is written: a link to the folder that it is in is followed."""
     path = _absolute(source)
     return str(path.parent.resolve() / path.name) if is_local(source) else source
 
