@@ -45,14 +45,18 @@ def all_values(x, ids):
     metrics = [
         Anisotropy(x.shape[1], sketch=32),
         Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
-        IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
-        IntrinsicDimension(x.shape[1], estimator="gride"),
         AfterProcessing(x.shape[1]),
         OutlierCoordinates(x.shape[1]),
         *(kind(x.shape[1]) for kind in OTHER_METRICS),
     ]
     metrics = [updated(metric, x, ids) for metric in metrics]
-    for metric in (TokenMoments(x.shape[1]), TokenSimilarity(x.shape[1]), NextTokenGeometry(x.shape[1])):
+    for metric in (
+        TokenMoments(x.shape[1]),
+        IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
+        IntrinsicDimension(x.shape[1], estimator="gride"),
+        TokenSimilarity(x.shape[1]),
+        NextTokenGeometry(x.shape[1]),
+    ):
         metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
         metrics.append(metric)
     metrics[-1].set_unembedding(gaussian(1 + int(ids.max()), x.shape[1], seed=1))
@@ -90,9 +94,10 @@ def test_every_section_names_the_metrics_that_have_its_keys():
     of_sketch = updated(Anisotropy(6, sketch=8), x).compute().keys()
     assert of_scatter | of_sketch == keys_under("Spectrum")
     assert of_sketch - of_scatter == {"anisotropy_error", "participation_ratio_error"}
-    assert updated(IntrinsicDimension(6), x).compute().keys() == keys_under("Intrinsic")
-    at_scales = updated(IntrinsicDimension(6, estimator="gride"), x).compute().keys()
-    assert at_scales == keys_under("Dimension over")
+    for estimator, heading in (("twonn", "Intrinsic"), ("gride", "Dimension over")):
+        metric = IntrinsicDimension(6, estimator=estimator)
+        metric.update(x, ids, sequence_ids=torch.arange(len(x)) // LENGTH)
+        assert metric.compute().keys() == keys_under(heading)
     assert updated(AfterProcessing(6), x).compute().keys() == keys_under("After processing")
     assert updated(OutlierCoordinates(6), x).compute().keys() == keys_under("Outlier coordinates")
     assert updated(TokenSimilarity(6), x, ids).compute().keys() == keys_under("Similarity")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.moments import Reduction, merge_parts, merged, ratio, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 from embedgeo.functional.tokens import TokenTable, token_table
 
 
@@ -48,7 +48,7 @@ class SequenceSimilarity(NamedTuple):
 
 def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows scaled to norm 1 in the accumulator's dtype, and the places, (m,), of those that have a direction."""
-    norms = row_norms(x)
+    norms = scaled_row_norms(x)
     places = ((norms > 0) & norms.isfinite()).nonzero().flatten()
     kept = x if len(places) == len(x) else x.index_select(0, places)
     return kept.to(accumulator_dtype(x.device)) / norms[places, None], places
@@ -65,7 +65,7 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
         totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids.contiguous())
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
-        offset = units.mean - totals / row_norms(totals)[:, None]
+        offset = units.mean - totals / scaled_row_norms(totals)[:, None]
         of_each = (ratio(units.m2, units.n) + offset.square().sum(1)) / 2
         from_mean = of_each[several].nan_to_num(nan=1.0).sum()
     return SequenceSimilarity(
@@ -112,15 +112,17 @@ def crossed_distances(state: SequenceSimilarity, types: TokenTable) -> dict[str,
     """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to norm 1.
 
     Of all pairs of rows of one token type in different sequences, of different types in one sequence, and of different
-    types in different sequences.
+    types in different sequences; NaN where some rows have no type.
     """
     n = types.n
     every = torch.stack((state.n * state.m2, state.n * (state.n - 1)))
     of_type = torch.stack(((n * types.m2).sum(), (n * (n - 1)).sum()))
     of_sequence = torch.stack((state.distances, state.pairs))
     of_both = torch.stack((types.sequence_m2.sum(), (types.sequence_n2 - n).sum()))
-    return {
-        "self_similarity_across_sequences": ratio(*(of_type - of_both)),
-        "different_token_similarity_within_sequence": ratio(*(of_sequence - of_both)),
-        "different_token_similarity_across_sequences": ratio(*(every - of_type - of_sequence + of_both)),
+    distances = {
+        "self_similarity_across_sequences": of_type - of_both,
+        "different_token_similarity_within_sequence": of_sequence - of_both,
+        "different_token_similarity_across_sequences": every - of_type - of_sequence + of_both,
     }
+    has_types = n.sum() == state.n  # of sequences there are no sums of the rows with a type alone
+    return {key: torch.where(has_types, ratio(*each), torch.nan) for key, each in distances.items()}

@@ -83,9 +83,9 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         share, at_random = (values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null"))
         shares = share.where((share > NEIGHBORS) & (share > 2 * at_random)).groupby("layer").max().reindex(run.layers)
         text = (
-            f"More than half of the rows have a nearest neighbour of the same {what}, and twice as many as among random "
-            "rows: the intrinsic dimension of all rows says how near these are, more than what surface they lie on. "
-            "Read the dimensions between and within tokens."
+            f"The nearest neighbour of more than half of the rows is of the same {what}, twice as often as at random: "
+            "the intrinsic dimension of all rows says how near these are, more than what surface they lie on. Read the "
+            "dimensions between and within tokens."
         )
         details = [f"{layer}: up to {value:.0%} of the rows" for layer, value in shares.items() if value > 0]
         yield Flag(f"Neighbours of the same {what}", text, details)
