@@ -249,3 +249,41 @@ def nearest(x, k):
         nearest = np.sort(distances)[: len(x) - 1][:k]
         found[i, : len(nearest)] = nearest
     return found
+
+
+def twonn(distances):
+    """Facco et al. 2017 from the distances to two neighbours, shape (n, 2), of the nine tenths of small ratios."""
+    if len(distances) < 3:
+        return np.nan
+    mu = np.sort(distances[:, 1] / distances[:, 0])
+    m = int(np.floor(0.9 * len(mu) + 1e-9))
+    if m < 2:
+        return np.nan
+    x, y = np.log(mu[:m]), -np.log1p(-np.arange(1, m + 1) / len(mu))
+    return (x @ y) / (x @ x)
+
+
+def labelled_dimensions(x, token_ids, sequence_ids, order):
+    """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the other."""
+    x = np.asarray(x, dtype=np.float64)
+    token_ids, sequence_ids, order = (np.asarray(each) for each in (token_ids, sequence_ids, order))
+    distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
+    np.fill_diagonal(distances, np.inf)
+    same_type, same_sequence = (each[:, None] == each for each in (token_ids, sequence_ids))
+    nearest = distances.argmin(1)
+    others = len(x) - 1
+    drawn = [min(np.flatnonzero(token_ids == t), key=lambda i: order[i]) for t in sorted(set(token_ids.tolist()))]
+    between = np.sort(distances[np.ix_(drawn, drawn)], axis=1)[:, :2]
+    within = np.where(same_type & ~same_sequence, distances, np.inf)
+    within = np.sort(within[same_type.sum(1) >= 8], axis=1)[:, :2]
+    within = within[np.isfinite(within).all(1)]
+    return {
+        "same_type_neighbors": np.mean(token_ids[nearest] == token_ids),
+        "same_type_neighbors_null": np.mean((same_type.sum(1) - 1) / others),
+        "same_sequence_neighbors": np.mean(sequence_ids[nearest] == sequence_ids),
+        "same_sequence_neighbors_null": np.mean((same_sequence.sum(1) - 1) / others),
+        "intrinsic_dimension_between": twonn(between),
+        "n_points_between": float(len(between)),
+        "intrinsic_dimension_within": twonn(within),
+        "n_points_within": float(len(within)),
+    }

@@ -420,3 +420,54 @@ def test_a_tolerance_of_zero_merges_exact_copies_only():
     clean, x = with_near_copies(100, 10, 50)
     assert len(merge_duplicates(torch.cat((x, clean)), 0)) == 150
     assert merge_duplicates(clean) is clean
+
+
+def allowed_distances(x, k, apart=None, together=None):
+    """The k smallest distances to rows that may be neighbours, from all distances; NaN where there are none."""
+    distances = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    distances.fill_diagonal_(math.inf)
+    if apart is not None:
+        distances[apart[:, None] == apart] = math.inf
+    if together is not None:
+        distances[together[:, None] != together] = math.inf
+    found = torch.full((len(x), max(k, len(x))), math.inf, dtype=torch.float64)
+    found[:, : len(x)] = distances
+    nearest = found.topk(k, largest=False).values
+    return nearest.masked_fill(nearest.isinf(), math.nan)
+
+
+LABELS = {
+    "many": lambda n: torch.randint(0, n + 1, (n,), generator=generator(1)) * 10**12 - 5,
+    "some": lambda n: torch.randint(0, 40, (n,), generator=generator(2)),
+    "one that most rows have": lambda n: torch.randint(0, 5, (n,), generator=generator(3)).clamp(min=3) - 3,
+    "two": lambda n: torch.arange(n) % 2,
+    "one": lambda n: torch.zeros(n, dtype=torch.int64),
+    "all but one and two": lambda n: (torch.arange(n) < 1).long() + 2 * (torch.arange(n) > n - 3).long(),
+}
+
+
+@FIRST_PRODUCTS
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
+@pytest.mark.parametrize("n", [1, 2, 20, 600, pytest.param(4500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alike", [False, True], ids=["apart", "alike"])
+def test_neighbours_of_other_labels(n, labels, alike):
+    x, apart = gaussian(n, 12), labels(n)
+    if alike:  # rows of a label are nearer to each other than to any other
+        x = 0.1 * x + 50 * gaussian(n, 12, seed=1)[apart.unique(return_inverse=True)[1]]
+    x = x.float()
+    torch.testing.assert_close(
+        two_nearest_distances(x, apart), allowed_distances(x, 2, apart), rtol=1e-6, atol=0, equal_nan=True
+    )
+    for k in (2, 9):
+        got, expected = nearest_distances(x, k, apart), allowed_distances(x, k, apart)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
+@pytest.mark.parametrize("n", [0, 1, 2, 20, 900])
+@pytest.mark.parametrize("k", [2, 9])
+def test_neighbours_of_the_same_label(n, labels, k):
+    x, together = 100 + gaussian(n, 12).float(), labels(n)
+    for apart in (None, torch.arange(n) % 7):
+        got, expected = nearest_distances(x, k, apart, together), allowed_distances(x, k, apart, together)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -8,7 +8,8 @@ import torch
 from embedgeo.functional import gride_dimensions, merge_duplicates, twonn_dimension
 from embedgeo.metrics import IntrinsicDimension, extra_metrics
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, updated
+from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
+from tests.simulations import typed_rows
 
 KEYS = {"intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"}
 
@@ -188,3 +189,120 @@ def test_dimensions_at_scales_of_all_rows_do_not_depend_on_how_they_came():
     parts[0].merge_state(parts[1])
     parts[2].merge_state(parts[0])
     assert_values(parts[2].compute(), updated(whole, x).compute(), rtol=1e-9)
+
+
+def labelled(x, ids, sequences, parts=(slice(None),), **options):
+    metric = IntrinsicDimension(x.shape[1], **options)
+    for part in parts:
+        metric.update(x[part], ids[part], sequence_ids=sequences[part])
+    return metric
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_dimensions_and_neighbours_by_label_are_those_of_loops(dtype):
+    x, ids, sequences = texts(700, 5, num_sequences=12, mean=3.0)
+    x = x.to(dtype)
+    metric = labelled(x, ids, sequences)
+    expected = references.labelled_dimensions(x, ids, sequences, metric.keys)
+    values = metric.compute()
+    assert values.keys() == KEYS | expected.keys()
+    assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
+    first = sequences <= sequences.median()  # an update has whole sequences
+    halves = labelled(x, ids, sequences, [first, ~first])
+    order = torch.cat((first.nonzero(), (~first).nonzero())).flatten()
+    expected = references.labelled_dimensions(x[order], ids[order], sequences[order], halves.keys)
+    assert_values(halves.compute(), expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
+
+
+def test_two_updates_with_the_same_sequence_ids_are_of_other_sequences():
+    x, ids, _ = texts(200, 5)
+    sequences = torch.zeros(100, dtype=torch.int64)
+    metric = IntrinsicDimension(5)
+    for part in (slice(0, 100), slice(100, 200)):
+        metric.update(x[part], ids[part], sequence_ids=sequences)
+    expected = references.labelled_dimensions(x, ids, torch.arange(200) // 100, metric.keys)
+    assert_values(metric.compute(), expected, rtol=1e-9)
+
+
+def test_copies_count_by_their_share_and_ties_by_half():
+    """Points at 0, 1, 2 and 10, 10.5; that at 0 is two copies, of types 1 and 2; that at 1 is as near to 0 as to 2."""
+    x = torch.tensor([[0.0], [0.0], [1.0], [2.0], [10.0], [10.5]]).double()
+    ids = torch.tensor([1, 2, 1, 1, 3, 4])
+    values = floats(labelled(x, ids, torch.arange(6)).compute())
+    of_rows = [1, 0, (0.5 + 1) / 2, 1, 0, 0]
+    assert values["same_type_neighbors"] == pytest.approx(sum(of_rows) / 6, rel=1e-12)
+    others = [2 / 4, 0, 2 / 5, 2 / 5, 0, 0]
+    assert values["same_type_neighbors_null"] == pytest.approx(sum(others) / 6, rel=1e-12)
+    assert values["same_sequence_neighbors"] == values["same_sequence_neighbors_null"] == 0
+
+
+def test_what_labels_there_are_decides_on_the_keys():
+    x, ids, sequences = texts(100, 4)
+    assert updated(IntrinsicDimension(4), x[:0], ids[:0]).compute().keys() == KEYS
+    assert updated(IntrinsicDimension(4), x).compute().keys() == KEYS
+    of_types = {"same_type_neighbors", "same_type_neighbors_null", "intrinsic_dimension_between", "n_points_between"}
+    assert updated(IntrinsicDimension(4), x, ids).compute().keys() == KEYS | of_types
+    metric = IntrinsicDimension(4)
+    metric.update(x, sequence_ids=sequences)
+    assert metric.compute().keys() == KEYS | {"same_sequence_neighbors", "same_sequence_neighbors_null"}
+    plain, of_all = updated(IntrinsicDimension(4), x).compute(), labelled(x, ids, sequences).compute()
+    assert all(of_all[key].equal(plain[key]) for key in KEYS - {"intrinsic_dimension_std"})
+
+
+@pytest.mark.parametrize(
+    ("ids", "sequences"),
+    [
+        (torch.zeros(100).long(), torch.arange(100)),
+        (torch.arange(100), torch.arange(100) // 10),
+        (torch.arange(100) % 9, torch.zeros(100).long()),
+        (torch.zeros(100).long(), torch.zeros(100).long()),
+    ],
+    ids=["one type", "each its own type", "one sequence", "one of both"],
+)
+def test_where_nothing_can_be_said_there_is_nan(ids, sequences):
+    x = gaussian(100, 4)
+    values = floats(labelled(x, ids, sequences).compute())
+    expected = references.labelled_dimensions(x, ids, sequences, torch.rand(100))
+    several = len(ids.unique()) > 1
+    if not several:
+        assert math.isnan(values["intrinsic_dimension_between"])
+    if not several or len(ids.unique()) == 100:
+        assert_values(values, {key: value for key, value in expected.items() if "between" not in key}, rtol=1e-9)
+    assert math.isnan(values["intrinsic_dimension_within"]) == (several or len(sequences.unique()) == 1)
+
+
+@pytest.mark.parametrize("estimator", ["twonn", "gride"])
+def test_neighbours_of_other_sequences_alone(estimator):
+    x, ids, sequences = texts(600, 4, num_sequences=6)
+    metric = labelled(x, ids, sequences, neighbors="other_sequences", estimator=estimator, scales=(1, 4))
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    distances[sequences[:, None] == sequences] = math.inf
+    nearest = distances.topk(8, largest=False).values
+    values = metric.compute()
+    if estimator == "twonn":
+        assert values["intrinsic_dimension"].item() == pytest.approx(references.twonn(nearest[:, :2].numpy()), rel=1e-9)
+        assert values["same_sequence_neighbors"] == 0
+    else:
+        assert values.keys() >= {f"intrinsic_dimension{kind}_at_4" for kind in ("", "_between", "_within")}
+        mean = (nearest[:, 1] / nearest[:, 0]).log().mean()
+        assert values["intrinsic_dimension_at_1"].item() == pytest.approx(float(599 / 600 / mean), rel=0.02)
+    with pytest.raises(ValueError, match='neighbors must be "all" or "other_sequences"'):
+        IntrinsicDimension(4, neighbors="other")
+    with pytest.raises(ValueError, match='needs "twonn" or "gride"'):
+        IntrinsicDimension(4, estimator=skdim.id.lPCA(), neighbors="other_sequences")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("between", "within"), [(16, 16), (16, 4), (4, 16)])
+def test_they_are_those_of_rows_without_repetition(between, within):
+    """Means of 8 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in equal groups."""
+    found = [typed_rows(between, within, seed) for seed in range(8)]
+    values, expected = [], []
+    for rows in found:
+        of_rows = labelled(rows.x, rows.token_ids, rows.sequence_ids).compute()
+        values.append([float(of_rows[f"intrinsic_dimension_{kind}"]) for kind in ("between", "within")])
+        fresh = updated(IntrinsicDimension(rows.x.shape[1]), rows.fresh[: int(of_rows["n_points_between"])]).compute()
+        alone = labelled(rows.within, rows.token_ids, rows.sequence_ids).compute()
+        expected.append([float(fresh["intrinsic_dimension"]), float(alone["intrinsic_dimension_within"])])
+    got, reference = (torch.tensor(each).mean(0) for each in (values, expected))
+    torch.testing.assert_close(got, reference, rtol=0.05, atol=0)

@@ -21,6 +21,7 @@ _FEW_COORDINATES = 16  # coordinates by which rows are first told apart
 _FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
 _FEW_PENDING = 16  # number of rows up to which differences to all rows take less time than products in float64
 _EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
+_TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
 _NORM_PARTS = 3  # columns that a squared norm is split into: three of eight binary digits hold the 24 of float32
 
 DUPLICATE_TOLERANCE = 1e-5
@@ -146,16 +147,17 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     num_copies = place.bincount(minlength=num_points)
 
     def with_label(points: Tensor) -> Tensor:
-        """Number of the copies of each row's point, shape (n,), that have the row's label."""
+        """Number of the copies of a point for each row, shape (n,), that have the row's label."""
         wanted = points * len(counts) + label
         at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-        return torch.where(of_point[at] == wanted, copies_with_label[at], 0)
+        return torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
 
     first, second = (with_label(points[place]) / num_copies[points[place]] for points in nearest.places.unbind(1))
-    is_tied = (nearest.distances[:, 0] == nearest.distances[:, 1])[place]
+    near, next_one = nearest.distances.unbind(1)
+    is_tied = (next_one <= (1 + _TIED) * near)[place]
     shares = torch.where(is_tied, (first + second) / 2, first)
     at_random = (counts[label] - with_label(place)) / (len(place) - num_copies[place])
-    return torch.stack((shares.to(dtype).mean(), at_random.to(dtype).mean()))
+    return torch.stack((shares.mean(), at_random.mean()))
 
 
 def nearest_distances(x: Tensor, k: int, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
