@@ -286,7 +286,7 @@ class IntrinsicDimension(GeometryMetric):
             own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
             return LabelledEstimates(estimated_dimension(batch.rows, own, duplicate_tolerance=self.duplicate_tolerance))
         labels = batch.labels[:, 1:].unbind(1)
-        types, sequences = (each if bool((each >= 0).any()) else None for each in labels)
+        types, sequences = (None if len(each) and not bool((each >= 0).any()) else each for each in labels)
         return labelled_dimensions(
             batch.rows,
             RowLabels(types, sequences, batch.keys),
