@@ -37,7 +37,7 @@ Png = tuple[bytes, int, int]  # a picture, its width and height
 
 DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5
-SMALL: dict[str, Any] = {"figure.figsize": [3.1, 2.7]}
+SMALL: Any = {"figure.figsize": [3.1, 2.7]}
 """Size of small figures, for `matplotlib.rc_context`."""
 ACCENT = "#c1440e"
 GREY = "#444444"

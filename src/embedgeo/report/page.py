@@ -140,10 +140,10 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         with mpl.rc_context(SMALL):
             data = [*chain.from_iterable(_small_figures(runs, metric) for metric in metrics[:_GLANCE])]
             data += [] if only else comparison.training_losses(runs)
-        words = [
-            {"name": f"{each.name}-small", "alt": f"In short: {each.alt} {each.text}", "text": ""} for each in data
+        small = [
+            writer.add(each._replace(name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""))
+            for each in data
         ]
-        small = [writer.add(each._replace(**shown)) for each, shown in zip(data, words, strict=True)]
         return Panel("", "", "", [("", small)] if small else [])
 
     def over_types() -> Panel:
