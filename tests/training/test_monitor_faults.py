@@ -211,6 +211,8 @@ def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(t
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
+        ({"seed": 2**70}, r"seed must be at least 0 and less than 2\*\*63; got 1180591620717411303424"),
         ({"rows": "sum"}, "rows must be one of 'tokens', 'mean', 'max', 'first', 'last', 'words'; got 'sum'"),
     ],
 )

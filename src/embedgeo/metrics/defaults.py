@@ -9,6 +9,7 @@ import torch
 from torchmetrics import Metric
 
 from embedgeo.formatting import did_you_mean, size
+from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
@@ -242,6 +243,7 @@ def metric_factory(
 ) -> MetricFactory:
     """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default)."""
     require_num_groups(jackknife)
+    require_seed(seed)
     if not max_state_bytes > 0:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
     if metrics is None:
