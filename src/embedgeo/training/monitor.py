@@ -39,7 +39,7 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -556,7 +556,9 @@ class Monitor(ABC):
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         measured: list[Any] = []
-        for record in records:
+        layers = {record["layer"] for record in records}
+        means = [mean for mean in block_means(records) if mean["layer"] not in layers]  # a layer may have their name
+        for record in [*records, *means]:
             dated = _SharedKeys()
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
