@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
-from pathlib import Path
 from typing import Any, Self, Unpack
 from weakref import WeakMethod, finalize
 
@@ -20,7 +19,7 @@ from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
-from embedgeo.training.loggers import wandb_scalar_writer
+from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
 _NOT_MEASURED = nullcontext()
@@ -257,15 +256,6 @@ class StepMonitor(Monitor):
 
     def _loggers(self) -> Iterable[object]:
         return [self._logger]
-
-
-def logger_folder(loggers: Iterable[Any]) -> Path | None:
-    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
-    first = next(iter(loggers), None)
-    for folder in (getattr(first, "log_dir", None), getattr(first, "save_dir", None)):
-        if isinstance(folder, str | Path) and "://" not in str(folder):
-            return Path(folder)
-    return None
 
 
 def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
