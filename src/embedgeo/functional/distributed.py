@@ -45,6 +45,11 @@ def current_rank(group: Group = None) -> int:
     return dist.get_rank(group) if is_distributed() else 0
 
 
+def num_ranks(group: Group = None) -> int:
+    """Number of processes in a process group; 1 where none has been initialized."""
+    return dist.get_world_size(group) if is_distributed() else 1
+
+
 def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
     reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(reduced, op=op, group=group)

@@ -309,11 +309,12 @@ class GeometryMetric(Metric):
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
+        states = {name: state.to(self.device) for name, state in states.items()}
+        merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
-        states = {name: state.to(self.device) for name, state in states.items()}
-        for kind in self._declared:
-            self.store(self.load(kind, states).merge(self.load(kind)))
+        for state in merged:
+            self.store(state)
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 

@@ -88,11 +88,13 @@ def _prepared(
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
-    _open(folder, manifest, texts)
+    _open(folder, manifest, texts, settings.texts)
     return plan, texts
 
 
-def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
+def _open(
+    folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText], text_files: Sequence[str]
+) -> None:
     """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
     now = {
         model: {
@@ -113,7 +115,8 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
             if before.get(key, entry[key]) != entry[key]:
                 raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
     text_entry = next(iter(now.values())) if len(now) == 1 else now
-    folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}, "text": text_entry})
+    made = {"versions": {"python": platform.python_version(), **versions()}, "text_files": [*text_files]}
+    folder.open(manifest, {**made, "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:

@@ -330,7 +330,7 @@ class Monitor(ABC):
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
 
-            self._file = HistoryFile(Path(folder), self.prefix)
+            self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
         rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
