@@ -114,7 +114,8 @@ class StepMonitor(Monitor):
         """Context for the forward and the backward pass of a training batch; every rank calls this.
 
         Args:
-            step: the number of optimizer steps taken so far. It must not go back.
+            step: the number of optimizer steps taken so far. It must not go back: that ends monitoring, with what was
+                being measured.
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
         """
         self._now = step
@@ -184,8 +185,13 @@ class StepMonitor(Monitor):
             )
             self._start(run, step)
         if self._last_step is not None and step < self._last_step:
+            last_step = self._last_step
+            if self._window_start is not None:
+                self._measure(self._window_start)
+            self._complete()
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
-            self._fail(ValueError(f"{rule}; got {step} after {self._last_step}."))
+            remedy = "Count on, or make another StepMonitor for another run"
+            self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._look_ahead()
