@@ -126,6 +126,7 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
     assert sorted(read(tmp_path, "history.2.parquet")["step"].unique()) == [0, 2]
     assert sorted(load_results(tmp_path)["step"].unique()) == [0]  # of the last run
     assert [each.steps for each in read_runs([tmp_path])] == [[0]]
+    assert sorted(load_results(tmp_path / "history.2.parquet")["step"].unique()) == [0, 2]
 
 
 @pytest.mark.parametrize("with_state", [False, True])

@@ -512,7 +512,7 @@ class MLflow(Adapter):
         return cls(mlflow.MlflowClient(), run.info.run_id) if run else None
 
     def folder(self) -> str:
-        """Where the run's artifacts are: a folder of this machine, or an address."""
+        """Folder of the run's artifacts on this machine, or their address elsewhere."""
         uri = self._client.get_run(self._run_id).info.artifact_uri
         return url2pathname(urlsplit(uri).path) if uri.startswith("file:") else uri
 
