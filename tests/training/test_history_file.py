@@ -207,6 +207,21 @@ def test_one_monitor_in_two_runs_writes_each_into_its_own_file(tmp_path):
         assert sorted(read(tmp_path / name)["step"]) == sorted([0, 2, 3] * (len(read(tmp_path / name)) // 3))
 
 
+def test_means_over_blocks_are_in_the_history_and_its_file_as_they_are_logged(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    _, run = fit(tmp_path, monitor, max_steps=2, logger=CSVLogger(tmp_path, name="run", version=""))
+    means = [record for record in monitor.history if record["layer"] == "mean"]
+    assert {record["layer_index"] for record in means} == {-1}
+    for record in means:
+        if record["step"] == 2:
+            logged = run.callback_metrics[f"geometry.{record['metric']}/mean"]
+            assert float(logged) == pytest.approx(record["value"], rel=1e-6, nan_ok=True)
+    table = load_results(tmp_path / "run").query("layer == 'mean'").set_index(["step", "metric"])["value"]
+    assert {**table} == {(record["step"], record["metric"]): record["value"] for record in means}
+    of_blocks = {record["metric"] for record in monitor.history if record["layer"] == "block.00"}
+    assert len(means) == len(steps(monitor)) * len(of_blocks)
+
+
 def test_two_monitors_have_a_file_each_and_the_report_tells_them_apart(tmp_path):
     first = GeometryMonitor(2, metrics=moments, on_error="raise")
     second = GeometryMonitor(3, layers="embed", metrics=moments, prefix="held/out", on_error="raise")

@@ -129,7 +129,7 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
 def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
     callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
     trainer = hf_trainer(tmp_path, callback)
-    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric at layer 'embed'"):
+    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric in Breaks at layer 'embed'"):
         trainer.train()
     assert trainer.state.global_step == 7
     assert callback.history == []

@@ -117,7 +117,6 @@ class Geometry:
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
         self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
-        defaults.require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,

@@ -1,7 +1,7 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, require_values
 
 MetricFactory = Callable[[int], list[Metric]]  # makes the metrics of one layer, given the layer's width
 ValuePairs = dict[str, Tensor]  # value and standard error of each key, shape (2,)
@@ -72,14 +72,17 @@ class LayerMetrics:
             groups, parts = ids.dealt(batch * ids.next_sequence_id, self._num_groups)
             self._num_batches += 1
         for metric, copies in zip(self._metrics, self._copies, strict=True):
-            if groups is not None and isinstance(metric, GeometryMetric) and not copies:
-                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept, ids.batch), rows.relabelled(groups))
-            else:
-                _update(metric, hidden, ids, rows)
+            with named(metric):
+                if groups is not None and isinstance(metric, GeometryMetric) and not copies:
+                    dealt = RowIds(ids.token_ids, groups, ids.kept, ids.batch)
+                    update_metric(metric, hidden, dealt, rows.relabelled(groups))
+                else:
+                    update_metric(metric, hidden, ids, rows)
         for group, part in parts:
             of_group = Rows.of(hidden, part)
             for copies in filter(None, self._copies):
-                _update(copies[group], hidden, part, of_group)
+                with named(copies[group]):
+                    update_metric(copies[group], hidden, part, of_group)
 
     def compute(self) -> ValuePairs | Exception:
         """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
@@ -88,10 +91,11 @@ class LayerMetrics:
         for metric, copies in zip(self._metrics, self._copies, strict=True):
             with _in_sync([metric, *copies]):
                 try:
-                    if self._num_groups and isinstance(metric, GeometryMetric):
-                        found, errors = metric.compute_with_errors(copies)
-                    else:
-                        found, errors = metric.compute(), {}
+                    with named(metric):
+                        if self._num_groups and isinstance(metric, GeometryMetric):
+                            found, errors = metric.compute_with_errors(copies)
+                        else:
+                            found, errors = require_values(metric.compute()), {}
                     for key, value in found.items():
                         values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
                 except Exception as error:
@@ -153,7 +157,18 @@ def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
         return stack.pop_all()
 
 
-def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+@contextmanager
+def named(metric: Metric, how: str = "") -> Iterator[None]:
+    """Context for calls of a metric, a user's maybe: what they raise gets a note that names it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {type(metric).__name__}{how}")
+        raise
+
+
+def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+    """Update a metric with a batch, as its ``update`` takes it."""
     if type(metric).update is GeometryMetric.update:
         metric.update(rows)
         return
