@@ -70,6 +70,7 @@ class Geometry:
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
+        num_rows: of the layer that had the most on this rank at the last `hand_over`.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -132,6 +133,7 @@ class Geometry:
         self._group = process_group
         self._drift = drift
         self._is_off = False
+        self.num_rows = 0
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
@@ -148,6 +150,7 @@ class Geometry:
         """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call this."""
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
+        self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         if in_thread:
             self._metrics = {}
         self.reset()
@@ -282,6 +285,11 @@ class Geometry:
         kept = {key: str(self.settings[key]) for key in ("rows", "skip_first_positions", "ignore_token_ids")}
         versions = {name: version(name) for name in ("embedgeo", "torch")}
         return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
+
+    @property
+    def has_mask(self) -> bool:
+        """Tell whether a forward pass had a mask, given or found."""
+        return self._inputs.has_mask
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""

@@ -38,6 +38,7 @@ class LayerMetrics:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
+        self.num_rows = 0  # of this rank, that are not masked
         self._num_groups = jackknife
         self._process_group = process_group
         self._num_batches = 0
@@ -63,6 +64,7 @@ class LayerMetrics:
         if ids.sequence_ids is None and self._num_groups:  # each row is one
             ids = RowIds.of(ids.batch._replace(sequence_ids=torch.arange(num_rows, device=hidden.device)))
         rows = Rows.of(hidden, ids)
+        self.num_rows += len(rows.embeddings) + rows.num_nonfinite
         groups: Tensor | None = None
         parts: list[tuple[int, RowIds]] = []
         if num_rows:
