@@ -65,6 +65,7 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
+        inputs: reads token ids and masks.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
@@ -111,13 +112,13 @@ class Geometry:
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -286,11 +287,6 @@ class Geometry:
         versions = {name: version(name) for name in ("embedgeo", "torch")}
         return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
 
-    @property
-    def has_mask(self) -> bool:
-        """Tell whether a forward pass had a mask, given or found."""
-        return self._inputs.has_mask
-
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
         return [layer.name for layer in self.layers if layer.name not in self._metrics]
@@ -394,7 +390,7 @@ class Geometry:
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = tokens.prepared_once(
-                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self._inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape))
             )
             metrics.update(hidden, ids)
         elif unit == "words":
@@ -408,7 +404,7 @@ class Geometry:
     def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         assert tokens.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
-        return find_words(device, tokens.word_ids, self._inputs.sequence_ids(shape), **ids, mask=tokens.mask)
+        return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

@@ -355,7 +355,10 @@ class Monitor(ABC):
             self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
-        rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+        described = opening(
+            self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+        )
+        rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         # several ranks would differ in when they are done, and wait for the next measured step
@@ -597,7 +600,7 @@ class Monitor(ABC):
             self._warn(measurement.why_silent)
         elif is_empty and not measurement.geometry.num_rows:
             causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
-            if measurement.geometry.has_mask:
+            if measurement.geometry.inputs.has_mask:
                 causes.append("the mask")
             why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
             self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
