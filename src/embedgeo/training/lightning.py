@@ -19,8 +19,8 @@ from torchmetrics import Metric
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
+from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.steps import logger_folder
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -92,6 +92,8 @@ class GeometryMonitor(Monitor, Callback):
             before, at the first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. The
             ``linearity`` needs more rows than the layer is wide. A checkpoint holds the rows, so that a resumed run
             goes on from them.
+        pictures: draw pictures for loggers that show them, at the first and the last measurement and in between in at
+            most 5 % of the run's time; ``False``: none.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
@@ -150,7 +152,7 @@ class GeometryMonitor(Monitor, Callback):
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
-            folder=logger_folder(trainer.loggers),
+            folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
             is_followed=any(self._is_own(getattr(each, "monitor", None) or "") for each in deciding),
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward

@@ -145,6 +145,7 @@ class MonitorOptions(TypedDict, total=False):
     compiled: Compiled
     background: bool
     drift: bool | int
+    pictures: bool
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -211,6 +212,7 @@ class Monitor(ABC):
         compiled: Compiled = "eager",
         background: bool = False,
         drift: bool | int = False,
+        pictures: bool = True,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -237,6 +239,7 @@ class Monitor(ABC):
         self.compiled = compiled
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
+        self.pictures = pictures
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -347,7 +350,7 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
@@ -456,7 +459,8 @@ class Monitor(ABC):
         if self._geometry is None or self._failed or self._drift is not None:  # drift says itself that rows are others
             return
         size = num_batches, self._geometry.num_rows
-        first = self._probe_size = self._probe_size or size
+        first = self._probe_size or size
+        self._probe_size = first
         if size[0] < first[0] or size[1] < first[1]:
             self._probe_size = 0, 0  # this is said once
             self._warn(
@@ -605,10 +609,11 @@ class Monitor(ABC):
             why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
             self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
         try:
-            write()
+            if kept := write():
+                rank_zero_info(f"{type(self).__name__}: the history of an earlier run is kept in {kept}.")
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
