@@ -39,6 +39,7 @@ class LayerMetrics:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
+        self.num_rows = 0  # of this rank, that are not masked
         self._num_groups = jackknife
         self._num_sequences = 0  # dealt into groups, those without rows that count among them
         self._process_group = process_group
@@ -60,7 +61,9 @@ class LayerMetrics:
         if ids.sequence_ids is None and self._num_groups:  # each row is one
             ids = RowIds.of(ids.batch._replace(sequence_ids=torch.arange(num_rows, device=hidden.device)))
         rows = Rows.of(hidden, ids)
-        if numbers is not None and len(numbers) == len(rows.embeddings) + rows.num_nonfinite:
+        count = len(rows.embeddings) + rows.num_nonfinite
+        self.num_rows += count
+        if numbers is not None and len(numbers) == count:
             rows.first = numbers.start
         groups: Tensor | None = None
         parts: list[tuple[int, RowIds]] = []
