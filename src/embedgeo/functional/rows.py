@@ -81,18 +81,22 @@ class RowIds:
         begins[1:] = self.sequence_ids[order].diff() != 0
         return torch.empty_like(begins).index_copy_(0, order, begins)
 
-    def dealt(self, batch: int, places: Tensor, num_groups: int) -> "RowIds":
-        """These ids with groups: the rows of sequence i of S are in group ``batch`` S + i modulo ``num_groups``.
+    @property
+    def next_sequence_id(self) -> int:
+        """The largest id of a sequence of the batch, plus one; 0 where there are none."""
+        ids = self.batch.sequence_ids
+        return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
-        ``places`` are those of all rows of the batch, which are the sequences where each row is one.
+    def dealt(self, first: int, places: Tensor, num_groups: int) -> "RowIds":
+        """These ids with the group ``first`` + i, modulo ``num_groups``, of each row of sequence i.
+
+        ``places``, of all rows of the batch, are the sequences where each row is one.
         """
-        numbers, num_sequences = self.sequence_ids, len(places)
+        numbers = self.sequence_ids
         if numbers is None:
             numbers = places if self.kept is None else self.kept
-        elif self.batch.sequence_ids is not None and len(places):
-            num_sequences = int(self.batch.sequence_ids.max()) + 1
         ids = copy(self)  # with what was found of them
-        ids.groups = (batch * num_sequences + numbers) % num_groups
+        ids.groups = (first + numbers) % num_groups
         return ids
 
     def by_group(self) -> Iterator[tuple[int, "RowIds"]]:
@@ -145,7 +149,7 @@ def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bo
 
 
 def rows_without_type(name: str) -> str:
-    """What is said, once, of rows with the id -100."""
+    """The warning of rows with the id -100, which begins with a name."""
     return (
         f"{name}: rows with the token id {NO_TYPE}, which labels have where nothing is to be predicted, have no token "
         "type; they are left out of all values by type, and count in the others."
@@ -170,6 +174,7 @@ class Rows:
     ids: RowIds
     num_nonfinite: int = 0  # number of rows that the mask kept but that had a NaN or Inf
     finite: Tensor | None = None  # marks of the kept rows that these are, shape (n + num_nonfinite,); None: all
+    first: int | None = None  # the number of the first kept row among those of all ranks, where it is known
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
