@@ -160,6 +160,7 @@ OTHERS = {
         "seed": 100_000,
         "scales": (1, 2),
         "method": "mle",
+        "neighbors": "other_sequences",
     },
     TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000), "labels": "next"},
     NextTokenGeometry: {"min_count": 2, "max_types": 3},

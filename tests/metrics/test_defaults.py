@@ -122,7 +122,7 @@ def test_what_is_left_out_is_said_in_one_line_when_training_starts(tmp_path, cap
     (line,) = [line for line in said if "leaves out" in line]
     assert line == (
         'GeometryMonitor: metrics="auto" leaves out TokenMoments (17.4 kB), Anisotropy (2.21 kB), '
-        "IntrinsicDimension (360 kB) at layers of width 16, with EmbeddingMoments in place of TokenMoments. To have "
+        "IntrinsicDimension (426 kB) at layers of width 16, with EmbeddingMoments in place of TokenMoments. To have "
         "them raise max_state_bytes."
     )
     assert any("EmbeddingMoments, every 100 steps" in line for line in said)

@@ -425,7 +425,7 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind,
     if seen == 0:
         assert [values[key] for key in finite] == [0] * len(finite)
     if seen == 0 and kind in LISTED:
-        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "n_points", "next_token_types"}
+        assert finite <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"} | OF_POINTS
     if seen == 1 and kind == "EmbeddingMoments":
         assert finite == {"n", "n_nonfinite", "Q", "M", "V", "M_over_Q", "norm_mean", "norm_cv", "norm_max"}
     full = updated(metrics(DIM)[kind], x, ids).compute()
@@ -437,7 +437,9 @@ def untouched(metric):
         return metric.compute()
 
 
-ONE_ROW = {
+OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
+
+ONE_ROW = OF_POINTS | {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
     *("max_abs", "max_abs_first", "max_abs_rest"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _BLOCK_ROWS = 128  # rows of several labels whose neighbours among their own label are looked for at a time
@@ -137,10 +137,11 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
         labels: of the rows, shape (n,), int64.
 
     Returns:
-        Both shares, means over rows, shape (2,); NaN where there is no other row.
+        Both shares, means over rows, shape (2,); NaN where there is no other row, or squared distances overflow or
+        vanish.
     """
     num_points, dtype = len(nearest.distances), nearest.distances.dtype
-    if num_points < 2:
+    if num_points < 2 or not bool(is_normal(nearest.distances[:, 0].square()).all()):
         return nearest.distances.new_full((2,), torch.nan)
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
     of_point, copies_with_label = (place * len(counts) + label).unique(return_counts=True)

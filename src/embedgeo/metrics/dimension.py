@@ -286,11 +286,12 @@ class IntrinsicDimension(GeometryMetric):
         if not isinstance(self.estimator, str):
             own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
             return LabelledEstimates(estimated_dimension(batch.rows, own, duplicate_tolerance=self.duplicate_tolerance))
-        labels = batch.labels[:, 1:].unbind(1)
-        types, sequences = (None if len(each) and not bool((each >= 0).any()) else each for each in labels)
+        _, types, sequences = batch.labels.unbind(1)
+        has_types = not len(types) or bool((types >= 0).any())
+        has_sequences = bool((sequences >= 0).any())
         return labelled_dimensions(
             batch.rows,
-            RowLabels(types, sequences, batch.keys),
+            RowLabels(types if has_types else None, sequences if has_sequences else None, batch.keys),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,
