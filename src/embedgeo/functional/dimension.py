@@ -98,7 +98,7 @@ def twonn_dimension(
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(is_normal(torch.stack((first, second)).square()).all()):
         return DimensionEstimate(math.nan, len(nearest), left_out)
-    next_scale = most_likely_dimension((fourth / second).log()[~fourth.isnan()], 2)[0]
+    next_scale = most_likely_dimension((fourth / second).log()[~fourth.isnan()].sort().values, 2)[0]
     log_mu, order = (second / first).log().sort()
     if groups is not None:
         group = point_groups(groups, place, len(nearest)).cpu()[order]
