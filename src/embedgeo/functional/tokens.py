@@ -21,6 +21,7 @@ from embedgeo.functional.moments import (
     without_rounding,
 )
 from embedgeo.functional.precision import accumulator_dtype, row_norms, scaled, scaled_row_norms
+from embedgeo.functional.rows import NO_TYPE
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
@@ -36,7 +37,7 @@ class TokenTable(NamedTuple):
     Tables of rows that share no sequence merge exactly.
 
     Attributes:
-        token_ids: the token types, ascending, shape (T,), int64.
+        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none: see `typed`.
         n: number of rows of each, shape (T,).
         mean: their mean, shape (T, d).
         m2: squared deviations from it, summed over rows and coordinates, shape (T,).
@@ -90,6 +91,11 @@ class TokenTable(NamedTuple):
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
+
+    def typed(self) -> "TokenTable":
+        """The table without the rows that have no type, a view; a device is waited for."""
+        first = int((self.token_ids[:1] == NO_TYPE).sum())
+        return TokenTable(*(state[first:] for state in self))
 
     def without_rounding(self) -> "TokenTable":
         """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
@@ -239,7 +245,7 @@ class WithinMoments(NamedTuple):
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
-    n = types.n.sum()
+    n = types.n.masked_fill(types.token_ids == NO_TYPE, 0).sum()
     types = types.without_rounding()
     variance = within_variance(types, n.new_full((), num_sequences))
     has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()  # pairs, and not out of range

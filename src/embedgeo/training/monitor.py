@@ -12,9 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.metadata import version
-from inspect import signature
+from inspect import currentframe, signature
 from itertools import chain, islice, pairwise
+from operator import length_hint
 from pathlib import Path
+from sysconfig import get_path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
 
 import torch
@@ -37,7 +40,7 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
+_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))  # with no code of the user's
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -140,6 +145,7 @@ class MonitorOptions(TypedDict, total=False):
     compiled: Compiled
     background: bool
     drift: bool | int
+    pictures: bool
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -206,6 +212,7 @@ class Monitor(ABC):
         compiled: Compiled = "eager",
         background: bool = False,
         drift: bool | int = False,
+        pictures: bool = True,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -218,6 +225,8 @@ class Monitor(ABC):
             raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
         if window > 1 and self.probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+        if self.probe is not None and length_hint(self.probe, 1) == 0:
+            raise ValueError(f"probe must have at least one batch; got {type(self.probe).__name__} of length 0.")
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
@@ -230,6 +239,7 @@ class Monitor(ABC):
         self.compiled = compiled
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
+        self.pictures = pictures
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -311,6 +321,7 @@ class Monitor(ABC):
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
+        self._probe_size: tuple[int, int] | None = None  # batches, and rows of this rank, at the first measurement
         self._failed = False
         self._cannot_write = False
 
@@ -339,7 +350,7 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
@@ -347,7 +358,10 @@ class Monitor(ABC):
             self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
-        rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+        described = opening(
+            self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+        )
+        rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
 
     def _before_batch(self, step: int, batch: Any) -> None:
         # several ranks would differ in when they are done, and wait for the next measured step
@@ -438,9 +452,21 @@ class Monitor(ABC):
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
+        num_batches = 0
         with self._guarded():
-            self._run_model(self.probe)
+            num_batches = self._run_model(self.probe)
         self._measure(step)
+        if self._geometry is None or self._failed or self._drift is not None:  # drift says itself that rows are others
+            return
+        size = num_batches, self._geometry.num_rows
+        first = self._probe_size or size
+        self._probe_size = first
+        if size[0] < first[0] or size[1] < first[1]:
+            self._probe_size = 0, 0  # this is said once
+            self._warn(
+                f"probe must give the same batches at every measurement; batches and rows were {size[0]} and {size[1]} "
+                f"at step {step}, {first[0]} and {first[1]} at the first one. Give fixed batches, such as a list."
+            )
 
     def _measure_recent(self, step: int) -> None:
         """Measure the last weights on the last training batches, if there are any, run again as in a training step."""
@@ -462,8 +488,10 @@ class Monitor(ABC):
         else:
             self._measure(step)
 
-    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
-        """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
+    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
+        """Run the model on batches, and count them; weights, buffers and modes are what they were afterwards.
+
+        It runs without gradients.
 
         Ranks share the batches, one each in a round. All ranks run the model in a round or none does, because they
         gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
@@ -479,6 +507,7 @@ class Monitor(ABC):
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
         num_taken = num_ranks
+        num_batches = 0
         with ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
@@ -505,12 +534,14 @@ class Monitor(ABC):
                 error = _agree_on_error(error, num_taken, run.device)
                 if error is not None:
                     raise error
+                num_batches += num_taken
                 if num_taken:
                     try:
                         self._forward(own)
                     except Exception as caught:  # the other ranks learn of it in the next round
                         error = caught
                     self._detach()
+        return num_batches
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls this."""
@@ -548,11 +579,14 @@ class Monitor(ABC):
         atexit.unregister(self._complete)
         with self._guarded():
             records = pending.geometry.agreed(pending.records)
-            self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
+            self._record(pending, records)
 
-    def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
+    def _record(self, measurement: PendingMeasurement, records: list[Record]) -> None:
+        step = measurement.step
         measured: list[Any] = []
-        for record in records:
+        layers = {record["layer"] for record in records}
+        means = [mean for mean in block_means(records) if mean["layer"] not in layers]  # a layer may have their name
+        for record in [*records, *means]:
             dated = _SharedKeys()
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
@@ -563,19 +597,23 @@ class Monitor(ABC):
         self._log(step, records)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
-        if not is_first:
+        if not measurement.is_first:
             return
-        if why_silent:
-            self._warn(why_silent)
-        elif not any(record["value"] and not math.isnan(record["value"]) for record in records):
-            causes = [*(f"{name}={value!r}" for name, value in self._exclusions.items() if value), "the mask"]
-            verb = "leave" if len(causes) > 1 else "leaves"
-            self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
+        is_empty = not any(record["value"] and not math.isnan(record["value"]) for record in records)  # on all ranks
+        if measurement.why_silent:
+            self._warn(measurement.why_silent)
+        elif is_empty and not measurement.geometry.num_rows:
+            causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
+            if measurement.geometry.inputs.has_mask:
+                causes.append("the mask")
+            why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
+            self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
         try:
-            write()
+            if kept := write():
+                rank_zero_info(f"{type(self).__name__}: the history of an earlier run is kept in {kept}.")
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
@@ -605,22 +643,28 @@ class Monitor(ABC):
             self._drift.forget()
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
+        _warn_at_call(f"{type(self).__name__}: {message}")
 
     def _warn_of_failure(self, error: Exception) -> None:
         self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
 
     def _warn_of_end(self, cause: str) -> None:
         rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
-        warnings.warn(f"{rule}: {cause}", stacklevel=3)
+        _warn_at_call(f"{rule}: {cause}")
 
     def _warn_of_eager_steps(self, cause: str) -> None:
         self._warned_of_eager_steps = True
-        warnings.warn(
-            f'{type(self).__name__}: compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. Call prepare(model) first.",
-            stacklevel=3,
+        self._warn(
+            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured steps run eagerly. '
+            "Call prepare(model) first."
         )
+
+
+def _warn_at_call(message: str) -> None:
+    """Warn where the user's own code has called: neither this package, nor another installed one, nor Python's."""
+    frames = enumerate(walk_stack(currentframe()), 1)
+    own = (level for level, (frame, _) in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS))
+    warnings.warn(message, stacklevel=next(own, 1))
 
 
 def instantiated(value: Any) -> Any:
