@@ -38,6 +38,7 @@ from embedgeo.checkpoints.files import (
     reading,
     require_readable,
     require_whole_index,
+    stored_values,
     weight_files,
 )
 from embedgeo.formatting import listed, reason
@@ -290,7 +291,12 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
     """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``."""
     module_class = import_class(model_class)
-    require_readable(path)
+    stored = stored_values(path)
+    if not isinstance(stored, dict) or "state_dict" not in stored:
+        raise ValueError(
+            f"a .ckpt must be what Lightning saves, with a state_dict; {path.name} has none. Save it by "
+            "trainer.save_checkpoint, or a Hugging Face model as a folder by its save_pretrained."
+        )
     with harmless_allowed():
         module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     if measured_model(module) is module and not has_own(module, "forward") and has_own(module, "predict_step"):
