@@ -59,6 +59,7 @@ class Sample(NamedTuple):
     @classmethod
     def empty(cls, dim: int, size: int, *, by_label: bool = False, seed: int = 0) -> "Sample":
         """The sample of no rows."""
+        require_seed(seed)
         none = torch.zeros(0, dtype=torch.int64)
         return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), none, size, by_label, seed)
 
@@ -169,6 +170,14 @@ class Sample(NamedTuple):
         labels, order = labels[by_key].sort(stable=True)
         rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(labels, labels)
         return by_key[order[rank < self.size]].sort().values
+
+
+def require_seed(seed: int) -> None:
+    """Raise TypeError unless a seed is an integer, ValueError unless it is one of 63 bits."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer; got {seed!r}.")
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must be at least 0 and less than 2**63; got {seed}.")
 
 
 def row_keys(

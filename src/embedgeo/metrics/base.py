@@ -1,5 +1,6 @@
 """Base of the metrics: it takes rows in, and declares, casts, merges and synchronises states."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -17,7 +18,7 @@ from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
-from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -45,6 +46,23 @@ class State(Protocol):
 
 
 S = TypeVar("S", bound=State)
+
+
+def require_values(found: object) -> dict[str, Tensor]:
+    """The values that ``compute`` of a metric has returned, integers as float64; TypeError if they are no numbers."""
+    rule = (
+        "compute() of a metric must return a dict of real tensors of shape () by name, such as {'x': torch.tensor(1.0)}"
+    )
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{rule}; got {type(found).__name__}.")
+    for key, value in found.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{rule}; got the key {key!r}.")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{rule}; got {type(value).__name__} for {key!r}.")
+        if value.ndim or value.is_complex():
+            raise TypeError(f"{rule}; got {value.dtype} of shape {tuple(value.shape)} for {key!r}.")
+    return {key: value if value.is_floating_point() else value.double() for key, value in found.items()}
 
 
 class GeometryMetric(Metric):
@@ -94,6 +112,7 @@ class GeometryMetric(Metric):
     remedy: ClassVar[str] = ""
     """Advice to users where the states are too large; empty where that is only to measure fewer layers."""
 
+    _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor
     num_nonfinite: Tensor
@@ -144,7 +163,8 @@ class GeometryMetric(Metric):
 
         Args:
             embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all the rest.
-            token_ids: shape (...), integer.
+            token_ids: shape (...), integer, not negative; rows with -100, which labels have where nothing is to be
+                predicted, are left out of all values by token type, with one warning.
             mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
                 and counted in ``n_nonfinite``.
             sequence_ids: shape (...), integer: which rows are of one text. Default: each index of the leading axis of
@@ -153,9 +173,13 @@ class GeometryMetric(Metric):
 
         Raises:
             TypeError: embeddings are not floating point, or token or sequence ids not integers.
-            ValueError: a shape that does not match, or a mask with other values than 0 and 1.
+            ValueError: a shape that does not match, a mask with other values than 0 and 1, or another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
+        if token_ids is not None and rows.token_ids is not None and has_rows_without_type(rows.token_ids):
+            if not self._warned_of_rows_without_type:
+                warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
+            self._warned_of_rows_without_type = True
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.update_states(rows)
@@ -241,7 +265,7 @@ class GeometryMetric(Metric):
             The values and their standard errors by key (see `embedgeo.functional.jackknife`). They are right for
             smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
-        values = self.compute()
+        values = require_values(self.compute())
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
