@@ -427,7 +427,7 @@ def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
 
 def test_no_tokenizer_anywhere(hub, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
-    refused("none loads: main of lab/tiny .* tokenizer.json by tokenizer=", REPOSITORY, **options)
+    refused("none loads: main of lab/tiny .* tokenizer.json by --tokenizer", REPOSITORY, **options)
 
 
 def test_no_tokenizer_in_a_folder(tmp_path, options):
