@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.metadata import version
-from inspect import signature
+from inspect import currentframe, signature
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from sysconfig import get_path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
 
 import torch
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
+_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))  # with no code of the user's
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -140,6 +144,7 @@ class MonitorOptions(TypedDict, total=False):
     compiled: Compiled
     background: bool
     drift: bool | int
+    pictures: bool
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -206,6 +211,7 @@ class Monitor(ABC):
         compiled: Compiled = "eager",
         background: bool = False,
         drift: bool | int = False,
+        pictures: bool = True,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -230,6 +236,7 @@ class Monitor(ABC):
         self.compiled = compiled
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
+        self.pictures = pictures
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -339,7 +346,7 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
@@ -574,10 +581,11 @@ class Monitor(ABC):
             verb = "leave" if len(causes) > 1 else "leaves"
             self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
         try:
-            write()
+            if kept := write():
+                rank_zero_info(f"{type(self).__name__}: the history of an earlier run is kept in {kept}.")
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
@@ -607,22 +615,28 @@ class Monitor(ABC):
             self._drift.forget()
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
+        _warn_at_call(f"{type(self).__name__}: {message}")
 
     def _warn_of_failure(self, error: Exception) -> None:
         self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
 
     def _warn_of_end(self, cause: str) -> None:
         rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
-        warnings.warn(f"{rule}: {cause}", stacklevel=3)
+        _warn_at_call(f"{rule}: {cause}")
 
     def _warn_of_eager_steps(self, cause: str) -> None:
         self._warned_of_eager_steps = True
-        warnings.warn(
-            f'{type(self).__name__}: compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. Call prepare(model) first.",
-            stacklevel=3,
+        self._warn(
+            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured steps run eagerly. '
+            "Call prepare(model) first."
         )
+
+
+def _warn_at_call(message: str) -> None:
+    """Warn where the user's own code has called: neither this package, nor another installed one, nor Python's."""
+    frames = enumerate(walk_stack(currentframe()), 1)
+    own = (level for level, (frame, _) in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS))
+    warnings.warn(message, stacklevel=next(own, 1))
 
 
 def instantiated(value: Any) -> Any:

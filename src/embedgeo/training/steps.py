@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
-from pathlib import Path
 from typing import Any, Self, Unpack
 from weakref import WeakMethod, finalize
 
@@ -20,7 +19,7 @@ from embedgeo.functional.distributed import current_rank, has_other_ranks
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
-from embedgeo.training.loggers import wandb_scalar_writer
+from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
 _NOT_MEASURED = nullcontext()
@@ -115,7 +114,8 @@ class StepMonitor(Monitor):
         """Context for the forward and the backward pass of a training batch; every rank calls this.
 
         Args:
-            step: the number of optimizer steps taken so far. It must not go back.
+            step: the number of optimizer steps taken so far. It must not go back: that ends monitoring, with what was
+                being measured.
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
         """
         self._now = step
@@ -185,8 +185,13 @@ class StepMonitor(Monitor):
             )
             self._start(run, step)
         if self._last_step is not None and step < self._last_step:
+            last_step = self._last_step
+            if self._window_start is not None:
+                self._measure(self._window_start)
+            self._complete()
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
-            self._fail(ValueError(f"{rule}; got {step} after {self._last_step}."))
+            remedy = "Count on, or make another StepMonitor for another run"
+            self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._look_ahead()
@@ -257,15 +262,6 @@ class StepMonitor(Monitor):
 
     def _loggers(self) -> Iterable[object]:
         return [self._logger]
-
-
-def logger_folder(loggers: Iterable[Any]) -> Path | None:
-    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
-    first = next(iter(loggers), None)
-    for folder in (getattr(first, "log_dir", None), getattr(first, "save_dir", None)):
-        if isinstance(folder, str | Path) and "://" not in str(folder):
-            return Path(folder)
-    return None
 
 
 def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
