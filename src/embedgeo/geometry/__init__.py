@@ -24,7 +24,13 @@ from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
-from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.functional.distributed import (
+    all_reduce_max,
+    all_reduce_sum,
+    current_rank,
+    has_other_ranks,
+    is_distributed,
+)
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
     RowUnit,
@@ -65,11 +71,14 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
+        inputs: reads token ids and masks.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
+        row_numbers: of the tokens of the next forward pass that count, among those of all ranks; None: not known.
+        num_rows: of the layer that had the most on this rank at the last `hand_over`.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -110,13 +119,13 @@ class Geometry:
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -127,11 +136,14 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
+        self.row_numbers: range | None = None
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
         self._drift = drift
         self._is_off = False
+        self.num_rows = 0
+        self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
@@ -148,6 +160,7 @@ class Geometry:
         """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call this."""
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
+        self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         if in_thread:
             self._metrics = {}
         self.reset()
@@ -333,6 +346,7 @@ class Geometry:
                 self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
             if dim:
                 self._metrics[layer.name].expected_Q = expected
+        self._complete_groups()
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
@@ -346,6 +360,26 @@ class Geometry:
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
+
+    def _complete_groups(self) -> None:
+        """Have all ranks know the same groups of the jackknife, which are no more than sequences."""
+        num_groups = self.settings["jackknife"]
+        layers = [self._metrics[layer.name] for layer in self.layers if layer.name in self._metrics]
+        if not num_groups or not layers:
+            return
+        dealt = torch.stack([metrics.dealt() for metrics in layers])
+        if is_distributed():
+            dealt = all_reduce_sum(dealt.to(self.device), self._group).cpu()
+        for metrics, of_layer in zip(layers, dealt, strict=True):
+            metrics.complete(of_layer)
+        num_sequences = int(dealt[:, -1].min())
+        if num_sequences < num_groups and not self._warned_of_groups:
+            self._warned_of_groups = True
+            warnings.warn(
+                f"jackknife must not be more groups than there are sequences; got {num_groups} for {num_sequences}, so "
+                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or more sequences.",
+                stacklevel=1,
+            )
 
     def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
         """This rank's records, or the exception to raise once the ranks have agreed on it."""
@@ -386,9 +420,9 @@ class Geometry:
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = tokens.prepared_once(
-                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self._inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape))
             )
-            metrics.update(hidden, ids)
+            metrics.update(hidden, ids, self.row_numbers)
         elif unit == "words":
             require_word_ids(unit, tokens.word_ids)
             words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))
@@ -400,7 +434,7 @@ class Geometry:
     def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         assert tokens.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
-        return find_words(device, tokens.word_ids, self._inputs.sequence_ids(shape), **ids, mask=tokens.mask)
+        return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)
