@@ -146,6 +146,8 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"scales": (1.5,)}, "scales must be"),
         ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"duplicate_tolerance": math.nan}, "duplicate_tolerance must be at least 0 and less than 1"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
+        ({"seed": 2**63}, "seed must be at least 0"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
         ({"estimator": None}, "estimator must be .* got None"),
         ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),
