@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -23,7 +22,16 @@ from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
-from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.functional.distributed import (
+    Group,
+    all_reduce_max,
+    all_reduce_sum,
+    current_rank,
+    has_other_ranks,
+    is_distributed,
+    meet,
+    together,
+)
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
     RowUnit,
@@ -91,10 +99,10 @@ class Geometry:
         max_state_bytes: float = MAX_STATE_BYTES,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
-        stage_group: dist.ProcessGroup | None = None,
+        stage_group: Group = None,
         join_stages: Callable[[int, Future[list[Record]]], list[Record]] | None = None,
         drift: Drift | None = None,
     ) -> None:
@@ -327,6 +335,10 @@ class Geometry:
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
+                torch.empty(
+                    2, *weights.shape, dtype=weights.dtype, device=weights.device
+                )  # where there is no memory, now
+                meet()
                 weights = weights.full_tensor()
             elif unembedding_may_change:
                 weights = weights.clone()
@@ -342,25 +354,34 @@ class Geometry:
         """This rank's records, or the exception to raise once the ranks have agreed on it."""
         records = Future[list[Record]]()
         try:
-            layers = self.measured_layers(unembedding_may_change=in_thread)
-            if self._drift is not None:
-                self._drift.compare(layers)
-            if in_thread:
-                return compute_in_thread(layers)
-            records.set_result(compute(layers))
+            with together(self._stage_group):
+                layers = self.measured_layers(unembedding_may_change=in_thread)
+                if self._drift is not None:
+                    self._drift.compare(layers)
+                if in_thread:
+                    return compute_in_thread(layers)
+                found = compute(layers)
         except Exception as error:
             records.set_exception(error)
+        else:
+            records.set_result(found)
         return records
 
     def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> Future[list[Record]]:
         agreed = Future[list[Record]]()
         try:
-            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-            if not all_reduce_max(failed, self._stage_group):
-                _require_same_values(own_records.result(), self.device, self._stage_group)
-            agreed.set_result(own_records.result())
+            with together(self._stage_group):
+                failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
+                others_failed = bool(all_reduce_max(failed, self._stage_group))
+                records = own_records.result()
+                if not others_failed:
+                    if self._group is not self._stage_group:
+                        _require_same_values(records, self.device, self._stage_group)
+                    records = _of_first_rank(records, self.device, self._stage_group)
         except Exception as error:
             agreed.set_exception(error)
+        else:
+            agreed.set_result(records)
         return agreed
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
@@ -408,7 +429,7 @@ def _unembedding(model: nn.Module) -> Tensor | None:
     return weights if is_usable else None
 
 
-def _require_same_values(records: list[Record], device: torch.device, process_group: dist.ProcessGroup | None) -> None:
+def _require_same_values(records: list[Record], device: torch.device, process_group: Group) -> None:
     """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
     if not records:
         return
@@ -422,6 +443,19 @@ def _require_same_values(records: list[Record], device: torch.device, process_gr
             f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a part of it. "
             "Leave the layer out."
         )
+
+
+def _of_first_rank(records: list[Record], device: torch.device, process_group: Group) -> list[Record]:
+    """The records with the values of the first rank: others may have another last digit, of another library's call."""
+    if not records:
+        return records
+    own = torch.tensor([(record["value"], record["stderr"]) for record in records], dtype=torch.float64)
+    bits = own.view(torch.int64) if current_rank(process_group) == 0 else torch.zeros(own.shape, dtype=torch.int64)
+    values = all_reduce_sum(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    return [
+        Record(**{**record, "value": value, "stderr": stderr})
+        for record, (value, stderr) in zip(records, values, strict=True)
+    ]
 
 
 @contextmanager

@@ -5,11 +5,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import all_gather_cat, current_rank, is_distributed
+from embedgeo.functional.distributed import Group, all_gather, current_rank, is_distributed, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import row_numbers
@@ -33,7 +32,7 @@ class LayerMetrics:
         dim: int,
         *,
         device: torch.device,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         jackknife: int = 0,
     ) -> None:
         self.dim = dim
@@ -71,8 +70,7 @@ class LayerMetrics:
             self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if ids.sequence_ids is not None and self._num_groups:
-            num_ranks = dist.get_world_size(self._process_group) if is_distributed() else 1
-            batch = self._num_batches * num_ranks + current_rank(self._process_group)
+            batch = self._num_batches * num_ranks(self._process_group) + current_rank(self._process_group)
             groups, parts = ids.dealt(batch * ids.next_sequence_id, self._num_groups)
             self._num_batches += 1
         for metric, copies in zip(self._metrics, self._copies, strict=True):
@@ -112,7 +110,7 @@ class LayerMetrics:
     def reduce(self) -> None:
         """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
         for metric in self.with_copies:
-            metric.sync()
+            metric.sync(all_gather)
             metric._cache = None
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
@@ -131,8 +129,7 @@ class LayerMetrics:
         sizes = torch.tensor(self._batch_sizes, dtype=torch.int64, device=positions.device)
         if not is_distributed():
             return row_numbers(positions, [sizes])
-        lengths = all_gather_cat(sizes.new_tensor([len(sizes)]), self._process_group).tolist()
-        return row_numbers(positions, all_gather_cat(sizes, self._process_group).split(lengths))
+        return row_numbers(positions, all_gather(sizes, self._process_group))
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Set the output embedding of the metrics that compare rows with it."""
@@ -160,7 +157,7 @@ def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
     with ExitStack() as stack:
         for metric in metrics:
             if not metric._is_synced:
-                metric.sync()
+                metric.sync(all_gather)
                 stack.callback(metric.unsync, should_unsync=metric._is_synced)
         return stack.pop_all()
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
@@ -27,7 +26,19 @@ from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restor
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import listed, reason, shell_command
-from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.functional.distributed import (
+    Group,
+    OtherRankError,
+    OwnGroup,
+    all_reduce_max,
+    current_rank,
+    has_other_ranks,
+    is_distributed,
+    num_ranks,
+    own_copy,
+    own_group,
+    together,
+)
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
@@ -94,7 +105,7 @@ class TrainingRun:
 
     model: nn.Module
     device: torch.device  # of this process
-    process_group: dist.ProcessGroup | None = None  # the ranks that have different rows; None: all
+    process_group: Group = None  # the ranks that have different rows; None: all
     writes_files: bool = True
     folder: Path | None = None  # in which the trainer writes its results
     is_followed: bool = False  # by decisions of the trainer, so that values cannot be late
@@ -109,6 +120,7 @@ class PendingMeasurement(NamedTuple):
     why_silent: str
     is_first: bool  # of the run
     process: int  # with the thread that computes it; a fork of it has none
+    is_recorded: bool = False  # by this rank alone
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -231,6 +243,8 @@ class Monitor(ABC):
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
         self._pending: PendingMeasurement | None = None
+        self._ranks: OwnGroup | None = None  # all, where there are several
+        self._row_group: Group = None  # those that have different rows
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
@@ -284,7 +298,12 @@ class Monitor(ABC):
         make = partial(self._geometry_of, model, sequence_mesh=self._sequence_mesh)
         if run is not None:
             make = partial(
-                make, on_error=self._fail, device=run.device, process_group=run.process_group, drift=self._drift
+                make,
+                on_error=self._fail,
+                device=run.device,
+                process_group=self._row_group,
+                stage_group=self._ranks,
+                drift=self._drift,
             )
         return make() if self._stage is None else self._stage.make_geometry(make)
 
@@ -311,9 +330,19 @@ class Monitor(ABC):
             self._drift.load(state["drift"])
 
     def _start(self, run: TrainingRun, step: int) -> None:
+        try:
+            self._join_ranks(run.process_group)
+            with together(self._ranks):
+                geometry = self._make_geometry(run.model, run)
+            self._geometry = geometry
+        except (TypeError, ValueError):  # what was asked for cannot be measured
+            raise
+        except Exception as error:
+            self._fail(error)
         self._run = run
         self._first_step = step
-        self._geometry = self._make_geometry(run.model, run)
+        if self._geometry is None:
+            return
         if self.compiled == "stable":
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
             if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
@@ -330,7 +359,25 @@ class Monitor(ABC):
             self._file = HistoryFile(Path(folder), self.prefix)
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
-        rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+        with self._guarded():
+            rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+
+    def _join_ranks(self, process_group: Group) -> None:
+        """Make the process groups of the run, none of which is the training's; every rank calls this."""
+        self._row_group = process_group
+        if has_other_ranks():
+            self._ranks = own_group()
+            if process_group is None:
+                self._row_group = self._ranks
+            elif not isinstance(process_group, OwnGroup):
+                self._row_group = own_copy(process_group, self._ranks)
+
+    def _leave_ranks(self) -> None:
+        for group in (self._ranks, self._row_group, self._stage):
+            if isinstance(group, OwnGroup | PipelineStage):
+                group.end()
+        self._ranks = None
+        self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
         # several ranks would differ in when they are done, and wait for the next measured step
@@ -387,6 +434,8 @@ class Monitor(ABC):
 
     def _finish(self, step: int) -> None:
         self._detach()
+        if self._ranks is not None and not is_distributed():
+            self._leave_out_last(step)
         if self._window_start is not None:
             self._measure(self._window_start)
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
@@ -394,10 +443,21 @@ class Monitor(ABC):
                 self._measure_recent(step)
             else:
                 self._measure_probe(step)
-        self._complete()
+        self._complete(alone=self._ranks is not None and not is_distributed())
         if not self._failed:
             with self._guarded():
                 self._media.write(self._loggers(), self.history, last=True)
+
+    def _leave_out_last(self, step: int) -> None:
+        """Drop what is not computed yet, which would be of this rank's rows alone."""
+        is_last_due = self.measure_last and step not in (self._first_step, self._measured_step)
+        if self._geometry is not None and (self._window_start is not None or is_last_due):
+            self._warn(
+                "the process group must be there until the last measurement is complete; it was destroyed before, and "
+                "what was not complete is left out. End training, or call close(), before destroy_process_group()."
+            )
+        self._window_start = None
+        self._geometry = None
 
     def _stop(self) -> None:
         """Leave the run, after an exception too; its place in the schedule may still be saved to a checkpoint."""
@@ -407,6 +467,7 @@ class Monitor(ABC):
         except Exception as error:  # which must not take the place of one in training
             self._warn_of_failure(error)
         self._pending = None
+        self._leave_ranks()
         atexit.unregister(self._complete)
         if self._file is not None:
             self._write(self._file.close)
@@ -457,12 +518,12 @@ class Monitor(ABC):
         assert run is not None
         assert self._geometry is not None
         is_shared = is_distributed() and not as_training
-        num_ranks = dist.get_world_size(run.process_group) if is_shared else 1
-        rank = current_rank(run.process_group) if is_shared else 0
+        num_sharing = num_ranks(self._row_group) if is_shared else 1
+        rank = current_rank(self._row_group) if is_shared else 0
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
-        num_taken = num_ranks
-        with ExitStack() as stack, torch.no_grad():
+        num_taken = num_sharing
+        with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
@@ -475,7 +536,7 @@ class Monitor(ABC):
                 num_taken = 0
                 own = None
                 try:
-                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_ranks), 1):
+                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_sharing), 1):
                         if num_taken <= rank + 1:
                             own = batch
                     if num_taken:
@@ -485,9 +546,9 @@ class Monitor(ABC):
                             self._attach(own)
                 except Exception as caught:
                     error = caught
-                error = _agree_on_error(error, num_taken, run.device)
                 if error is not None:
                     raise error
+                _require_same_number(num_taken, self._ranks)
                 if num_taken:
                     try:
                         self._forward(own)
@@ -502,17 +563,18 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        failed = torch.tensor(int(self._failed), device=self._run.device)
-        if bool(all_reduce_max(failed) if is_distributed() else failed):
-            if not self._failed:
-                self._warn_of_end(f"it failed on another rank before step {step}")
+        if self._ranks is not None:
+            with self._guarded():
+                self._ranks.agree(f"before step {step}", failed=self._failed)
+        if self._failed:
             self._geometry = None
             return
         is_first = self._measured_step is None
         self._measured_step = step
         in_thread = self.background and not self._run.is_followed and can_start_threads()
         with self._guarded():
-            records, why_silent = geometry.hand_over(in_thread=in_thread)
+            with together(self._ranks):
+                records, why_silent = geometry.hand_over(in_thread=in_thread)
             self._pending = PendingMeasurement(step, geometry, records, why_silent, is_first, os.getpid())
         if in_thread:
             atexit.register(self._complete, alone=True)
@@ -527,11 +589,16 @@ class Monitor(ABC):
         wait([pending.records])
         if alone and self._run is not None and self._run.process_group is not None:
             return
-        self._pending = None
+        self._pending = pending._replace(is_recorded=True) if alone and has_other_ranks() else None
         atexit.unregister(self._complete)
         with self._guarded():
-            records = pending.geometry.agreed(pending.records)
-            self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
+            if alone:
+                records = pending.records.result()
+            else:
+                with together(self._ranks):
+                    records = pending.geometry.agreed(pending.records)
+            if not pending.is_recorded:
+                self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         measured: list[Any] = []
@@ -591,7 +658,8 @@ class Monitor(ABC):
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
 
     def _warn_of_failure(self, error: Exception) -> None:
-        self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+        kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
+        self._warn_of_end(" ".join([f"{kind}{error}", *getattr(error, "__notes__", [])]))
 
     def _warn_of_end(self, cause: str) -> None:
         rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
@@ -646,17 +714,13 @@ def _require_compiled(compiled: str) -> None:
             raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 
-def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
-    """The error to raise on this rank, its own or one because of another rank."""
-    if not is_distributed():
-        return error
-    state = torch.tensor([int(error is not None), num_taken, -num_taken], device=device)
-    failed, most, least = all_reduce_max(state).tolist()
-    if error is None and failed:
-        return RuntimeError("it failed on another rank")
-    if error is None and most != -least:
-        return ValueError(
+def _require_same_number(num_taken: int, ranks: Group) -> None:
+    """Raise ValueError if the ranks have taken other numbers of batches; each of them must call this."""
+    if ranks is None:
+        return
+    most, least = all_reduce_max(torch.tensor([num_taken, -num_taken]), ranks).tolist()
+    if most != -least:
+        raise ValueError(
             f"probe must give the same batches on every rank, because ranks share them; one rank has {-least} left, "
             f"another one {most}. Do not shard the probe's data."
         )
-    return error

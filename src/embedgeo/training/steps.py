@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.functional.distributed import current_rank, has_other_ranks
+from embedgeo.functional.distributed import Group, current_rank, has_other_ranks
+from embedgeo.geometry import Geometry
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
@@ -87,7 +88,7 @@ class StepMonitor(Monitor):
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
         self._model = model
-        self._process_group = process_group
+        self._process_group: Group = process_group
         if device_mesh is not None:
             self._process_group = data_parallel_group(device_mesh)
             self._sequence_mesh = sequence_mesh(device_mesh)
@@ -154,6 +155,11 @@ class StepMonitor(Monitor):
         else:
             self._stop()
 
+    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        if run is not None and self._ranks is not None:
+            require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
+        return super()._make_geometry(model, run)
+
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
         self._begin(step, batch)
@@ -174,7 +180,6 @@ class StepMonitor(Monitor):
         self._has_stepped = False
         if self._run is None:
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-            require_same_modules(self._model, device, None if self._stage is None else self._stage.ranks)
             self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
                 model=self._model,
