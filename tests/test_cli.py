@@ -207,6 +207,12 @@ def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
         (["sweep"], "required: model"),
         (["sweep", "--model", "m", "--evict", "maybe"], "--evict: must be true or false; got 'maybe'"),
         (["sweep", "--model", "m", "--ignore-token-ids", "x"], "must be whole numbers, as 0 1 or 0,1; got 'x'"),
+        (["sweep", "--nosuch", "3"], "(embedgeo sweep --help lists the options)"),
+        (["sweep", "--modle", "m"], "unrecognized arguments: --modle m. Did you mean --model?"),
+        (["sweep", "--model", "m", "--rows", "token"], "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'"),
+        (["sweep", "--model", "m", "--on", "raz"], "--on: invalid choice: 'raz' (choose from 'ray')"),
+        (["doctor", "m", "--rows", "token"], "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'"),
+        (["vocabulary", "--model", "m", "--rows", "x"], "--rows: invalid choice: 'x' (choose from 'all', 'trained')"),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(
@@ -218,6 +224,21 @@ def test_a_wrong_option_gives_one_line_and_status_2(
     line = only_line(capsys.readouterr().err)
     assert line.startswith("embedgeo: error: ")
     assert named in line
+    assert "typing" not in line
+
+
+@pytest.mark.parametrize("command", ["sweep", "doctor"])
+def test_the_options_that_a_command_prints_can_be_its_configuration(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", "m"] if command == "sweep" else ["m"]
+    with pytest.raises(SystemExit):
+        main([command, *arguments, "--print_config"])
+    (tmp_path / "x.yaml").write_text(capsys.readouterr().out)
+    seen: list[Any] = []
+    monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
+    assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
+    assert (seen[0].rows, seen[0].seq_len) == (seen[1].rows, seen[1].seq_len)
 
 
 def test_a_model_that_cannot_be_built_gives_one_line_and_status_2(

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
+import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -76,6 +79,50 @@ def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(ValueError, match=rf"a\.txt is not readable: .*{remedy}"):
         read_documents([tmp_path / "a.txt"])
+
+
+def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
+    for path in ("/dev/zero", tmp_path):
+        with pytest.raises(ValueError, match=f"{path} is not readable: it is no file. Of a folder or a device, name"):
+            read_documents([path])
+
+    def write(num_times):
+        with suppress(BrokenPipeError), (tmp_path / "pipe").open("wb") as pipe:
+            for _ in range(num_times):
+                pipe.write(b"endless " * 2**17)
+
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=write, args=(2,)).start()
+    assert read_documents([tmp_path / "pipe"]) == ["endless " * 2**18]
+    writer = threading.Thread(target=write, args=(1000,))
+    writer.start()
+    with pytest.raises(ValueError, match=r"pipe is not readable: it is a pipe, which must end within 256 MiB\. Write"):
+        read_documents([tmp_path / "pipe"])
+    writer.join()
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+@pytest.mark.parametrize("space", [" ", ""])
+def test_of_a_long_line_no_more_is_tokenized_than_is_needed_and_the_tokens_are_those_of_the_whole(
+    tmp_path, kind, space
+):
+    made = made_tokenizer(tmp_path, kind)
+    line = space.join(" ".join(TEXT).split() * 1500)
+    whole = made(line, add_special_tokens=False)["input_ids"]
+    num_letters = []
+
+    def counting(text, **options):
+        num_letters.append(len(text))
+        return made(text, **options)
+
+    joined = tokenize_joined([line, "x"], counting, seq_len=8, num_tokens=512, special_tokens="none")
+    assert joined.token_ids.tolist() == whole[:512]
+    texts = tokenize_texts([line, line], counting, max_length=50, num_tokens=102, special_tokens="none")
+    assert texts.token_ids.tolist() == whole[:50] * 2
+    assert texts.num_cut == 2
+    assert max(num_letters) < len(line) / 20
+    rest = tokenize_joined([line, "x"], made, seq_len=1, num_tokens=len(whole) + 1, special_tokens="none")
+    assert rest.token_ids.tolist() == [*whole, *made("x", add_special_tokens=False)["input_ids"]]
 
 
 def test_every_twelfth_run_of_sixteen_paragraphs_is_held_out():
@@ -160,6 +207,10 @@ def test_long_documents_are_cut_in_linear_time():
     paragraph = "It came. It went. " * 20
     texts = cut_texts([(paragraph + "\n \n") * 5000], "sentence")  # a second; as one text, hours
     assert Counter(texts) == {"It came.": 100_000, "It went.": 100_000}
+    words = ["word"] * 500_000
+    parts = list(cut_texts([" ".join(words)], "sentence"))
+    assert [len(part) > 2**20 - 9 for part in parts] == [True, True, False]
+    assert " ".join(parts).split() == words
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])

@@ -33,8 +33,8 @@ def report(
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files); several are
             compared with each other.
-        out: the folder to write to; default: ``report`` in the first folder. An earlier report in it is replaced; a
-            folder with anything else is refused.
+        out: the folder to write to, which several folders need; default: ``report`` in the one folder. An earlier
+            report in it is replaced; a folder with anything else is refused.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
             also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
         examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of

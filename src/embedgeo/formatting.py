@@ -3,7 +3,8 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from math import inf
 
 import numpy as np
@@ -49,6 +50,15 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     """Names with commas between them; of more than ``most`` the first ones, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question to be put after an unknown name; empty where none that is known is like it.
+
+    >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
+    ' Did you mean every_n_steps?'
+    """
+    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1))
 
 
 def reason(error: BaseException) -> str:

@@ -4,8 +4,9 @@ import re
 import sys
 from argparse import Action, ArgumentError
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from inspect import Parameter, signature
-from typing import Any, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from docstring_parser import parse
@@ -54,11 +55,21 @@ class _Parser(ArgumentParser):
         found = super()._get_option_tuples(option_string)  # type: ignore[no-untyped-call]
         return list({id(each[0]): each for each in found}.values())
 
+    def option_names(self) -> list[str]:
+        """The options as they are written, such as ``--model``."""
+        return [name for action in self._actions for name in action.option_strings]
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """One line that names the rule, without the list of all options."""
+        """One line that names the rule, and which command lists its options."""
+        of_command = getattr(ex, "subcommand_parser", None) or self
+        asked = f"{of_command.prog.replace(' [options]', '')} --help"
+        message = message.replace("not among choices [", "must be one of [")
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            close = get_close_matches(unknown[1], of_command.option_names(), 1, 0.75)
+            message += "".join(f". Did you mean {name}?" for name in close)
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
-        print(f"embedgeo: error: {' '.join(message.split())} (embedgeo --help lists the options)", file=sys.stderr)
+        print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -74,6 +85,10 @@ def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], C
     return parser
 
 
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
 def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
@@ -82,6 +97,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
         kind: dict[str, Any] = {"type": annotation}
         if annotation is bool:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
+        elif choices := [each for part in (annotation, *get_args(annotation)) for each in _literals(part)]:
+            kind = {"choices": choices}
         elif annotation == Sequence[int]:
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedgeo.drawing import FigureData, style
-from embedgeo.formatting import listed
+from embedgeo.formatting import did_you_mean, listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
@@ -222,7 +222,10 @@ def _metric_figure(
     tables: Literal["tokens", ""] = "tokens" if term(metric).group == "token types" else ""
     chosen = _chosen_run(results, run, model, ax, tables)
     if metric not in chosen.values:
-        raise ValueError(f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}.")
+        raise ValueError(
+            f"metric must be one that was measured at layers: {_metrics(chosen)}; got {metric!r}."
+            f"{did_you_mean(metric, chosen.metrics)}"
+        )
     return draw(with_baseline(chosen, metric), metric, ax).figure
 
 

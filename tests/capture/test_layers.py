@@ -71,6 +71,12 @@ def test_layers_that_cannot_be_resolved(layers, error, message):
         resolve_layers(gpt_neox(), layers)
 
 
+@pytest.mark.parametrize("layers", ["blocks", "*.mlp"])
+def test_a_model_without_modules_says_so(layers):
+    with pytest.raises(ValueError, match=r"Linear\. It has no modules\.$"):
+        resolve_layers(nn.Linear(1, 1), layers)
+
+
 @pytest.mark.parametrize("layers", ["blocks", "hidden_states"])
 def test_a_model_without_blocks_says_what_to_do(layers):
     with pytest.raises(ValueError, match=f"{layers}.*pattern of module names instead, such as 00"):

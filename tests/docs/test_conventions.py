@@ -75,8 +75,11 @@ def ratios_fitted():
     equal(dimension(X), regression(log_mu, ranks, math.floor(0.9 * N)))
     equal(dimension(X, discard_fraction=0.8), lowest_fifth)
     differ(dimension(X), lowest_fifth)
-    fewer, divisible = ascending_log_mu(X[:400]), np.arange(1, 401) / 400
-    equal(dimension(X[:400], discard_fraction=0.8), regression(fewer, divisible, 400 // 5 - 1))
+    log_mu, ranks = ascending_log_mu(X[:400]), np.arange(1, 401) / 400
+    equal(dimension(X[:400], discard_fraction=0.8), regression(log_mu, ranks, 400 // 5))
+    one_fewer = skdim.id.TwoNN(discard_fraction=0.8).fit(X[:400].numpy()).dimension_
+    equal(regression(log_mu, ranks, 400 // 5 - 1), one_fewer)
+    differ(dimension(X[:400], discard_fraction=0.8), one_fewer)
 
 
 def ranks():

@@ -30,7 +30,7 @@ def embedded(intrinsic, dim=40, n=2000):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
-    x = (mean + embedded(5, dim=30, n=700)).to(torch.float32 if mean else dtype)
+    x = (mean + embedded(5, dim=30, n=701)).to(torch.float32 if mean else dtype)
     estimate = twonn_dimension(x, discard_fraction=discard_fraction)
     expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(merge_duplicates(x).double().numpy())
     assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
@@ -38,11 +38,23 @@ def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
 
 
 @pytest.mark.parametrize("discard_fraction", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize("n", [12, 700])
+@pytest.mark.parametrize("n", [12, 701])
 def test_twonn_fits_as_scikit_dimension_does_given_the_same_distances(discard_fraction, n):
     x = embedded(5, dim=30, n=n)
     fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(two_nearest_distances(x).numpy())
     assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(fit.dimension_, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "discard_fraction", "used"), [(40, 0.8, 8), (600, 0.8, 120), (600, 0.1, 540), (40, 1e-12, 39)]
+)
+def test_as_many_ratios_are_fitted_as_their_share_says(n, discard_fraction, used):
+    x = gaussian(n, 6)
+    first, second = references.nearest(x, 2).T
+    log_mu = np.sort(np.log(second / first))[:used]
+    log_rank = -np.log1p(-np.arange(1, used + 1) / n)
+    got = twonn_dimension(x, discard_fraction=discard_fraction).dimension
+    assert got == pytest.approx((log_mu * log_rank).sum() / (log_mu**2).sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("discard_fraction", [None, 0, 0.1, 0.5])

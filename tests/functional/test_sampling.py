@@ -1,3 +1,6 @@
+import functools
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,6 +42,54 @@ def test_every_row_is_drawn_as_often():
     chi_square = ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40
     assert chi_square < 72.1  # the 0.999 quantile for 39 degrees of freedom
     assert abs(together - repeats * size / 40 * (size - 1) / 39) < 4 * 7.2  # standard deviations of a binomial
+
+
+def streams_of(batches, num_streams, size, seed):
+    """The samples of streams that take batches in turn, each of which is a slice of `NUMBERS`."""
+    samples = [Sample.empty(1, size, seed=seed)] * num_streams
+    for i, batch in enumerate(batches):
+        stream = i % num_streams
+        samples[stream] = samples[stream].extend(NUMBERS[batch], stream=stream, num_streams=num_streams)
+    return samples
+
+
+def merged(samples):
+    return functools.reduce(Sample.merge, samples)
+
+
+@pytest.mark.parametrize("ends", [[3, 10, 12, 30, 31, 40], [20, 20, 25, 30, 40], [16, 28, 40]])
+@pytest.mark.parametrize("num_streams", [2, 3])
+def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(ends, num_streams):
+    batches = [slice(*pair) for pair in itertools.pairwise([0, *ends])]
+    repeats, size = 1500, 8
+    counts = torch.zeros(40)
+    for seed in range(repeats):
+        rows = merged(streams_of(batches, num_streams, size, seed)).rows.flatten().long()
+        assert rows.unique().numel() == size
+        counts[rows] += 1
+    mean = repeats * size / 40
+    assert ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40 < 72.1  # as above
+
+
+@given(st.integers(1, 9), st.integers(1, 40), seeds, st.integers(1, 4))
+def test_streams_of_even_batches_but_the_last_draw_what_one_does(size, batch_size, seed, num_streams):
+    batches = [slice(start, start + batch_size) for start in range(0, 40, batch_size)]
+    alone_has_the_last = len(batches) <= num_streams and 40 % batch_size > 0
+    one = Sample.empty(1, size, seed=seed).extend(NUMBERS)
+    if not alone_has_the_last:  # which else takes the others to be as small
+        assert drawn(merged(streams_of(batches, num_streams, size, seed))) == drawn(one)
+
+
+@pytest.mark.parametrize("num_streams", [1, 2, 3])
+def test_a_stream_that_goes_on_among_fewer_or_more_has_no_key_twice(num_streams):
+    sample = streams_of([slice(5 * i, 5 * i + 5) for i in range(6)], 2, 40, 0)[0]
+    sample = sample.extend(NUMBERS[:20], num_streams=num_streams).extend(NUMBERS[20:25], num_streams=num_streams)
+    assert sample.keys.unique().numel() == sample.positions.unique().numel() == 40
+
+
+def test_keys_are_those_of_earlier_versions():
+    assert row_keys(0, 2, seed=0).tolist() == [0.6044118051272669, 0.5103517646753791]
+    assert row_keys(5000, 2, seed=7).tolist() == [0.08778365843667546, 0.5428146335015667]
 
 
 @settings(max_examples=50)

@@ -563,3 +563,29 @@ def update_and_compute(metric, updates):
     if metric.update_called:
         for value in metric.compute().values():
             assert (value.dtype, value.shape, value.requires_grad) == (torch.float64, (), False)
+
+
+def values_at(kind, scale):
+    x, ids, sequences = texts(N, 8, num_sequences=12, mean=1.0)
+    metric = metrics(8)[kind]
+    metric.set_unembedding(gaussian(70_000, 8, seed=5))
+    for part in (slice(0, 70), slice(70, N)):
+        metric.update(scale * x[part], token_ids=ids[part], sequence_ids=sequences[part])
+    return floats(metric.compute())
+
+
+@KIND
+def test_values_of_float64_rows_at_any_scale_are_right_or_are_none(kind):
+    usual, twice = values_at(kind, 1.0), values_at(kind, 2.0)
+    powers = {
+        key: round(math.log2(twice[key] / value)) if value and not math.isnan(value) else 0
+        for key, value in usual.items()
+    }
+    for exponent in (*range(-1000, 1001, 250), -532, -514, -268, -134, 125, 266, 505, 509):
+        for key, value in values_at(kind, 2.0**exponent).items():
+            if "_freq_" in key:  # regressions of a logarithm of 1 + Q depend on the scale
+                continue
+            if abs(exponent) > 125 and not math.isfinite(value):
+                continue
+            expected = math.ldexp(usual[key], powers[key] * exponent)
+            assert value == pytest.approx(expected, rel=1e-9, abs=0, nan_ok=True), (key, exponent)

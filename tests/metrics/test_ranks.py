@@ -179,6 +179,38 @@ def everything_on(rank):
     return {job.__name__: job(rank) for job in jobs}
 
 
+DEALT = {
+    "batches of one size": [1000] * 12,
+    "the last one is smaller": [1700] * 7 + [100],
+    "one batch each, the last one smaller": [4500, 4500, 3000],
+    "of all sizes, and no rank has more than are drawn": [1500, 2000, 1000, 700, 1300, 5, 0, 700],
+}
+"""Sizes of batches, which ranks take in turn."""
+
+
+def dealt_batches(sizes):
+    """Rows, one of them NaN, token ids, and a mask that leaves out a row of all but small batches."""
+    x, ids = token_rows(sum(sizes), DIM, mean=3.0)
+    x[1234] = torch.nan
+    for rows, of_rows in zip(x.float().split(sizes), ids.split(sizes), strict=True):
+        yield rows, of_rows, torch.arange(len(rows)) != 950
+
+
+def drawn_on(rank, num_ranks=1):
+    """Values of rows that are drawn from more of them, which ranks take in turn, and the rows' numbers."""
+    found = {}
+    for name, sizes in DEALT.items():
+        kinds = IntrinsicDimension(DIM, seed=7), AfterProcessing(DIM), TokenOccurrences(DIM, [2007, 9007], most=500)
+        for metric in kinds:
+            for batch in [*dealt_batches(sizes)][rank::num_ranks]:
+                metric.update(*batch)
+        dimension, processing, occurrences = kinds
+        values = {**dimension.compute(), **processing.compute()}
+        with dimension.sync_context(), occurrences.sync_context():
+            found[name] = values, dimension.samples(), occurrences.plane()
+    return found
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, worker_id):
     """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers ask for it."""
@@ -211,7 +243,7 @@ def test_values_are_those_of_one_process(ranks, kind, share):
     parts = [part for parts in SHARES[share] for part in parts]
     for step, more in enumerate((parts, [slice(0, 1), slice(1, 2)])):
         expected = updated(one, x, ids, more).compute()
-        if kind.startswith("IntrinsicDimension"):  # of another sample
+        if kind.startswith("IntrinsicDimension"):  # of another sample, because batches differ in size
             expected = {key: value for key, value in expected.items() if key == "n_points"}
         if kind == "Anisotropy with all parts":
             expected.update(batch_values(x, share, step))
@@ -256,7 +288,7 @@ def test_occurrences_are_those_of_the_streams_merged(ranks):
         own, of_own = x[rank::2], ids[rank::2]
         kept = torch.isin(of_own, ids[:3])
         sample = sample.merge(
-            Sample.empty(DIM, 9, by_label=True).extend(own[kept], of_own[kept], kept, seed=0, stream=rank)
+            Sample.empty(DIM, 9, by_label=True).extend(own[kept], of_own[kept], kept, stream=rank, num_streams=2)
         )
     first, second = (result["occurrences_on"] for result in ranks)
     drawn, labels = first["synced"]
@@ -312,10 +344,24 @@ def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ran
     assert (seen == N).all()
     for seed in range(0, SAMPLES, 10):
         streams = [
-            Sample.empty(1, 40).extend(part, seed=seed, stream=rank) for rank, part in enumerate((x[:FIRST], x[FIRST:]))
+            Sample.empty(1, 40, seed=seed).extend(part, stream=rank, num_streams=2)
+            for rank, part in enumerate((x[:FIRST], x[FIRST:]))
         ]
         merged = streams[0].merge(streams[1])
         assert drawn[seed].sort().values.equal(merged.rows.flatten().sort().values)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_same_rows_are_drawn_on_any_number_of_ranks(num_ranks, tmp_path):
+    one = drawn_on(0)
+    for rank in on_two_ranks(drawn_on, tmp_path, num_ranks, world_size=num_ranks):
+        for name, (values, samples, plane) in one.items():
+            of_rank, samples_of_rank, plane_of_rank = rank[name]
+            assert samples_of_rank["positions"].equal(samples["positions"]), name
+            assert samples_of_rank["rows"].equal(samples["rows"])
+            assert_values(of_rank, values, rtol=1e-9)
+            for key, column in plane.items():
+                torch.testing.assert_close(plane_of_rank[key], column, rtol=1e-6, atol=1e-6)
 
 
 def test_every_row_of_every_rank_is_drawn_as_often(ranks):

@@ -8,7 +8,7 @@ import torch
 from benchmarks.within_token_variance import bursts, independent, shares
 from embedgeo import observe
 from embedgeo.functional import token_table, type_plane
-from embedgeo.metrics import EmbeddingMoments, TokenMoments
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, NextTokenGeometry, TokenMoments, TokenSimilarity
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, texts, token_rows, updated
 from tests.models import gpt_neox, token_batch
@@ -242,8 +242,77 @@ def test_one_sequence_alone_counts_as_independent_rows_and_two_without_pairs_as_
     x, ids = token_rows(50, DIM)
     alone = floats_of(kind, x, ids, None, torch.full((50,), 3))
     assert_values(alone, references.unbiased_values(x, ids), rtol=1e-9)
-    values = floats_of(kind, torch.cat((x, x)), torch.cat((ids, -ids)), None, torch.arange(2).repeat_interleave(50))
+    values = floats_of(kind, torch.cat((x, x)), torch.cat((ids, ids + 1)), None, torch.arange(2).repeat_interleave(50))
     assert all(math.isnan(value) for value in values.values())
+
+
+OF_TYPES = {
+    *("V_W", "V_B", "V_W_over_V", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased", "V_W_over_Q", "V_B_over_Q"),
+    *(*REGRESSIONS, "token_types", "self_similarity", "different_token_similarity"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(TokenMoments, {}), (TokenMoments, {"count_range": (1, 100)}), (TokenSimilarity, {})]
+)
+def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, options):
+    x, ids = token_rows(2000, DIM, mean=3.0)
+    labels = ids.masked_fill(torch.arange(2000) % 3 == 1, -100)
+    typed = labels != -100
+    metric, whole, of_typed = (kind(DIM, **options) for _ in range(3))
+    with pytest.warns(UserWarning, match="rows with the token id -100, .* have no token type"):
+        metric.update(x[:900], labels[:900])
+    metric.update(x[900:], labels[900:])  # it is said once
+    whole.update(x, ids)
+    of_typed.update(x[typed], labels[typed])
+    values, of_all = metric.compute(), whole.compute()
+    by_type = {key: value for key, value in of_typed.compute().items() if key in OF_TYPES or options}
+    others = {key: value for key, value in of_all.items() if key not in OF_TYPES and "adjusted" not in key}
+    assert_values(values, by_type, rtol=1e-9, atol=1e-12)
+    assert_values(values, {} if options else others, rtol=1e-9, atol=1e-12)
+    if kind is TokenMoments:
+        assert metric.table()["token_id"].equal(of_typed.table()["token_id"])
+        assert -100 not in metric.distances()["token_id"].tolist()
+        assert -100 not in metric.plane()["token_id"].tolist()
+
+
+def test_rows_before_a_token_without_type_are_in_no_class():
+    x, ids, sequences = texts(2000, DIM)
+    labels = ids.masked_fill(ids == ids.mode().values, -100)
+    metric = NextTokenGeometry(DIM)
+    with pytest.warns(UserWarning, match="have no token type"):
+        metric.update(x, labels, sequence_ids=sequences)
+    every = NextTokenGeometry(DIM)
+    every.update(x, ids, sequence_ids=sequences)
+    assert metric.compute()["next_token_types"] == every.compute()["next_token_types"] - 1
+
+
+@pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments, Anisotropy])
+def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
+    x, ids = token_rows(20, DIM)
+    ids[[3, 5]] = torch.tensor([-7, -100])
+    metric = kind(DIM)
+    with pytest.raises(ValueError, match=r"token_ids must not be negative, but for -100, .*; got -7\. Mask"):
+        metric.update(x, ids)
+    assert metric.num_rows == 0
+    metric.update(x, ids, ids >= 0)
+    assert metric.num_rows == 18
+
+
+def test_token_ids_of_a_batch_without_a_type_are_told_once():
+    model, batch = gpt_neox().eval(), token_batch()
+    labels = batch["input_ids"].masked_fill(batch["input_ids"] % 2 == 0, -100)
+    with observe(model, token_ids=labels) as geometry, torch.no_grad():
+        with pytest.warns(UserWarning, match="token_ids: rows with the token id -100, which labels have"):
+            model(**batch)
+        model(**batch)
+    assert geometry.compute()["block.01"]["token_types"] == len(labels[labels != -100].unique())
+    with (
+        pytest.raises(ValueError, match=r"token_ids must not be negative, .*; got -3"),
+        observe(model, token_ids=labels.masked_fill(labels == -100, -3)),
+        torch.no_grad(),
+    ):
+        model(**batch)
 
 
 def test_two_updates_of_one_sequence_each_are_two_sequences():

@@ -81,7 +81,8 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(six: Path) -> No
 
 
 def test_a_table_names_layers_width_parameters_token_types_rows_and_group(six: Path) -> None:
-    table, means = tables(six / "index.html")
+    origins, table, means = tables(six / "index.html")
+    assert origins.loc["gpt-l", "model"] == "co/gpt-l"
     assert list(table) == ["group", "layers", "width", "parameters", "token types", "rows each"]
     expected = ["decoder", "6: embed to final_norm", "96", "6,000,000", "3,000", "65,536"]
     assert table.loc["gpt-l"].tolist() == expected
@@ -90,7 +91,7 @@ def test_a_table_names_layers_width_parameters_token_types_rows_and_group(six: P
 
 def test_what_is_not_known_of_a_run_is_a_dash(tmp_path: Path) -> None:
     page = write_report([make_sweep(tmp_path / "a", (0, 1), 1, metrics=("M", "V"))])
-    row = tables(page)[0].loc["a"]
+    row = tables(page)[1].loc["a"]
     assert row[["parameters", "token types", "rows each"]].tolist() == ["–"] * 3
     assert "group" not in row  # there are none
     assert row["steps"] == "0 to 1"
@@ -148,7 +149,7 @@ def test_groups_may_be_a_mapping_in_yaml(tmp_path: Path) -> None:
     config = tmp_path / "report.yaml"
     config.write_text(f"dirs: [{folder}]\nmodel_group:\n  encoder: [a]\n  decoder: b\n")
     assert main(["report", "--config", str(config)]) == 0
-    table = tables(folder / "report" / "index.html")[0]
+    table = tables(folder / "report" / "index.html")[1]
     assert table["group"].to_dict() == {"a": "encoder", "b": "decoder"}
 
 

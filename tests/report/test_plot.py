@@ -253,6 +253,7 @@ def test_two_models_at_the_same_steps_are_two_runs() -> None:
             ValueError,
             "metric must be .*M_over_Q.*; got 'nonesuch'",
         ),
+        (lambda sweep: plot.dynamics(sweep, "anisotropi"), ValueError, r"got 'anisotropi'\. Did you mean anisotropy\?"),
         (lambda sweep: plot.dynamics(sweep, "loss"), ValueError, "metric must be one that was measured at layers"),
         (lambda sweep: plot.dynamics(pd.DataFrame({"layer": []}), "Q"), ValueError, "metric, value missing"),
         (lambda sweep: plot.composition(sweep, by="token"), ValueError, 'by must be "layer" or "step"; got \'token\''),

@@ -1,3 +1,5 @@
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,12 +15,15 @@ import pandas as pd
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from embedgeo import load_results
 from embedgeo.cli import main
-from embedgeo.report import figures, write_report
+from embedgeo.report import comparison, figures, write_report
 from embedgeo.report import page as plan
 from embedgeo.report.page import BUDGET
 from embedgeo.report.runs import read_runs
+from embedgeo.report.summary import flags, origins
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
 from tests.report.synthetic import make_sweep
 
@@ -134,6 +139,34 @@ def test_flags_are_in_plain_words(page: Page) -> None:
         "anisotropy: embed, step 8",
     ):
         assert words in text
+
+
+def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
+    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "norm_Q_expected", "cka_to_previous", "my_metric")
+    steps = (0, 8, 64)
+    changes = {(step, "embed", "V_W"): 0.0 for step in steps} | {(step, "embed", "V_on_M_r2"): np.nan for step in steps}
+    folder = make_sweep(tmp_path / "a", steps, 2, metrics=metrics, changes=changes)
+    for step in steps:
+        records = SweepFolder(folder).read(f"step{step}")
+        of_norm = records["metric"] != "norm_Q_expected"
+        kept = records[
+            (of_norm | (records["layer"] == "final_norm")) & ((step > 0) | (records["metric"] != "cka_to_previous"))
+        ]
+        SweepFolder(folder).write(f"step{step}", kept)
+    (run,) = read_runs([folder])
+    assert [flag.details for flag in flags(run) if flag.title == "Missing numbers"] == []
+    gaps = {(64, "block.00", "V_on_M_r2"), (64, "embed", "my_metric"), (8, "final_norm", "norm_Q_expected")}
+    for step in steps:
+        records = SweepFolder(folder).read(f"step{step}")
+        at = records[["step", "layer", "metric"]].apply(tuple, axis=1)
+        SweepFolder(folder).write(f"step{step}", records.assign(value=records["value"].where(~at.isin(gaps))))
+    (run,) = read_runs([folder])
+    (flag,) = flags(run)
+    assert sorted(flag.details) == [
+        "Q expected of the norm: final_norm, step 8",
+        "R² of V on M: block.00, step 64",
+        "my_metric: embed, step 64",
+    ]
 
 
 @pytest.mark.slow
@@ -278,6 +311,45 @@ def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
     assert len(page.all("img")) == 3
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("step", [0, 0.5, 1], "must have optimizer steps, whole numbers from 0 up, in the column step; it has 0.5."),
+        ("step", [0, -8, 1], "must have optimizer steps, whole numbers from 0 up, in the column step; it has -8."),
+        ("value", ["1.0", "high", "2.0"], "must have numbers in the column value; it has '1.0'."),
+        (
+            "step",
+            [0, 1, 1],
+            "must have one value for each step, layer and metric; it has several of Q at embed, step 1.",
+        ),
+    ],
+)
+def test_a_history_of_other_kinds_of_numbers_is_refused_in_one_sentence(
+    column: str, values: list[object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.DataFrame(
+        {"step": [0, 1, 2], "layer": "embed", "layer_index": 0, "width": 8, "metric": "Q", "value": 1.0}
+    )
+    table.assign(stderr=np.nan, **{column: values}).to_parquet(tmp_path / "history.parquet")
+    assert main(["report", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert words in line
+    assert captured.out == ""
+    with pytest.raises(ValueError, match=r"must have") as caught:
+        load_results(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_whole_steps_may_be_stored_as_floats(tmp_path: Path) -> None:
+    table = pd.DataFrame(
+        {"step": [0.0, 2.0], "layer": "embed", "layer_index": 0, "width": 8, "metric": "Q", "value": 1.0}
+    )
+    table.assign(stderr=np.nan).to_parquet(tmp_path / "history.parquet")
+    (run,) = read_runs([tmp_path])
+    assert run.steps == [0, 2]
+
+
 def test_an_encoder_and_its_decoder_are_told_apart(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "t5", (0, 8), 2, metrics=("n", "M_over_Q"), sides=("encoder.", "decoder."))
     page = Page(write_report([folder]))
@@ -333,8 +405,80 @@ def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_
 def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
     folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("x", "y")]
     page = Page(write_report(folders, tmp_path / "out"))
-    assert len(page.all("table")) == 2  # what was measured, and their means
+    assert len(page.all("table")) == 3  # how they and what was measured, and their means
     assert [(cell.get("scope"), cell.get("colspan")) for cell in page.all("th")].count(("colgroup", "5")) == 2
+
+
+def record_settings(folder: Path, **asked: object) -> Path:
+    """Write down how a sweep was made, as the command does."""
+    asked = {
+        "rows": "tokens",
+        "seq_len": 256,
+        "num_tokens": 4096,
+        "dtype": "float32",
+        "text_sha256": "0a1b" * 16,
+    } | asked
+    made = {"model": ["lab/tiny"], "jackknife": len(folder.name), **asked}
+    text = {"sha256": asked["text_sha256"], "num_tokens": asked["num_tokens"]}
+    versions = {"embedgeo": "0.1.0", "torch": "2.13.0+cpu"}
+    manifest = {"asked": made, "text": text, "text_files": ["runs/wiki.txt"], "versions": versions}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_the_head_says_how_each_run_was_measured(tmp_path: Path) -> None:
+    folder = record_settings(make_sweep(tmp_path / "a", (0, 1), 1, metrics=("n", "M")))
+    os.utime(folder / "checkpoints" / "step1.parquet", (1e9, 1e9))
+    os.utime(folder / "checkpoints" / "step0.parquet", (1e9, 1e9))
+    text = " ".join(Page(write_report([folder])).text.partition("At a glance")[0].split())
+    for words in ("lab/tiny", "wiki.txt (0a1b0a1b)", "tokens", "256", "4,096", "float32", "2001-09-09"):
+        assert words in text
+    assert "embedgeo 0.1.0, torch 2.13.0" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference"),
+    [
+        ({"seq_len": 512}, "sequence length 256 and 512"),
+        ({"num_tokens": 2048, "dtype": "bfloat16"}, "tokens 4,096 and 2,048; dtype float32 and bfloat16"),
+        ({"text_sha256": "ffff" * 16}, "text 0a1b0a1b and ffffffff"),
+        ({"rows": "mean"}, "rows tokens and mean"),
+        ({"steps": "log", "token_tables": True}, ""),
+    ],
+)
+@pytest.mark.usefixtures("unpainted")
+def test_what_was_measured_otherwise_is_named_first_and_drawn_dashed(
+    tmp_path: Path, asked: dict[str, object], difference: str
+) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("a", "bb", "c")]
+    for folder, own in zip(folders, ({}, asked, {}), strict=True):
+        record_settings(folder, **own)
+    text = " ".join(Page(write_report(folders, tmp_path / "out")).text.split())
+    runs = read_runs(folders)
+    axes = comparison.compare_dynamics(runs, "M").figure.axes[0]
+    curves = [line for line in axes.lines if len(line.get_xdata())]
+    assert [line.is_dashed() for line in curves] == ([False, True, False] if difference else [False, True, True])
+    if difference:
+        sentence = f"These runs are not measured alike: {difference}. The curves of bb are dashed"
+        assert 0 < text.index(sentence) < text.index("At a glance")
+        first, _, other = difference.split("; ", maxsplit=1)[0].rpartition(" and ")
+        named = f"bb, {first.rpartition(' ')[0]} {other} in place of {first.rpartition(' ')[2]}"
+        assert named in comparison.compare_profiles(runs, "M").text
+    else:
+        assert "alike" not in text
+
+
+def test_monitored_runs_of_other_numbers_of_rows_are_not_measured_alike(tmp_path: Path) -> None:
+    for name, n in (("a", 512), ("b", 4096), ("c", 530)):
+        file = HistoryFile(tmp_path / name, origin={"model": "GPT2Model", "dtype": "float32"})
+        values = {"n": float(n), "M": 1.0}
+        place = {"layer_index": 0, "width": 8, "stderr": np.nan}
+        for step in (0, 1):
+            file.add([{"step": step, "layer": "embed", "metric": key, "value": values[key], **place} for key in values])
+        file.close()
+    a, b, c = read_runs([tmp_path / name for name in "abc"])
+    assert (a.differences, b.differences, c.differences) == ({}, {"number of rows": ("512", "4096")}, {})
+    assert origins([a, b, c]).loc["b", ["model", "dtype"]].tolist() == ["GPT2Model", "float32"]
 
 
 @pytest.mark.slow
@@ -511,6 +655,18 @@ def test_bad_input_gives_one_line_and_status_2(case: int, tmp_path: Path, capsys
     assert words in line
     assert captured.out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_report_of_several_folders_leaves_their_own_reports_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("a", "b")]
+    write_report(folders[:1])
+    before = contents(tmp_path)
+    assert main(["report", *map(str, folders)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("a report of several folders needs a folder of its own; got 2 and no out. Give --out FOLDER.")
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.slow

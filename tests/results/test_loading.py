@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from embedgeo import load_results
+from embedgeo.report.runs import read_runs
 from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
@@ -86,18 +87,32 @@ def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
 
 def test_several_monitors_are_runs_of_their_own(tmp_path: Path) -> None:
     table = load_results(monitored(tmp_path))
-    assert table["run"].unique().tolist() == ["a geometry", "a probe", "b geometry"]
+    assert table["run"].unique().tolist() == ["a", "a probe", "b"]
     assert set(table["model"]) == {""}
     by_run = table.groupby("run")["value"].apply(list)
     assert by_run.iloc[0] == by_run.iloc[1] == by_run.iloc[2]
     one = load_results(tmp_path / "runs" / "b")
-    assert one["run"].unique().tolist() == ["geometry"]
+    assert one["run"].unique().tolist() == ["b"]
     assert one["value"].tolist() == by_run.iloc[0]
+
+
+def test_a_folder_has_one_name_from_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = monitored(tmp_path)
+    monkeypatch.chdir(folder / "b")
+    for source in (folder / "b", folder / "b" / "history.parquet", ".", f"{folder}/b/../b/"):
+        assert load_results(source)["run"].unique().tolist() == ["b"]
+        assert [run.label for run in read_runs([Path(source)])] == ["b"]
+    for source in (folder, folder / "a"):
+        assert {"a", "a probe"} <= {*load_results(source)["run"]}
+        assert [run.label for run in read_runs([source])] == sorted({*load_results(source)["run"]})
+    (folder / "c").mkdir()
+    (folder / "b").rename(folder / "c" / "a")  # of two folders of one name, as much of the path as tells them apart
+    assert load_results(folder)["run"].unique().tolist() == ["c/a", "runs/a", "runs/a probe"]
 
 
 def test_event_files_alone_have_no_widths_and_no_errors(tmp_path: Path) -> None:
     table = load_results(events(tmp_path))
-    assert table["run"].unique().tolist() == ["geometry"]
+    assert table["run"].unique().tolist() == ["runs"]
     assert set(table["step"]) == {0, 8}
     assert set(table["width"]) == {0}
     assert table["stderr"].isna().all()

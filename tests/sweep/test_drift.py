@@ -196,6 +196,15 @@ def test_without_rows_in_common_nothing_is_defined(folder, capsys):
     assert table.loc[table["step_a"] != table["step_b"], "cka"].isna().all()
 
 
+def test_samples_without_any_rows_are_refused(folder, capsys):
+    for name in SweepFolder(folder).done():
+        sample = {layer: LayerSample(N, mean=torch.zeros(DIM)) for layer in LAYERS}
+        SweepFolder(folder).write(name, SweepFolder(folder).read(name), sample=sample)
+    assert drift(folder) == 2
+    assert f"the samples in {folder} have none, as the metrics of the sweep draw none" in capsys.readouterr().err
+    assert not cka_file(folder).exists()
+
+
 @pytest.mark.parametrize(("num_steps", "num_layers"), [(26, 6), (1, 46)])
 def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(tmp_path, num_steps, num_layers):
     SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})

@@ -270,7 +270,7 @@ def refused(match, *args, **options):
         ({"num_tokens": 10}, "num_tokens must fill"),
         ({"seq_len": 60, "num_tokens": 6000}, None),
         ({"seq_len": 128, "num_tokens": 128}, "at most the model's 64 positions|at least one sequence"),
-        ({"seq_len": 4096, "num_tokens": 4096}, "at least one sequence of 4096"),
+        ({"seq_len": 4096, "num_tokens": 4096}, r"64 positions; got 4096\. Give --seq-len 64"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"skip_first_positions": -1}, "skip_first_positions must leave some of the 16 of seq_len; got -1"),
         ({"skip_first_positions": 16}, "skip_first_positions must leave some of the 16 of seq_len; got 16"),

@@ -120,6 +120,28 @@ def test_layouts_of_folders(tmp_path, name):
     assert [c.step for c in list_checkpoints(str(tmp_path / "run" / name.format(10)))] == [10]
 
 
+def test_a_sweep_goes_on_where_its_paths_are_written_otherwise(hub, tmp_path, options, monkeypatch):
+    local_run(tmp_path / "ck", steps=(1,))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").symlink_to(tmp_path)
+    spellings = ["ck", "ck/", "./ck", str(tmp_path / "ck"), "ck/../ck", str(tmp_path / "linked/ck")]
+    for step, name in enumerate(spellings, 1):
+        local_run(tmp_path / "ck", steps=(step,))
+        paths = {"tokenizer": f"{name}/step1", "model_group": {"all": name}}
+        assert sweep(name if step % 2 else [name], **options, **paths) == 0
+        assert {path.name for path in Path(options["out"], "failed").glob("*")} == set()
+    out = SweepFolder(options["out"])
+    assert out.done() == {f"step{step}" for step in range(1, 7)}
+    assert {written for name in out.done() for written in out.read(name)["model"]} == {"ck"}
+    asked = out.manifest()["asked"]
+    assert (asked["model"], asked["tokenizer"]) == (["ck"], "ck/step1")
+    (tmp_path / "other").symlink_to(tmp_path / "ck")
+    for name in ("other", "lab/ck"):  # by whose names results would be others
+        hub.add("lab/ck", "step1", checkpoint_files(1))
+        with pytest.raises(ValueError, match=f"model was \\['ck'\\], is \\['{name}'\\]"):
+            sweep(name, **options, tokenizer="ck/step1")
+
+
 def test_duplicates_in_folders(tmp_path, options, capsys):
     local_run(tmp_path / "run", steps=(1, 2))
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))
@@ -138,8 +160,10 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path, options, capsys, mo
     out = tmp_path / "an out"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}) == 0
-    printed = capsys.readouterr().out.splitlines()[-1].partition("metrics.csv; ")[2]
-    assert shlex.split(printed) == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
+    *_, opened, drawn = capsys.readouterr().out.splitlines()
+    look = shlex.split(opened.partition("metrics.csv; ")[2])
+    assert look == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
+    assert shlex.split(drawn) == [sys.executable, "-m", "embedgeo.cli", "report", str(out)]
     write_files(tmp_path, {"embedgeo": b""})
     (tmp_path / "embedgeo").chmod(0o755)
     assert shell_command("embedgeo", "report", "a b") == "embedgeo report 'a b'"

@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import load_sample
-from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
+from tests.sweep.tiny import REPOSITORY, TEXT, checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "projections", "spectra")
@@ -146,9 +146,8 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     assert set(a["step"]) == {1, 2, 8, 9}
     keys = ["revision", "layer", "metric"]
     pd.testing.assert_frame_equal(a[keys], b[keys])
-    sampled = a["metric"].isin(["intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"])
-    np.testing.assert_allclose(a[~sampled]["value"], b[~sampled]["value"], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(a[~sampled]["stderr"], b[~sampled]["stderr"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(a["value"], b["value"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(a["stderr"], b["stderr"], rtol=1e-9, atol=1e-12)
     assert (a[a["metric"] == "V"]["stderr"] > 0).all()
     for name in (f"{tables}/step{step}.parquet" for tables in _TABLES for step in (1, 2, 8, 9)):
         a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
@@ -160,6 +159,27 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
             drawn = (each[layer].rows[each[layer].row_numbers.argsort()] for each in (a, b))
             torch.testing.assert_close(*drawn, rtol=0, atol=0)
             torch.testing.assert_close(a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_two_ranks_draw_the_rows_that_one_draws(options, environment, tmp_path):
+    (tmp_path / "long.txt").write_text("\n".join(TEXT * 200))
+    more = {"text": str(tmp_path / "long.txt"), "seq_len": 64, "num_tokens": 12_000, "batch_size": 16}
+    wanted = dict.fromkeys(("token_tables", "save_samples", "after_processing"), "true")
+    one, two = ({**options, **more, **wanted, "out": str(tmp_path / name)} for name in ("one", "two"))
+    model = str(local_run(tmp_path / "run", steps=(1,)))
+    assert forked(environment, {"args": command(model, one)})[0] == [0]
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
+    ended = run([sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)], environment, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
+    assert a.loc[a["metric"] == "n", "value"].unique().tolist() == [11_968]
+    np.testing.assert_allclose(a["value"], b["value"], rtol=1e-9, atol=1e-12)
+    a, b = (pd.read_parquet(Path(out["out"]) / "occurrences" / "step1.parquet") for out in (one, two))
+    pd.testing.assert_frame_equal(a, b, rtol=1e-6, atol=1e-6)
+    a, b = (load_sample(out["out"], "step1").layers for out in (one, two))
+    for layer in a:
+        assert a[layer].row_numbers.tolist() == b[layer].row_numbers.tolist()
 
 
 @pytest.mark.slow

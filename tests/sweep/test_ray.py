@@ -171,9 +171,9 @@ def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"workers": 2}, "give on=ray with them"),
-        ({"resources": {"GPU": 1}}, "give on=ray with them"),
-        ({"ray_address": "auto"}, "give on=ray with them"),
+        ({"workers": 2}, "give --on ray with them"),
+        ({"resources": {"GPU": 1}}, "give --on ray with them"),
+        ({"ray_address": "auto"}, "give --on ray with them"),
         ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
         ({"on": "ray", "resources": {"GPU": -1}}, "resources must be numbers from 0 up"),
         ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),

@@ -214,8 +214,29 @@ def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
     used, cut = sum(min(20, n) for n in lengths), sum(n > 20 for n in lengths)
     assert said == (
         f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} of {len(lengths)} "
-        "texts are cut to seq_len=20 tokens"
+        "texts are cut to 20 tokens (--seq-len)"
     )
+
+
+@pytest.mark.parametrize("unit", ["sequence", "document"])
+def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one_is_refused(
+    small, tmp_path, capsys, unit
+):
+    local_run(tmp_path / "run", (1,))
+    del small["seq_len"]
+    options = {**small, "unit": unit}
+    assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'run'} has 64 positions: seq_len is 64 in place of 512" in said
+    assert sweep(str(tmp_path / "run"), **options, seq_len=64, out=str(tmp_path / "asked")) == 0
+    by_default, asked = (pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("default", "asked"))
+    pd.testing.assert_frame_equal(by_default, asked)
+    assert json.loads((tmp_path / "default/manifest.json").read_text())["asked"]["seq_len"] == 512
+    local_run(tmp_path / "run", (1, 2))
+    assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
+    (tmp_path / "run/step1/model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"at most the model's 64 positions; got 512\. Give --seq-len 64\."):
+        sweep(str(tmp_path / "run"), **options, seq_len=512, out=str(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

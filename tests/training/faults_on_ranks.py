@@ -1,4 +1,4 @@
-"""What two processes do while a failure is injected on one of them: at each collective of a monitor, one run after the other."""
+"""What two processes do while a failure is injected on one of them, at each collective of a monitor."""
 
 import warnings
 from contextlib import ExitStack
@@ -71,7 +71,7 @@ def some_metrics(dim):
 
 
 def train(rank, injected, **options):
-    """A loop with a collective before and after each step: the sums, the monitor's history, the warnings, what was raised."""
+    """A loop with collectives before, in and after each step: their sums, the monitor's history and warnings."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, 4))
     options = {"layers": ["0", "1"], "metrics": some_metrics, **options}

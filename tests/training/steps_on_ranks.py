@@ -11,7 +11,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import StepMonitor
+from embedgeo import IntrinsicDimension, StepMonitor
+from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.on_ranks import batch_of, probe_batches
 from tests.training.runs import out_of_memory_on, token_moments
@@ -177,6 +178,28 @@ def fewer_positions():
 class Halved(nn.Module):
     def forward(self, x):
         return x[:, ::2]
+
+
+def many_rows(rank, num_ranks=1):
+    """History of two windows of batches that ranks take in turn, and of a probe with drift, of some 12,000 rows."""
+    model = Residual()
+    batches = [token_batch(84 if i < 11 else 80, seed=i) for i in range(12)]
+    own = batches[rank::num_ranks]
+    train = StepMonitor(model, 10, window=2, metrics=samplers)
+    held = StepMonitor(model, 1, probe=batches, prefix="held", metrics=samplers, drift=True)
+    for step in range(2):
+        for batch in own[step * len(own) // 2 :][: len(own) // 2]:
+            with train.step(step, batch), held.step(step, batch):
+                model(**batch).sum().backward()
+        with torch.no_grad():
+            model.wte.weight += 0.1 * model.wte.weight.flip(0)
+    train.close()
+    held.close()
+    return train.history, held.history
+
+
+def samplers(dim):
+    return [IntrinsicDimension(dim, seed=5), AfterProcessing(dim)]
 
 
 def everything(rank):

@@ -2,6 +2,7 @@
 
 import gc
 import random
+from inspect import signature
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, TokenMoments
+from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, StepMonitor, TokenMoments
 from embedgeo.capture.calls import kept_random_states
 from tests.models import hooks
 from tests.training.runs import (
@@ -210,6 +211,8 @@ def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(t
         ({"extra_steps": (1, -2)}, "extra_steps must be at least 0; got -2"),
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
+        ({"seed": 2**70}, r"seed must be at least 0 and less than 2\*\*63; got 1180591620717411303424"),
         ({"rows": "sum"}, "rows must be one of 'tokens', 'mean', 'max', 'first', 'last', 'words'; got 'sum'"),
     ],
 )
@@ -250,6 +253,16 @@ def test_nothing_to_measure_is_told_once_with_its_cause(tmp_path, options, cause
         fit(tmp_path, monitor, max_steps=5)
     assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
     assert steps(monitor) == [0, 2, 4, 5]
+
+
+def test_an_unknown_argument_is_refused_with_the_one_that_may_be_meant():
+    with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'every_n_step'\. Did you mean every_n_steps"):
+        GeometryMonitor(every_n_step=3)
+    with pytest.raises(TypeError, match=r"StepMonitor has no argument 'layer'\. Did you mean layers\?"):
+        StepMonitor(TinyLM(), 3, layer="blocks")
+    with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'colour'\.$"):
+        GeometryMonitor(3, colour="red")
+    assert "every_n_steps" in signature(GeometryMonitor).parameters
 
 
 def test_a_probe_that_is_gone_after_one_pass_is_refused():

@@ -19,3 +19,4 @@ def test_the_next_step_is_an_extra_or_a_regular_one():
     schedule = Schedule(100, extra_steps=(0, 1, 2, 100))
     assert [schedule.next_after(step) for step in (-1, 1, 2, 100)] == [0, 2, 100, 200]
     assert (str(Schedule(100)), str(schedule)) == ("every 100 steps", "every 100 steps and at 1, 2")
+    assert str(Schedule(1, extra_steps=(3,))) == "every step"

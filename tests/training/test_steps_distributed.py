@@ -14,6 +14,7 @@ from tests.training.steps_on_ranks import (
     WITHOUT_MESH,
     batch_at,
     everything,
+    many_rows,
     on_four,
     plain,
 )
@@ -74,6 +75,16 @@ def test_the_numbers_are_those_of_one_process(two, form):
 @pytest.mark.parametrize("form", FORMS_ON_FOUR)
 def test_the_numbers_on_four_ranks_are_those_of_one_process(four, form):
     assert_as_in_one_process(four, form, (0, 2) if "tensor" in form else range(4))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_numbers_of_samples_are_those_of_one_process(num_ranks, tmp_path):
+    expected = [by_step(history) for history in many_rows(0)]
+    for rank in on_two_ranks(many_rows, tmp_path, num_ranks, world_size=num_ranks):
+        for history, of_one in zip(map(by_step, rank), expected, strict=True):
+            assert history.keys() == of_one.keys()
+            for step, table in of_one.items():
+                assert_same_values(history[step], table)
 
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):

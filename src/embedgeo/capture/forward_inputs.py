@@ -1,6 +1,7 @@
 """Inputs of a model's forward passes: token ids and masks, in the order of the rows of a hidden state."""
 
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,12 @@ from torch.nn.functional import pad
 from embedgeo.capture import structure
 from embedgeo.capture.calls import has_gradients
 from embedgeo.capture.layers import Layer
-from embedgeo.functional.rows import sequence_numbers, sequence_positions
+from embedgeo.functional.rows import (
+    has_rows_without_type,
+    rows_without_type,
+    sequence_numbers,
+    sequence_positions,
+)
 
 T = TypeVar("T")
 
@@ -142,6 +148,7 @@ class ForwardInputs:
         self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
+        self._warned_of_rows_without_type = False
         self._embedding_modules = {m for m in self.enclosing_modules if structure.contains_any(m, self.tables)}
         self.reset()
 
@@ -227,9 +234,20 @@ class ForwardInputs:
             kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
             if kept is not None and bool(kept.all()):
                 kept = None
+            if ids is not None and "token_ids" in found:
+                self._require_types(ids, kept, words)
             ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
             self.forward.row_tokens[key] = RowTokens(ids, kept, words, {})
         return self.forward.row_tokens[key]
+
+    def _require_types(self, ids: Tensor, kept: Tensor | None, words: Tensor | None) -> None:
+        """Check token ids that were given, and say once that some are of no type."""
+        counts = kept
+        if words is not None:  # tokens of no word have no type
+            counts = words >= 0 if kept is None else kept & (words >= 0).to(kept.device)
+        if has_rows_without_type(ids, counts) and not self._warned_of_rows_without_type:
+            self._warned_of_rows_without_type = True
+            warnings.warn(rows_without_type("token_ids"), stacklevel=1)
 
     def _of_batch(self, values: PerToken, name: str) -> Tensor:
         if isinstance(values, Tensor):

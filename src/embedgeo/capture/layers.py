@@ -130,10 +130,11 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         _require_callable_blocks(model, pattern)
-        names = ", ".join([*structure.module_names(model)][:6]) or "(the model has no modules)"
+        names = [*structure.module_names(model)][:6]
+        instead = f"Name layers by a pattern of module names instead, such as {', '.join(names)}."
+        remedy = instead if names else "It has no modules."
         raise ValueError(
-            f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. "
-            f"Name layers by a pattern of module names instead, such as {names}."
+            f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. {remedy}"
         )
     return standard if pattern == "blocks" else numbered
 
@@ -205,9 +206,8 @@ def _glob(
         everything = [layer.name for layer in standard + others + numbered]
         parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
-        raise ValueError(
-            f"layers={pattern!r} matches no layer of {type(model).__name__}. Close to it: {', '.join(close[:6])}."
-        )
+        remedy = f"Close to it: {', '.join(close[:6])}." if close else "It has no modules."
+        raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. {remedy}")
     return matching
 
 

@@ -289,6 +289,17 @@ def num_token_types(model: nn.Module) -> int | None:
     return getattr(input_embedding(model), "num_embeddings", None)
 
 
+def stated_positions(model: nn.Module) -> int | None:
+    """Positions that the configuration of a model says it has; None if it says none."""
+    stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(stated, int):
+        return None
+    # RoBERTa's table has positions up to that of padding, which it never uses
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    paddings = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return stated - max((1 + padding for padding in paddings), default=0)
+
+
 class Matrices(NamedTuple):
     """The embedding matrices of a model, shape (vocabulary, d), which may be one; None for an output it has not."""
 

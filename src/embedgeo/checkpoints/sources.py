@@ -85,7 +85,7 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
             f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
-            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; steps=all takes all {len(available)}."
+            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; --steps all takes {len(available)}."
         )
     return wanted
 
@@ -150,6 +150,12 @@ def require_source(name: str, source: str) -> None:
     """Check that an argument may name something: a path that exists, or else what a repository can be called."""
     if not is_local(source) and not _REPOSITORY.fullmatch(source):
         raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
+
+
+def place(source: str) -> str:
+    """The name of a source however its path is written: a link to the folder that it is in is followed."""
+    path = _absolute(source)
+    return str(path.parent.resolve() / path.name) if is_local(source) else source
 
 
 def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
@@ -291,7 +297,7 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
                 f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
                 "each once, and links to folders under other names."
             )
-        remedy = "Move all but one of them to another folder" if any(c.path for c in group) else "Choose by revisions="
+        remedy = "Move all but one of them to another folder" if any(c.path for c in group) else "Choose by --revisions"
         raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 
@@ -308,7 +314,7 @@ def _require_file_names(found: Sequence[Checkpoint]) -> None:
         if other is not checkpoint:
             raise ValueError(
                 f"checkpoints must differ in their names, not only in case; {other.path or other.name} and "
-                f"{checkpoint.path or checkpoint.name} would share a file of results. Choose by revisions=, or rename."
+                f"{checkpoint.path or checkpoint.name} would share a file of results. Choose by --revisions, or rename."
             )
 
 

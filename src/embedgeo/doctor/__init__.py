@@ -23,7 +23,8 @@ class DoctorSettings:
         window: optimizer steps that are measured together; default: those of the file, else 1.
         batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the file, times
             ``trainer.accumulate_grad_batches``, else 8.
-        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512.
+        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512, or as many as the model
+            has positions.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
         max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings, and a scatter
             of the default metrics alone; default: that of the file, else 2**28.

@@ -11,8 +11,9 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.loading import described_model, import_named, requiring
+from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
@@ -47,7 +48,9 @@ def run_doctor(settings: DoctorSettings) -> None:
         if settings.metrics is not None and settings.metrics != "auto":
             with requiring(_METRICS_RULE, settings.metrics):
                 options["metrics"] = import_named(settings.metrics)
-        sizes = {**_DEFAULT_SIZES, **sizes, **_options_set(settings, *_DEFAULT_SIZES)}
+        most = stated_positions(measured_model(model)) or _DEFAULT_SIZES["seq_len"]
+        default = {**_DEFAULT_SIZES, "seq_len": min(most, _DEFAULT_SIZES["seq_len"])}
+        sizes = {**default, **sizes, **_options_set(settings, *default)}
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
 from embedgeo.functional.moments import Reduction, merged, ratio, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, state_device
+from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms, state_device
 
 _MASSIVE = 100.0
 _TIMES = (100.0, 1000.0)  # the median: over 1000 times that, and over 100, is massive
@@ -96,13 +96,13 @@ def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMome
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
         first = rows.new_ones(len(rows), dtype=torch.bool) if is_first is None else is_first[chunk]
-        groups = [_group_moments(rows[first]), _group_moments(rows[~first])]
+        groups = [_group_moments(rows[of], x.dtype) for of in (first, ~first)]
         found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
     return found
 
 
-def _group_moments(rows: Tensor) -> CoordinateMoments:
-    """The moments of rows in the accumulator's dtype, without the leading axis; they may be none."""
+def _group_moments(rows: Tensor, dtype: torch.dtype) -> CoordinateMoments:
+    """The moments of rows, once of ``dtype``, in the accumulator's, without the leading axis; they may be none."""
     n, dim = rows.shape
     device = state_device(rows.device)
     if not n:
@@ -120,7 +120,7 @@ def _group_moments(rows: Tensor) -> CoordinateMoments:
     median = magnitude[places].topk(dim // 2 + 1).values[:, (dim - 1) // 2 :].mean(1)
     over = [largest > times * median for times in _TIMES]
     massive = torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
-    norm = torch.linalg.vector_norm(rows, dim=1)
+    norm = scaled_row_norms(rows, dtype)
     direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
     powers = squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)
     sums = (near, residual, *powers, magnitude.amax(0), massive, direction_sum)
@@ -164,10 +164,12 @@ def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor
 def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
     """Excess kurtosis n Σ(x − mean)⁴ / (Σ(x − mean)²)² − 3 of each coordinate, without the leading axis: shape (d,).
 
-    That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a coordinate does not vary.
+    That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a coordinate does not vary,
+    and where fourth powers are out of range.
     """
     m2 = without_rounding(moments.m2, moments.n, moments.mean)
-    return ratio(moments.n * moments.m4, m2.square()) - 3
+    is_known = is_normal(ratio(m2, moments.n).square()) & moments.m4.isfinite()
+    return torch.where(is_known, ratio(moments.n * moments.m4, m2.square()), torch.nan) - 3
 
 
 def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
@@ -196,8 +198,10 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
     values: dict[str, dict[str, Tensor]] = {}
     for suffix, group in groups.items():
         fractions = ratio(group.massive, group.n)
+        kurtosis = excess_kurtosis(group)
+        is_unknown = kurtosis.isnan() & (without_rounding(group.m2, group.n, group.mean) != 0)
         values[suffix] = {
-            "kurtosis": excess_kurtosis(group).nanmean(),
+            "kurtosis": torch.where(is_unknown.any(), torch.nan, kurtosis.nanmean()),
             "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
             "massive_fraction": fractions[0],
             "massive_fraction_100x": fractions[1],

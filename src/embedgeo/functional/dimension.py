@@ -20,6 +20,7 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     nearest_distances,
 )
+from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless told."""
@@ -59,11 +60,11 @@ def twonn_dimension(
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
-    With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which the m smallest are
-    used, it is, by ``method``:
+    With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which the
+    m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is, by ``method``:
 
-    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i, as in
-      scikit-dimension 0.5 (Facco et al. 2017).
+    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i (Facco et al. 2017).
+      scikit-dimension 0.5 has it, too, with one ratio fewer where rounding makes the product less than an integer.
     - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without its bias, where of the
       others only is known that they are larger (Epstein & Sobel 1953). For m = N it is (N - 1) / Σ log μ_i, which is
       DADApy's ``algorithm="ml"`` (DADApy leaves out none there, whatever its ``mu_fraction``).
@@ -91,7 +92,7 @@ def twonn_dimension(
     nearest, place = distinct_nearest(x, duplicate_tolerance)
     first, second = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
-    if not bool(second.isfinite().all() & (first > 0).all()):
+    if not bool(is_normal(torch.stack((first, second)).square()).all()):
         return DimensionEstimate(math.nan, len(nearest), left_out)
     log_mu, order = (second / first).log().sort()
     if groups is not None:
@@ -109,7 +110,9 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
 
 def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor:
     """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``; a float64 scalar."""
-    num_used = int(len(log_mu) * (1 - discard_fraction))
+    num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
+    if method == "fit":
+        num_used = min(num_used, len(log_mu) - 1)  # the last one's rank has no logarithm
     if num_used < 2:
         return log_mu.new_tensor(math.nan)
     used = log_mu[:num_used]
@@ -187,7 +190,7 @@ def gride_dimensions(
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
         log_mu = (far / near).log()
-        if not len(points) or not bool(far.isfinite().all() & (near > 0).all()):
+        if not len(points) or not bool(is_normal(torch.stack((near, far)).square()).all()):
             log_mu = log_mu[:0]
         found.append(most_likely_dimension(log_mu, scale))
         if group is not None:

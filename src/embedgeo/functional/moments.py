@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
 _LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
@@ -145,7 +145,7 @@ def row_moments(x: Tensor) -> Moments:
     parts = [Moments.empty(x.shape[1], dtype=dtype, device=x.device)]
     for chunk in row_chunks(x):
         rows = x[chunk].to(dtype, copy=True)
-        norm = torch.linalg.vector_norm(rows, dim=1)
+        norm = scaled_row_norms(rows, x.dtype)
         mean, norm_mean = rows.mean(0), norm.mean()
         direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
         part = Moments(
@@ -163,19 +163,26 @@ def row_moments(x: Tensor) -> Moments:
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them."""
-    rounding = n * (64 * torch.finfo(mean.dtype).eps * mean).square()
-    return torch.where(m2 <= rounding, 0, m2)
+    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them.
+
+    All are NaN where the values are so small that the squares of all of them have lost digits, or vanished.
+    """
+    finfo = torch.finfo(mean.dtype)
+    rounding = n * (64 * finfo.eps * mean).square()
+    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any() | ~((mean != 0) | (m2 != 0)).any()
+    is_rounding = (m2 <= rounding) & m2.isfinite()
+    return torch.where(is_known, torch.where(is_rounding, 0, m2), torch.nan)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, NaN where that is undefined (a denominator of zero)."""
-    return torch.where(denominator != 0, numerator / denominator, torch.nan)
+    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or out of range."""
+    quotient = numerator / denominator
+    return torch.where(is_normal(denominator.to(quotient.dtype)), quotient, torch.nan)
 
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of shape (*G, d)."""
-    mean_norm2 = torch.where(n > 0, mean.square().sum(-1), torch.nan)
+    mean_norm2 = torch.where((n > 0) & ~m2.isnan(), mean.square().sum(-1), torch.nan)
     variance = ratio(m2, n)
     return {
         "n": n,
@@ -201,6 +208,7 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     """
     n, m2 = moments.n, without_rounding(moments.m2, moments.n, moments.mean)
     norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
+    m2 = torch.where(norm_m2.isnan(), torch.nan, m2)  # a mean may be 0 where squares have vanished
     norm_mean, norm_max = (torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max))
     directions = moments.direction_n
     return {

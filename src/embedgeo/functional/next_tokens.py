@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
+from embedgeo.functional.precision import scaled, scaled_row_norms
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
 from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
 
@@ -53,7 +54,7 @@ def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tenso
     between = unbiased["V_B_unbiased"]
     return {
         "nc1": ratio(split["V_W"], split["V_B"]),
-        "nc1_unbiased": torch.where(between > 0, unbiased["V_W_unbiased"] / between, torch.nan),
+        "nc1_unbiased": torch.where(between > 0, ratio(unbiased["V_W_unbiased"], between), torch.nan),
     }
 
 
@@ -64,22 +65,23 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for inverses of what is
     near 0 by chance would outweigh all others. All types have two or more rows.
     """
-    n, norm = types.n, torch.linalg.vector_norm(types.mean, dim=1)
+    n, (mean, unit) = types.n, scaled(types.mean)
+    m2, norm = types.m2 / unit / unit, scaled_row_norms(mean)
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
-    squares = torch.pdist(types.mean).square()  # from differences: of equal means products leave their rounding
+    squares = torch.pdist(mean).square()  # from differences: of equal means products leave their rounding
     squares = without_rounding(squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right]))
 
     def mean_ratio(variance: Tensor, distances: Tensor, is_pair: Tensor) -> Tensor:
         each = ((variance[left] + variance[right]) / (2 * distances))[is_pair]
         return ratio(each.sum(), is_pair.sum())
 
-    sample = types.m2 / (n - 1)
+    sample = m2 / (n - 1)
     noise = (sample / n)[left] + (sample / n)[right]
     is_told_apart = squares > 2 * noise
     return {
         "cdnv": mean_ratio(sample, squares - noise, is_told_apart),
-        "cdnv_plugin": mean_ratio(types.m2 / n, squares, squares > 0),
-        "cdnv_pairs": ratio(is_told_apart.sum().to(n.dtype), n.new_tensor(len(left))),
+        "cdnv_plugin": mean_ratio(m2 / n, squares, squares > 0),
+        "cdnv_pairs": torch.where(noise.isfinite().all(), is_told_apart.to(n.dtype).mean(), torch.nan),
     }
 
 
@@ -91,8 +93,8 @@ def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str,
     cosines = types.n[:0]
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == types.mean.shape[1]:
         known = (types.token_ids >= 0) & (types.token_ids < len(unembedding))
-        rows = unembedding[types.token_ids[known].to(unembedding.device)].to(types.mean)
-        means = types.mean[known] - types.pooled()[1]
+        rows, _ = scaled(unembedding[types.token_ids[known].to(unembedding.device)].to(types.mean))
+        means, _ = scaled(types.mean[known] - types.pooled()[1])
         norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)
         cosines = ((means * rows).sum(1) / norms)[norms > 0]
     nan = types.n.new_full((), torch.nan)

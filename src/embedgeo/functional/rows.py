@@ -13,6 +13,9 @@ from embedgeo.functional.precision import accumulator_dtype
 RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
 """Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or last; or a word."""
 
+NO_TYPE = -100
+"""The token id of rows that have no type: the one that losses ignore, in labels."""
+
 _BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of random number generators
 
 
@@ -103,6 +106,31 @@ def _integers(name: str, ids: Tensor, embeddings: Tensor) -> Tensor:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
     return ids.detach().reshape(-1).to(device=embeddings.device, dtype=torch.int64)
+
+
+def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bool:
+    """Tell whether a row that counts has the id -100; a device is waited for.
+
+    Raises:
+        ValueError: one has another negative id.
+    """
+    is_negative = token_ids < 0 if counts is None else (token_ids < 0) & counts.to(token_ids.device)
+    is_wrong = is_negative & (token_ids != NO_TYPE)
+    some_negative, some_wrong = torch.stack((is_negative.any(), is_wrong.any())).tolist()
+    if some_wrong:
+        raise ValueError(
+            f"token_ids must not be negative, but for {NO_TYPE}, which is of no token type; got "
+            f"{int(token_ids[is_wrong][0])}. Mask these rows, or give them ids of their own."
+        )
+    return bool(some_negative)
+
+
+def rows_without_type(name: str) -> str:
+    """What is said, once, of rows with the id -100."""
+    return (
+        f"{name}: rows with the token id {NO_TYPE}, which labels have where nothing is to be predicted, have no token "
+        "type; they are left out of all values by type, and count in the others."
+    )
 
 
 def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:

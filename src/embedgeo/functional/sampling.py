@@ -1,7 +1,12 @@
 """Uniform sampling without replacement from a stream of rows: of those with the smallest keys.
 
-A key is a uniform random number that depends only on the seed, the stream and the position of the row in the stream. So
-neither batches nor ranks matter, and of streams of one length, such as those of layers, equal positions are drawn.
+A key is a uniform random number that depends only on the seed and on the number of the row: how many are before it in
+one process. Of R streams, one process would see batch b of stream r as batch b R + r. So neither batches nor ranks
+matter, and of streams of one length, such as those of layers, equal numbers are drawn.
+
+A stream does not see the batches of others, and takes them to have as many rows as its own: that is right where all
+batches but the last have one size. Once its own differ, its rows get numbers that no other stream has.
+`Sample.all_reduce` knows all sizes; there a stream that has left out no row gives all of them their right keys.
 """
 
 from collections.abc import Sequence
@@ -11,9 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from embedgeo.functional.distributed import Group, all_gather_cat, all_reduce_max, all_reduce_sum, current_rank
+from embedgeo.functional.distributed import (
+    Group,
+    all_gather_cat,
+    all_reduce_max,
+    all_reduce_sum,
+    current_rank,
+    num_ranks,
+)
 
 _STREAM_BITS = 40
+_IN_STREAM = (1 << _STREAM_BITS) - 1
 
 
 class Sample(NamedTuple):
@@ -25,10 +38,12 @@ class Sample(NamedTuple):
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
         labels: shape (m,), int64, what the rows were labelled with: 0 where with nothing.
-        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it: see `row_numbers`.
+        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce` their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
+        batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of several; else empty.
         size: how many rows are drawn at most.
         by_label: whether so many are drawn of each label.
+        seed: of the keys.
     """
 
     rows: Tensor
@@ -36,30 +51,47 @@ class Sample(NamedTuple):
     labels: Tensor
     positions: Tensor
     seen: Tensor
+    batches: Tensor
     size: int
     by_label: bool = False
+    seed: int = 0
 
     @classmethod
-    def empty(cls, dim: int, size: int, *, by_label: bool = False) -> "Sample":
+    def empty(cls, dim: int, size: int, *, by_label: bool = False, seed: int = 0) -> "Sample":
         """The sample of no rows."""
+        require_seed(seed)
         none = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), size, by_label)
+        return cls(torch.zeros(0, dim), none.double(), none, none, torch.tensor(0), none, size, by_label, seed)
 
     def extend(
-        self, x: Tensor, labels: Tensor | None = None, kept: Tensor | None = None, *, seed: int, stream: int = 0
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        kept: Tensor | None = None,
+        *,
+        seed: int | None = None,
+        stream: int = 0,
+        num_streams: int = 1,
     ) -> "Sample":
-        """The sample once the next rows of the stream have been seen, of which ``x`` are those that ``kept`` marks.
+        """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
 
-        ``labels`` are of ``x``; ``seed`` is that of the keys.
+        ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
+        in turn; of several, as the module says.
         """
         count = len(x) if kept is None else len(kept)
-        keys = row_keys(self.seen, count, seed=seed, stream=stream, device=self.keys.device)
-        positions = stream_positions(self.seen, count, stream=stream, device=self.keys.device)
+        seed = self.seed if seed is None else seed
+        device = self.keys.device
+        batches = self.batches
+        if num_streams > 1:
+            batches = torch.cat((batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count)))
+        keys = row_keys(self._next_number(batches, stream, num_streams), count, seed=seed, device=device)
+        positions = stream_positions(self.seen, count, stream=stream, device=device)
         if kept is not None:
-            kept = kept.to(keys.device)
+            kept = kept.to(device)
             keys, positions = keys[kept], positions[kept]
         labels = torch.zeros_like(positions) if labels is None else labels.to(self.labels)
-        return self.merge(Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:]))
+        rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
+        return self.merge(rows)._replace(batches=batches, seed=seed)
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
@@ -73,27 +105,62 @@ class Sample(NamedTuple):
             parts = [rows.index_select(0, each.to(rows.device)) for rows, each in zip(parts, places, strict=True)]
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
-        return Sample(rows, keys, labels, positions, self.seen + other.seen, *self[5:])
+        batches = self.batches if len(self.batches) else other.batches
+        return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
         rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
-        return Sample(rows, keys, labels, positions, self.seen, *self[5:])
+        return Sample(rows, keys, labels, positions, *self[4:])
 
     def all_reduce(self, group: Group = None) -> "Sample":
         """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
-        keys, labels, positions = (all_gather_cat(each, group) for each in self[1:4])
-        lengths = all_gather_cat(self.seen.new_tensor([len(self.keys)]), group)
+        num_streams = num_ranks(group)
+        counts = self.seen.new_tensor([len(self.keys), len(self.batches)])
+        lengths, num_batches, seen = all_gather_cat(torch.cat((counts, self.seen[None])), group).view(num_streams, 3).T
+        batches = all_gather_cat(self.batches, group)
+        sizes = (batches & _IN_STREAM).split(num_batches.tolist())
+        own = self
+        if bool((batches >> _STREAM_BITS == num_streams).all()) and torch.stack([each.sum() for each in sizes]).equal(
+            seen
+        ):
+            own = self._numbered(sizes)
+        keys, labels, positions = (all_gather_cat(each, group) for each in own[1:4])
         offset = int(lengths[: current_rank(group)].sum())
         drawn = self._drawn(keys, labels)
         order = drawn[keys[drawn].argsort(stable=True)]
-        own = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
+        held = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
         is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
         dtype = torch.float64 if is_double else torch.float32
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
-        rows.index_copy_(0, own, self.rows.index_select(0, order[own] - offset).to(dtype))
-        seen = all_reduce_sum(self.seen, group)
-        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], seen, *self[5:])
+        rows.index_copy_(0, held, self.rows.index_select(0, order[held] - offset).to(dtype))
+        rest = seen.sum(), batches[:0], *self[6:]
+        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], *rest)
+
+    def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
+        """Number of the first row of the next batch, the last one of these ``batches``."""
+        if num_streams == 1 and not len(batches):
+            return (stream << _STREAM_BITS) + self.seen
+        own_number = ((stream + 1) << _STREAM_BITS) + self.seen
+        if num_streams == 1:  # the rows so far are of one stream of several
+            return own_number
+        whole, last = batches[0], batches[-1]
+        size = whole & _IN_STREAM
+        are_even = (batches[:-1] == whole).all() & (last <= whole) & (last >> _STREAM_BITS == whole >> _STREAM_BITS)
+        num_before = len(batches) - 1
+        is_known = are_even & (num_before * size == self.seen)
+        return torch.where(is_known, (num_before * num_streams + stream) * size, own_number)
+
+    def _numbered(self, sizes: Sequence[Tensor]) -> "Sample":
+        """The sample with numbers as positions, and keys that follow these where no row was left out."""
+        if self.by_label:
+            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
+            is_whole = counts[label] < self.size
+        else:
+            is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
+        numbers = row_numbers(self.positions, sizes)
+        keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
+        return self._replace(keys=keys, positions=numbers)
 
     def _drawn(self, keys: Tensor, labels: Tensor) -> Tensor:
         """Indices, ascending, of the rows with the smallest keys, or with the smallest of each label."""
@@ -105,14 +172,19 @@ class Sample(NamedTuple):
         return by_key[order[rank < self.size]].sort().values
 
 
+def require_seed(seed: int) -> None:
+    """Raise TypeError unless a seed is an integer, ValueError unless it is one of 63 bits."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be an integer; got {seed!r}.")
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must be at least 0 and less than 2**63; got {seed}.")
+
+
 def row_keys(
     start: int | Tensor, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None
 ) -> Tensor:
     """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,), float64 in [0, 1)."""
-    z = stream_positions(start, count, stream=stream, device=device)
-    # The seed is mixed once more than the position: it must neither shift the sequence nor be interchangeable with it.
-    z = _mix(z) + _mix(_mix(torch.full((), seed, device=device)))
-    return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
+    return _keys(stream_positions(start, count, stream=stream, device=device), seed)
 
 
 def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device: torch.device | None = None) -> Tensor:
@@ -127,13 +199,19 @@ def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
     before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
-    numbers = torch.empty_like(positions)
+    numbers = positions.clone()
     for stream, ends in enumerate(counts.cumsum(1)):
         place = positions - (stream << _STREAM_BITS)
         own = (place >= 0) & (place < 1 << _STREAM_BITS)
         batch = torch.searchsorted(ends, place[own], right=True)
         numbers[own] = place[own] - (ends - counts[stream])[batch] + before[stream][batch]
     return numbers
+
+
+def _keys(numbers: Tensor, seed: int) -> Tensor:
+    # The seed is mixed once more than the number: it must neither shift the sequence nor be interchangeable with it.
+    z = _mix(numbers) + _mix(_mix(torch.full((), seed, device=numbers.device)))
+    return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
 
 def _mix(z: Tensor) -> Tensor:

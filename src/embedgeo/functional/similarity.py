@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.moments import Reduction, merge_parts, merged, ratio, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 from embedgeo.functional.tokens import TokenTable, token_table
 
 
@@ -48,7 +48,7 @@ class SequenceSimilarity(NamedTuple):
 
 def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows scaled to norm 1 in the accumulator's dtype, and the places, (m,), of those that have a direction."""
-    norms = row_norms(x)
+    norms = scaled_row_norms(x)
     places = ((norms > 0) & norms.isfinite()).nonzero().flatten()
     kept = x if len(places) == len(x) else x.index_select(0, places)
     return kept.to(accumulator_dtype(x.device)) / norms[places, None], places
@@ -65,7 +65,7 @@ def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | No
         totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids.contiguous())
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
-        offset = units.mean - totals / row_norms(totals)[:, None]
+        offset = units.mean - totals / scaled_row_norms(totals)[:, None]
         of_each = (ratio(units.m2, units.n) + offset.square().sum(1)) / 2
         from_mean = of_each[several].nan_to_num(nan=1.0).sum()
     return SequenceSimilarity(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision
+from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision, power_of_two, scaled
 
 ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
@@ -124,9 +124,10 @@ def spectrum_values(
     s = varying_scatter(scatter)
     variance = s.diagonal()
     trace = variance.sum()
+    unit = power_of_two(trace)
     scale = torch.where(variance > 0, variance.rsqrt(), 0)
     values = {
-        "participation_ratio": ratio(trace.square(), torch.linalg.matrix_norm(s).square()),
+        "participation_ratio": ratio((trace / unit).square(), torch.linalg.matrix_norm(s / unit).square()),
         "anisotropy_standardized": ratio(top_eigenvalue(s * scale[:, None] * scale), (variance > 0).sum()),
         "anisotropy_null": anisotropy_null(scatter.n, len(variance)),
     }
@@ -140,7 +141,8 @@ def spectrum_values(
 def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
     """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter."""
     dim, total = len(eigenvalues), eigenvalues.sum()
-    participation = ratio(total, torch.linalg.vector_norm(eigenvalues)).square()
+    small, unit = scaled(eigenvalues)
+    participation = ratio(total / unit, torch.linalg.vector_norm(small)).square()
     rest = eigenvalues[5:]
     alpha, r2 = power_law(eigenvalues, alpha_window)
     return {
@@ -310,9 +312,9 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (d, d), exactly 0 in the coordinates that do not vary."""
+    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary; NaN where squares are out of range."""
     variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
-    varies = (variance != 0).to(variance.dtype)
+    varies = torch.where(variance == 0, 0, variance / variance)
     return scatter.scatter * varies[:, None] * varies
 
 
@@ -469,7 +471,7 @@ def sketch_values(sketch: ScatterSketch) -> dict[str, Tensor]:
     """
     m2 = without_rounding(sketch.m2, sketch.n, sketch.mean)
     trace, varies = m2.sum(), (m2 != 0).to(m2.dtype)[:, None]
-    z = sketch.product / trace * varies
+    z = ratio(sketch.product, trace) * varies
     omega = gaussian_columns(*z.shape, z.device).to(z.dtype) * varies
     values = _estimates(z, omega) if bool(z.isfinite().all() & (trace > 0)) else [trace * torch.nan] * 4
     keys = ("anisotropy", "anisotropy_error", "participation_ratio", "participation_ratio_error")

@@ -20,7 +20,8 @@ from embedgeo.functional.moments import (
     variance_values,
     without_rounding,
 )
-from embedgeo.functional.precision import accumulator_dtype, row_norms
+from embedgeo.functional.precision import accumulator_dtype, row_norms, scaled, scaled_row_norms
+from embedgeo.functional.rows import NO_TYPE
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
@@ -36,7 +37,7 @@ class TokenTable(NamedTuple):
     Tables of rows that share no sequence merge exactly.
 
     Attributes:
-        token_ids: the token types, ascending, shape (T,), int64.
+        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none: see `typed`.
         n: number of rows of each, shape (T,).
         mean: their mean, shape (T, d).
         m2: squared deviations from it, summed over rows and coordinates, shape (T,).
@@ -91,15 +92,19 @@ class TokenTable(NamedTuple):
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
+    def typed(self) -> "TokenTable":
+        """The table without the rows that have no type, a view; a device is waited for."""
+        first = int((self.token_ids[:1] == NO_TYPE).sum())
+        return TokenTable(*(state[first:] for state in self))
+
     def without_rounding(self) -> "TokenTable":
         """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
-        norm = torch.linalg.vector_norm(self.mean, dim=1)
-        return self._replace(m2=without_rounding(self.m2, self.n, norm))
+        return self._replace(m2=without_rounding(self.m2, self.n, scaled_row_norms(self.mean)))
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
-        return n, mean, without_rounding(m2, n, torch.linalg.vector_norm(mean))
+        return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
 
 
 def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
@@ -240,10 +245,11 @@ class WithinMoments(NamedTuple):
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
-    n = types.n.sum()
-    variance = within_variance(types.without_rounding(), n.new_full((), num_sequences))
-    n_paired = torch.where(variance.isnan(), 0, n)
-    return WithinMoments(n, n_paired, n_paired * variance.nan_to_num())
+    n = types.n.masked_fill(types.token_ids == NO_TYPE, 0).sum()
+    types = types.without_rounding()
+    variance = within_variance(types, n.new_full((), num_sequences))
+    has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()  # pairs, and not out of range
+    return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
 def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
@@ -345,6 +351,7 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def coefficient_of_variation(x: Tensor) -> Tensor:
     """Standard deviation (n, not n - 1, below) over mean of the values of ``x``; NaN if there are none."""
+    x, _ = scaled(x)
     return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
 
 
@@ -359,10 +366,11 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
     n = x.new_tensor(x.numel())
+    (x, x_unit), (y, y_unit) = scaled(x), scaled(y)
     dx, dy = x - x.mean(), y - y.mean()
     xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
     xy = dx @ dy
-    return ratio(xy, xx), ratio(xy.square(), xx * yy)
+    return ratio(xy, xx) * (y_unit / x_unit), ratio(xy.square(), xx * yy)
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from html import escape
+from importlib.metadata import version
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -281,6 +282,15 @@ class Geometry:
         failed = torch.tensor(int(failure is not None), device=self.device)
         if bool(all_reduce_max(failed) if is_distributed() else failed):
             raise failure or RuntimeError(f"rank 0 could not write {folder}: it says why.")
+
+    def origin(self) -> dict[str, str]:
+        """Model, settings and versions that the values depend on, as histories record them."""
+        inner = measured_model(self.model)
+        model = getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__
+        dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
+        kept = {key: str(self.settings[key]) for key in ("rows", "skip_first_positions", "ignore_token_ids")}
+        versions = {name: version(name) for name in ("embedgeo", "torch")}
+        return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
 
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank, is_distributed
+from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -31,10 +31,9 @@ class KeptRows(NamedTuple):
         """Those of a layer, of all ranks; every rank must call this."""
         (compared,) = metrics.synced(lambda metric: isinstance(metric, ComparedRows))
         sample = compared.drawn()
-        numbers = metrics.row_numbers(sample.positions)
-        ascending = numbers.argsort()
+        ascending = sample.positions.argsort()
         rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
-        return cls(rows.cpu(), numbers[ascending].cpu(), sample.labels[ascending].cpu(), int(sample.seen))
+        return cls(rows.cpu(), sample.positions[ascending].cpu(), sample.labels[ascending].cpu(), int(sample.seen))
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
@@ -77,8 +76,9 @@ class ComparedRows(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         """Draw from the rows of a batch."""
-        stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, rows.token_ids, rows.finite, seed=0, stream=stream))
+        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
+        sample = self.load(Sample)
+        self.store(sample.extend(rows.embeddings, rows.token_ids, rows.finite, stream=stream, num_streams=num_streams))
 
     def drawn(self) -> Sample:
         """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""

@@ -159,7 +159,7 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
         sample = metric.samples()
         if "rows" in sample:
             sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)  # they came from it
-            sample["row_numbers"] = metrics.row_numbers(sample.pop("positions"))
+            sample["row_numbers"] = sample.pop("positions")
         held |= {"n": int(metric.num_rows), **{name: tensor.cpu() for name, tensor in sample.items()}}
     return LayerSample(**held) if held else None
 

@@ -1,5 +1,6 @@
 """Base of the metrics: it takes rows in, and declares, casts, merges and synchronises states."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -16,7 +17,7 @@ from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
-from embedgeo.functional.rows import Rows, select_rows
+from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -93,6 +94,7 @@ class GeometryMetric(Metric):
     remedy: ClassVar[str] = ""
     """Advice to users where the states are too large; empty where that is only to measure fewer layers."""
 
+    _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor
     num_nonfinite: Tensor
@@ -143,7 +145,8 @@ class GeometryMetric(Metric):
 
         Args:
             embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all the rest.
-            token_ids: shape (...), integer.
+            token_ids: shape (...), integer, not negative; rows with -100, which labels have where nothing is to be
+                predicted, are left out of all values by token type, with one warning.
             mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
                 and counted in ``n_nonfinite``.
             sequence_ids: shape (...), integer: which rows are of one text. Default: each index of the leading axis of
@@ -152,9 +155,13 @@ class GeometryMetric(Metric):
 
         Raises:
             TypeError: embeddings are not floating point, or token or sequence ids not integers.
-            ValueError: a shape that does not match, or a mask with other values than 0 and 1.
+            ValueError: a shape that does not match, a mask with other values than 0 and 1, or another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
+        if token_ids is not None and rows.token_ids is not None and has_rows_without_type(rows.token_ids):
+            if not self._warned_of_rows_without_type:
+                warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
+            self._warned_of_rows_without_type = True
         if state_device(rows.embeddings.device) != self.device:
             self.to(rows.embeddings.device)
         self.update_states(rows)
@@ -308,11 +315,12 @@ class GeometryMetric(Metric):
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
+        states = {name: state.to(self.device) for name, state in states.items()}
+        merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
-        states = {name: state.to(self.device) for name, state in states.items()}
-        for kind in self._declared:
-            self.store(self.load(kind, states).merge(self.load(kind)))
+        for state in merged:
+            self.store(state)
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 

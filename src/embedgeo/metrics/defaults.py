@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
-from embedgeo.formatting import size
+from embedgeo.formatting import did_you_mean, size
+from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
@@ -49,7 +50,12 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
         ValueError: a name that is none of them, or is given twice.
     """
     if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
-        raise ValueError(f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}.")
+        given = [names] if isinstance(names, str) else names
+        unknown = next((name for name in given if name not in EXTRA_METRICS), "")
+        raise ValueError(
+            f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}."
+            f"{did_you_mean(unknown, EXTRA_METRICS)}"
+        )
     return [EXTRA_METRICS[name](dim, seed) for name in names]
 
 
@@ -237,6 +243,7 @@ def metric_factory(
 ) -> MetricFactory:
     """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default)."""
     require_num_groups(jackknife)
+    require_seed(seed)
     if not max_state_bytes > 0:
         raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
     if metrics is None:

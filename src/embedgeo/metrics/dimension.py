@@ -21,7 +21,7 @@ from embedgeo.functional.dimension import (
     most_likely_dimension,
     twonn_dimension,
 )
-from embedgeo.functional.distributed import current_rank
+from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.rows import Rows
@@ -157,12 +157,14 @@ class IntrinsicDimension(GeometryMetric):
         self.method = method
         if estimator == "gride":
             self.plotted = [f"intrinsic_dimension_at_{scale}" for scale in scales]
-        self.declare(Sample.empty(dim, batch_size * num_batches))
+        self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        stream = current_rank(self.process_group)
+        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, seed=self.seed, stream=stream))
+        self.store(
+            sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, stream=stream, num_streams=num_streams)
+        )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)

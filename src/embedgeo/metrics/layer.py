@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import Group, all_gather, current_rank, is_distributed, num_ranks
+from embedgeo.functional.distributed import Group, all_gather, current_rank, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.functional.sampling import row_numbers
 from embedgeo.metrics.base import GeometryMetric
 
 MetricFactory = Callable[[int], list[Metric]]  # makes the metrics of one layer, given the layer's width
@@ -38,7 +37,6 @@ class LayerMetrics:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
-        self._batch_sizes = list[int]()  # in rows
         self._num_groups = jackknife
         self._process_group = process_group
         self._num_batches = 0
@@ -67,7 +65,6 @@ class LayerMetrics:
         groups: Tensor | None = None
         parts: list[tuple[int, RowIds]] = []
         if num_rows:
-            self._batch_sizes.append(len(rows.embeddings) + rows.num_nonfinite)
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if ids.sequence_ids is not None and self._num_groups:
             batch = self._num_batches * num_ranks(self._process_group) + current_rank(self._process_group)
@@ -123,13 +120,6 @@ class LayerMetrics:
     @property
     def device(self) -> torch.device:
         return next((metric.device for metric in self.with_copies), torch.device("cpu"))
-
-    def row_numbers(self, positions: Tensor) -> Tensor:
-        """Numbers among all rows that are not masked, NaN or not, of `synced` positions; every rank must call this."""
-        sizes = torch.tensor(self._batch_sizes, dtype=torch.int64, device=positions.device)
-        if not is_distributed():
-            return row_numbers(positions, [sizes])
-        return row_numbers(positions, all_gather(sizes, self._process_group))
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Set the output embedding of the metrics that compare rows with it."""

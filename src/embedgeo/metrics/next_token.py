@@ -109,7 +109,7 @@ class NextTokenGeometry(GeometryMetric):
         return {"unembedding_alignment_std": np.sqrt(1 / rows.dim)}
 
     def compute(self) -> dict[str, Tensor]:
-        types = self.load(TokenTable).without_rounding()
+        types = self.load(TokenTable).typed().without_rounding()
         frequent = self._frequent(types)
         return {
             **collapse_values(types, self.load(SequenceCount).num_sequences),
@@ -120,7 +120,7 @@ class NextTokenGeometry(GeometryMetric):
 
     def hold(self, whole: Self) -> None:
         """Compare the types that are frequent among all rows."""
-        self._compared = whole._frequent(whole.load(TokenTable)).token_ids
+        self._compared = whole._frequent(whole.load(TokenTable).typed()).token_ids
 
     def _frequent(self, types: TokenTable) -> TokenTable:
         if self._compared is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank
+from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -45,7 +45,7 @@ class TokenOccurrences(GeometryMetric):
         self.token_types = tuple(token_types)
         self.most = most
         self.seed = seed
-        self.declare(Sample.empty(dim, most, by_label=True))
+        self.declare(Sample.empty(dim, most, by_label=True, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
         x = rows.embeddings
@@ -54,8 +54,9 @@ class TokenOccurrences(GeometryMetric):
         is_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device) if ids is None else torch.isin(ids, types)
         kept = is_chosen if rows.finite is None else rows.finite.masked_scatter(rows.finite, is_chosen)
         labels = None if ids is None else ids[is_chosen]
-        stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(x[is_chosen], labels, kept, seed=self.seed, stream=stream))
+        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
+        sample = self.load(Sample)
+        self.store(sample.extend(x[is_chosen], labels, kept, stream=stream, num_streams=num_streams))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         most = min(num_rows, self.most * len(self.token_types))

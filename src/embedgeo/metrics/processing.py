@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank
+from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.processing import processed_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -58,12 +58,13 @@ class AfterProcessing(GeometryMetric):
         self.sample_size = sample_size
         self.seed = seed
         self.declare(Scatter.empty(dim))
-        self.declare(Sample.empty(dim, sample_size))
+        self.declare(Sample.empty(dim, sample_size, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_scatter(rows.embeddings))
-        stream = current_rank(self.process_group)
-        self.store(self.load(Sample).extend(rows.embeddings, kept=rows.finite, seed=self.seed, stream=stream))
+        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
+        sample = self.load(Sample)
+        self.store(sample.extend(rows.embeddings, kept=rows.finite, stream=stream, num_streams=num_streams))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)

@@ -95,7 +95,7 @@ class TokenSimilarity(GeometryMetric):
         n_with_ids = types.n.sum()
         if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
-            of_types = type_distances(types)
+            of_types = type_distances(types.typed())
             distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances
         values = {key: 1 - each for key, each in distances.items()}
         return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}

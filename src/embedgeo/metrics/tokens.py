@@ -88,7 +88,7 @@ class TokenMoments(GeometryMetric):
     and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur as often as ``regression_count_range`` says:
     ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and V: see
     `embedgeo.functional.within_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
-    absent where rows came without any.
+    absent where rows came without any, and are of the other rows where some have the id -100, which is no type.
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
     types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
@@ -237,6 +237,11 @@ class TokenMoments(GeometryMetric):
         types = self._types_in(self.count_range)
         values = moment_values(self.load(Moments)) if self.count_range is None else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
+        every = self.load(TokenTable)
+        of_types = values
+        if self.count_range is None and len(types.n) < len(every.n):  # some rows have no type
+            of_types = variance_values(*types.pooled())
+            n_with_ids = every.n.sum()
         values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
         if not has_token_values(n, n_with_ids):
             return values
@@ -250,9 +255,11 @@ class TokenMoments(GeometryMetric):
             "token_types": n.new_tensor(len(types.n)),
             **split,
             "V_over_Q": ratio(values["V"], values["Q"]),
-            "V_W_over_Q": ratio(split["V_W"], values["Q"]),
-            "V_B_over_Q": ratio(split["V_B"], values["Q"]),
-            **unbiased_split(n, values["V"], within_variance(types, self.load(SequenceCount).num_sequences)),
+            "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
+            "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
+            **unbiased_split(
+                of_types["n"], of_types["V"], within_variance(types, self.load(SequenceCount).num_sequences)
+            ),
             **type_regressions(type_values(regressed)),
             "token_types_regressed": n.new_tensor(len(in_range.n)),
         }
@@ -264,7 +271,7 @@ class TokenMoments(GeometryMetric):
         self._regressed = whole._types_in(self.regression_count_range).token_ids
 
     def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
-        types = self.load(TokenTable).without_rounding()
+        types = self.load(TokenTable).typed().without_rounding()
         if count_range is None:
             return types
         lo, hi = count_range

@@ -36,12 +36,17 @@ def write_report(
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
-        out: the folder to write to; default: ``report`` in the first folder.
+        out: the folder to write to; default: ``report`` in the folder. Several folders have none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
     """
     console = Console(stderr=True)
-    out = out or dirs[0] / "report"
+    if out is None and len(dirs) > 1:
+        raise ValueError(
+            f"a report of several folders needs a folder of its own; got {len(dirs)} and no out. Give --out FOLDER."
+        )
+    home = dirs[0] if dirs[0].is_dir() else dirs[0].parent  # of a history that is given itself
+    out = out or home / "report"
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)

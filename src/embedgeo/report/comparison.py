@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from embedgeo.drawing import DASHES, RUNS, FigureData, band, new_figure, step_axis, value_axis
-from embedgeo.formatting import number, printable
+from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
@@ -22,11 +22,12 @@ OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")  # all models are compared 
 
 
 class Curve(NamedTuple):
-    """Values of a run or model, their errors, and the group of models that it is in."""
+    """Values of a run or model, their errors, its group of models, and in what it is not measured like the first."""
 
     values: pd.Series
     errors: pd.Series
     group: str
+    differences: Mapping[str, tuple[str, str]]
 
 
 Curves = Mapping[str, Curve]
@@ -40,7 +41,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         means = run.means(run.table(metric))
         for name in run.blocks:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
-            curves[label] = Curve(means[name], mean_errors[name], run.group)
+            curves[label] = Curve(means[name], mean_errors[name], run.group, run.differences)
     values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
     errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
     named = term(metric)
@@ -101,7 +102,8 @@ def _profiles(runs: Sequence[Run], metric: str) -> tuple[Curves, bool]:
         last, last_errors = (table.iloc[-1] for table in (run.table(metric), each.values))
         for part, depths in relative_depths(run.depth).items():
             values, errors = (pd.Series(row[[*depths]].to_numpy(), [*depths.values()]) for row in (last, last_errors))
-            curves[f"{run.label}, {part[:-1]}" if part else run.label] = Curve(values, errors, run.group)
+            label = f"{run.label}, {part[:-1]}" if part else run.label
+            curves[label] = Curve(values, errors, run.group, run.differences)
     return curves, any(each.is_spread for each in bands)
 
 
@@ -118,16 +120,29 @@ def _last_step(runs: Sequence[Run]) -> str:
 
 
 def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
-    """A figure with a legend of curves and of their groups, and the groups in words."""
+    """A figure with a legend of curves and of their groups; the groups, and what cannot be compared, in words."""
     looks, by_group = _looks(curves)
     names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
+    reasons = [f" (other {listed([*curve.differences], 2)})" if curve.differences else "" for curve in curves.values()]
+    names = [name + reason for name, reason in zip(names, reasons, strict=True)]
     key = [Line2D([], [], label=f" {name}", **look) for name, look in zip(names, looks.values(), strict=True)]
     for group, dashes in by_group.items():  # the space: a label that begins with "_" would be hidden
         key.append(Line2D([], [], label=f" {printable(group) or 'in no group'}", color="black", ls=dashes, lw=1.3))
     figure, axes = new_figure(title, subtitle, panels=panels, key=key)
     members = {group: [label for label, curve in curves.items() if curve.group == group] for group in by_group}
     text = "; ".join(f"{group or 'no group'}: {', '.join(labels)}" for group, labels in members.items())
-    return figure, axes, f" Line styles are by group: {text}." if members else ""
+    text = f" Line styles are by group: {text}." if members else ""
+    return figure, axes, text + _apart(curves, "Hollow marks" if members else "Dashed")
+
+
+def _apart(curves: Curves, look: str) -> str:
+    """Words on the curves that cannot be compared with the first one, and why."""
+    apart = {label: curve.differences for label, curve in curves.items() if curve.differences}
+    why = (
+        f"{label}, {', '.join(f'{name} {own} in place of {first}' for name, (first, own) in differences.items())}"
+        for label, differences in apart.items()
+    )
+    return f" {look}, for not measured like the first run: {'; '.join(why)}." if apart else ""
 
 
 def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -137,9 +152,12 @@ def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     count = len(curves)  # no colour twice
     colours = RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     looks = {}
+    are_apart = any(curve.differences for curve in curves.values())
     for label, colour, marker, dashes in zip(curves, colours, cycle("osD^vPX*<>"), cycle(DASHES), strict=False):
-        ls = by_group.get(curves[label].group, dashes)
+        is_apart = bool(curves[label].differences)
+        ls = by_group.get(curves[label].group, DASHES[is_apart] if are_apart else dashes)
         looks[label] = {"color": colour, "marker": marker, "ls": ls, "ms": 3.5, "lw": 1.3}
+        looks[label] |= {"mfc": "white"} if is_apart else {}
     return looks, by_group
 
 

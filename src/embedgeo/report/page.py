@@ -20,7 +20,7 @@ from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.runs import Run
-from embedgeo.report.summary import Flag, facts, flags, overview
+from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
 from embedgeo.report.tokens import TableData
 
 BUDGET = 4_500_000  # bytes of pictures inside the page; later ones are only linked to
@@ -212,6 +212,8 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
     has_errors = any(run.errors.notna().to_numpy().any() for run in runs)
     page = environment.get_template("page.html.jinja").render(
         title=f"Geometry of the embeddings: {listed([run.label for run in runs], 3)}",
+        origins=origins(runs),
+        apart=apart(runs),
         facts=facts(runs),
         flags=[(", ".join(labels), of_runs) for labels, of_runs in by_text.values()],
         overview=overview(runs, has_errors=has_errors),

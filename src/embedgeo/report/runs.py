@@ -1,6 +1,7 @@
 """Training runs and final models: their records, read from folders or tables, as metrics at steps and layers."""
 
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,18 +16,26 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from embedgeo.drawing import StepAxis, thinned, tick_label
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from embedgeo.results.events import read_training_loss
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
 from embedgeo.results.groups import groups_of
-from embedgeo.results.parquet import SCHEMA, monitored_runs, read_table
+from embedgeo.results.parquet import SCHEMA, MonitoredRun, is_history, monitored_runs, read_table, require_numbers
 from embedgeo.results.records import MODEL
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
+_MOST_LOSSES = 512  # points of a curve of the training loss
+_WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
+    *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "token_tables", "spectrum", "extra"),
+    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by"),
+)
+SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
+_DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
@@ -49,6 +58,7 @@ class Run:
     widths: pd.Series  # d at each row of values; NaN where unknown
     baseline: pd.DataFrame  # of Gaussian embeddings, shaped as values; NaN where unknown
     model: pd.DataFrame  # a column per metric of the whole model, such as the loss; the index is the step
+    recorded: frozenset[tuple[str, str]]  # layers and metrics of which there are records, defined or not
     checkpoints: pd.DataFrame  # model, revision, weights_sha256, duplicate_of, where known; the index is the step
     tokens: dict[int, pd.DataFrame] = field(default_factory=dict)  # of the first, a middle and the last one of any
     projections: dict[int, pd.DataFrame] = field(default_factory=dict)  # chosen tokens in the plane, at the last step
@@ -63,6 +73,9 @@ class Run:
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
     num_parameters: float = np.nan  # of the last checkpoint's model; NaN where unknown
+    settings: dict[str, str] = field(default_factory=dict)  # that values depend on, as far as recorded
+    date: str = ""  # when it was measured, if known
+    differences: dict[str, tuple[str, str]] = field(default_factory=dict)  # in its settings from the first of the runs
 
     @property
     def metrics(self) -> list[str]:
@@ -139,6 +152,20 @@ class Run:
             is_spread = bool(errors.notna().to_numpy().any())
         return Bands(errors, self.mean_errors(table, errors), is_spread=is_spread)
 
+    @property
+    def num_rows(self) -> float:
+        """Rows at a layer, as a rule; NaN where unknown."""
+        return float(self.values["n"].median()) if "n" in self.values else nan
+
+    def differences_of(self, other: "Run") -> dict[str, tuple[str, str]]:
+        """The settings, by name, in which another run was not measured like this one, and both values of each."""
+        shared = self.settings.keys() & other.settings.keys() - {"text_files"}  # named otherwise, it is the same text
+        known = {key: (self.settings[key], other.settings[key]) for key in self.settings if key in shared}
+        few, many = sorted((self.num_rows, other.num_rows))
+        if "num_tokens" not in known and many > (1 + _DIFFERENT_ROWS) * few:
+            known["n"] = (number(self.num_rows), number(other.num_rows))
+        return {SETTINGS.get(key, key.replace("_", " ")): each for key, each in known.items() if each[0] != each[1]}
+
     def titled(self, title: str, step: int) -> str:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
@@ -173,6 +200,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         widths=widths.where(widths > 0),
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
+        recorded=frozenset(zip(at_layers["layer"], at_layers["metric"], strict=True)),
         checkpoints=checkpoints,
     )
 
@@ -215,9 +243,10 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     for folder in folders:
         in_folder = read_folder(folder)
         name = folder.resolve().name
+        is_swept = bool(SweepFolder(folder).done())
         for run in in_folder:
             label = f"{name}: {run.label}" if len(in_folder) > 1 else name
-            runs.append(replace(run, label=label if run.has_steps else run.label or name))
+            runs.append(replace(run, label=label if run.has_steps and is_swept else run.label or name))
     labels = [run.label for run in runs]
     for i, run in enumerate(runs):
         place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
@@ -225,7 +254,11 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
     names = [[run.label, *run.checkpoints["model"].unique()] for run in runs]
     group_of = groups_of(groups, [name for names_of_run in names for name in names_of_run if name])
     return [
-        replace(run, group=next((group_of[name] for name in names_of_run if name in group_of), run.group))
+        replace(
+            run,
+            group=next((group_of[name] for name in names_of_run if name in group_of), run.group),
+            differences=runs[0].differences_of(run),
+        )
         for run, names_of_run in zip(runs, names, strict=True)
     ]
 
@@ -245,6 +278,7 @@ def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = No
     defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
     defaults["layer_index"] = pd.factorize(records["layer"])[0]
     records = records.assign(**{name: value for name, value in defaults.items() if name not in records})
+    require_numbers(records, "a table of results")
     runs = []
     for name, of_run in records.groupby("run", sort=False):
         are_several = of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
@@ -263,19 +297,56 @@ def _is_final(records: pd.DataFrame) -> bool:
 
 def read_folder(folder: Path) -> list[Run]:
     """The runs in a folder, each labelled by what tells it from the others, without baselines: see `with_baseline`."""
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_history(folder):
         raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
     sweep = SweepFolder(folder)
-    if sweep.done():
-        runs = list(_runs_of_sweep(sweep))
-    else:
-        runs = [make_run(name, records) for name, records in monitored_runs(folder)]
+    runs = list(_runs_of_sweep(sweep) if sweep.done() else map(_monitored, monitored_runs(folder)))
     if not runs:
         raise ValueError(
             f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run (history.parquet) or "
             f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
         )
     return runs
+
+
+def _monitored(monitored: MonitoredRun) -> Run:
+    """The run of a monitor, with the loss of its training where the loop has logged it."""
+    run = make_run(monitored.name, monitored.records)
+    path = monitored.path
+    loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
+    kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
+    model = run.model.join(kept, how="outer").rename_axis("step")
+    return replace(run, model=model, settings=_settings(monitored.origin), date=_date([path]))
+
+
+def _date(paths: Sequence[Path]) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(max(path.stat().st_mtime for path in paths)))
+
+
+def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that values depend on, as texts; of a version, what numbers it."""
+    known = {key: value for key, value in recorded.items() if key not in _WITHOUT_EFFECT}
+    texts = {key: f"{value:,}" if type(value) is int else str(value) for key, value in known.items()}
+    return texts | {name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts}
+
+
+def _settings_of_sweep(sweep: SweepFolder) -> dict[str, str]:
+    """The settings that its values depend on, and the text, as the manifest has them."""
+    manifest = sweep.manifest()
+    asked = dict(manifest.get("asked", {}))
+    if isinstance(asked.get("metrics"), list):  # of `Geometry.save`, which has them in another form
+        del asked["metrics"]
+    text = manifest.get("text", {})
+    entries = [text] if "sha256" in text else [*text.values()]
+    used = max((entry["num_tokens"] for entry in entries), default=0)
+    if used and used + asked["seq_len"] <= asked["num_tokens"]:
+        asked["num_tokens"] = used  # all that the text has
+    if "text_sha256" in asked:
+        asked["text_sha256"] = asked["text_sha256"][:8]
+    if files := manifest.get("text_files", []):
+        asked["text_files"] = listed([Path(file).name for file in files], 2)
+    versions = manifest.get("versions", {})
+    return _settings(asked | {name: versions[name] for name in ("embedgeo", "torch") if name in versions})
 
 
 def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
@@ -289,6 +360,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
+    settings = _settings_of_sweep(sweep)
     cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
@@ -316,6 +388,8 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
             other_models=other_models if series in other_models else {},
+            settings=settings,
+            date=_date([sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
         )
         failures = {}
 

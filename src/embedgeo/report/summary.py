@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
-from embedgeo.glossary import headlines, in_order, term
-from embedgeo.report.runs import Run
+from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.records import loss_outliers
 
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
@@ -16,6 +16,8 @@ FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly 
 FEW_TYPES = 300  # token types below which the values over them show only trends
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _UNKNOWN = "–"
+_ROUNDING = 1e-9  # share of V below which V_W is none
+_ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")  # settings that are named at the head of the page
 
 
 class Flag(NamedTuple):
@@ -95,7 +97,8 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Few occurrences of each token", text, details)
     details = []
     for metric in run.metrics:
-        missing = run.table(metric).isna()
+        table = run.table(metric)
+        missing = table.where(~_undefined_by_design(run, metric), 0).isna()
         layers = [layer for layer in run.layers if missing[layer].any()]
         if layers and metric != "intrinsic_dimension_std":
             where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
@@ -103,6 +106,22 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
             details.append(f"{term(metric).name}: {where}{when}")
     text = "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in the figures."
     yield Flag("Missing numbers", text, details)
+
+
+def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
+    """Places, by step (rows) and layer (columns), at which a metric has no value in a sound run.
+
+    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; and over
+    token types that do not vary, as where they enter a model with rotary positions, R² is undefined.
+    """
+    table = run.table(metric)
+    expected = pd.DataFrame(False, table.index, table.columns)
+    expected[[layer for layer in table if (layer, metric) not in run.recorded]] = True
+    if metric in DRIFT:
+        expected.iloc[:1] = True
+    if term(metric).group == "token types" and {"V", "V_W"} <= set(run.values):
+        expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+    return expected
 
 
 def outlier_steps(run: Run) -> list[int]:
@@ -128,6 +147,35 @@ def _steps_text(steps: Sequence[int]) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("s" if count != 1 else "")
+
+
+def origins(runs: Sequence[Run]) -> pd.DataFrame:
+    """Model, text, settings, date and versions of each run, in a row of cells, as far as they are known."""
+    rows = []
+    for run in runs:
+        own = {SETTINGS.get(key, key): value for key, value in run.settings.items()}
+        if files := own.get("text_files"):
+            own["text"] = f"{files} ({own['text']})"
+        models = listed([model for model in run.checkpoints["model"].unique() if model], 2)
+        versions = ", ".join(f"{name} {own[name]}" for name in ("embedgeo", "torch") if name in own)
+        cells = {"model": models, **{name: own.get(name, "") for name in _ORIGIN}, "date": run.date}
+        rows.append(cells | {"version": versions})
+    table = pd.DataFrame(rows, [run.label for run in runs])
+    return table.loc[:, (table != "").any()].replace("", _UNKNOWN)
+
+
+def apart(runs: Sequence[Run]) -> str:
+    """Sentences on the settings in which runs were not measured alike, and on their curves; empty if there are none."""
+    others = [run for run in runs if run.differences]
+    if not others:
+        return ""
+    values: dict[str, list[str]] = {}
+    for run in others:
+        for name, (first, own) in run.differences.items():
+            values[name] = list(dict.fromkeys([*values.get(name, [first]), own]))
+    settings = "; ".join(f"{name} {', '.join(each[:-1])} and {each[-1]}" for name, each in values.items())
+    labels = listed([run.label for run in others], 4)
+    return f"These runs are not measured alike: {settings}. The curves of {labels} are dashed beside those of others."
 
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:

@@ -17,16 +17,17 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     """Read what was measured, one value a row, whatever has written it.
 
     The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more monitored runs
-    (``history.parquet``); or one of TensorBoard event files alone. The last is read only where there is none before it.
+    (``history.parquet``, which may also be given itself); or one of TensorBoard event files alone. The last is read
+    only where there is none before it.
 
     Returns:
-        A table with the columns ``run`` (name of the training run or model; of a monitored run, its folder and the
-        prefix of its monitor), ``model``, ``revision``, ``step``, ``commit``, ``series``, ``weights_sha256``,
-        ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value`` and ``stderr``: always these,
-        sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are int64, ``value`` and
-        ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error NaN. Metrics of the
-        whole model, such as the loss, have the layer ``model`` and the layer index -1; a model that is not a step of a
-        training run has the step 0.
+        A table with the columns ``run`` (name of the training run or model; of a monitored run that of its own folder,
+        and the prefix of its monitor unless it is ``geometry``), ``model``, ``revision``, ``step``, ``commit``,
+        ``series``, ``weights_sha256``, ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value``
+        and ``stderr``: always these, sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are
+        int64, ``value`` and ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error
+        NaN. Metrics of the whole model, such as the loss, have the layer ``model`` and the layer index -1; a model that
+        is not a step of a training run has the step 0.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -37,14 +38,14 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     import pandas as pd
 
     from embedgeo.results.folder import SweepFolder
-    from embedgeo.results.parquet import SCHEMA, monitored_runs
+    from embedgeo.results.parquet import SCHEMA, is_history, monitored_runs
 
     path = Path(folder)
-    if not path.is_dir():
+    if not path.is_dir() and not is_history(path):
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
     swept = {run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()}
-    runs = swept.items() if sweep.done() else monitored_runs(path)
+    runs = swept.items() if sweep.done() else [(run.name, run.records) for run in monitored_runs(path)]
     tables = [records.assign(run=run) for run, records in runs]
     if not tables:
         raise ValueError(

@@ -15,6 +15,7 @@ from embedgeo.results.records import Record
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
+_LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")  # tags, the first of which counts
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 _MEANS = ("mean", "encoder.mean", "decoder.mean")
 
@@ -100,10 +101,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
 
     Of a step that was repeated it is the last value. Event files hold neither width (here 0) nor stderr (NaN).
     """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
+    events = _events(folder)
     records: dict[str, list[Record]] = {}
     indices: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
@@ -119,3 +117,21 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
                 for step, value in values.items()
             )
     yield from sorted(records.items())
+
+
+def read_training_loss(folder: Path) -> dict[int, float]:
+    """Read the training loss by step, in order, from the event files below a folder; empty where none was logged."""
+    losses: dict[int, float] = {}
+    for each in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
+        events = _events(each)
+        tag = next((tag for tag in _LOSSES if tag in events.Tags()["scalars"]), None)
+        losses |= {event.step: event.value for event in events.Scalars(tag)} if tag else {}
+    return dict(sorted(losses.items()))
+
+
+def _events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return events

@@ -1,17 +1,19 @@
 """Parquet files of results: records of checkpoints, tables beside them, histories of monitors."""
 
 import atexit
-import os
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pandas.api.types import is_numeric_dtype
 
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
@@ -60,6 +62,7 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 """
 
 _TERMS = b"terms"  # of metrics, in the metadata of records
+_ORIGIN = "origin"  # of a history, there, too
 _UNKNOWN = {"num_tokens": nan, "token": None}  # columns that a table may lack, by hand or of earlier versions
 
 
@@ -147,11 +150,15 @@ class HistoryFile:
 
     Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. It is
     written whole, and as this takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
+    ``origin`` says what the values depend on, in texts by name, which are in the file's metadata.
     """
 
-    def __init__(self, folder: Path, prefix: str = "geometry") -> None:
+    def __init__(
+        self, folder: Path, prefix: str = "geometry", origin: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         self.path = folder / f"history{suffix}.parquet"
+        self._metadata = {_ORIGIN: json.dumps(dict(origin))}
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
@@ -175,7 +182,8 @@ class HistoryFile:
             return
         started = monotonic()
         with replacing(self.path) as temporary:
-            pq.write_table(_with_terms(pa.concat_tables(self._tables)), temporary)
+            table = pa.concat_tables(self._tables).replace_schema_metadata(self._metadata)
+            pq.write_table(_with_terms(table), temporary)
         self._num_written = len(self._tables)
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)
@@ -186,19 +194,81 @@ class HistoryFile:
         self.write()
 
 
+class MonitoredRun(NamedTuple):
+    """A monitor's run: its name, its records, the history or folder of event files that holds them, their origin."""
+
+    name: str
+    records: pd.DataFrame
+    path: Path
+    origin: dict[str, str]  # see `HistoryFile`
+
+
 def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
     """The folder, prefix and records of monitors, from the files in a folder or else in the folders inside it."""
+    for path, prefix in _histories(folder):
+        yield path.parent, prefix, _read_history(path)
+
+
+def _histories(source: Path) -> Iterator[tuple[Path, str]]:
+    """The histories in a folder or else in the folders inside it, or one history itself, with their prefixes."""
     name = "history.*parquet"
-    for path in sorted(folder.glob(name)) or sorted(folder.rglob(name)):
-        prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
-        yield path.parent, prefix, read_parquet(path, HISTORY.names)
+    for path in [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name)):
+        yield path, unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
 
 
-def monitored_runs(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Names (folder and prefix) and records of monitored runs, from their histories or else from event files."""
-    found = list(read_histories(folder))
+def _read_history(path: Path) -> pd.DataFrame:
+    table = read_parquet(path, HISTORY.names)
+    require_numbers(table, str(path))
+    place = ["step", "layer", "metric"]
+    twice = table[table.duplicated(place)]
+    if len(twice):
+        step, layer, metric = twice[place].iloc[0]
+        raise ValueError(
+            f"{path} must have one value for each step, layer and metric; it has several of {metric} at {layer}, step "
+            f"{step}. Leave one of them, or give each run a history of its own."
+        )
+    return table.astype({"step": "int64"})
+
+
+def require_numbers(table: pd.DataFrame, source: str) -> None:
+    """Check that records have numbers as values, and whole numbers from 0 up as steps."""
+    values = table["value"]
+    if not is_numeric_dtype(values) and len(texts := values[[isinstance(value, str) for value in values]]):
+        raise ValueError(
+            f"{source} must have numbers in the column value; it has {texts.iloc[0]!r}. Write NaN for undefined."
+        )
+    steps = pd.to_numeric(table["step"], errors="coerce")
+    wrong = table["step"][~((steps >= 0) & (steps % 1 == 0))]
+    if len(wrong):
+        raise ValueError(
+            f"{source} must have optimizer steps, whole numbers from 0 up, in the column step; it has "
+            f"{wrong.iloc[0]}. Count the steps that the weights have taken."
+        )
+
+
+def is_history(path: Path) -> bool:
+    """Tell a history from other files, by its name."""
+    return path.is_file() and path.match("history.*parquet")
+
+
+def monitored_runs(source: Path) -> list[MonitoredRun]:
+    """The monitored runs in a folder, or of one history, from histories or else from event files.
+
+    A run has the name of its own folder, from wherever it is read, and its prefix unless that is the default one.
+    Folders of one name have what is before it in their paths, as far as that tells them apart.
+    """
+    found = [(path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)]
     if not found:
-        folders = sorted({path.parent for path in folder.rglob(f"{EVENTS}*")})
-        found = [(path, prefix, pd.DataFrame(records)) for path in folders for prefix, records in read_events(path)]
-    for path, prefix, records in found:
-        yield f"{os.path.relpath(path, folder)} {prefix}".removeprefix(". "), records
+        folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
+        found = [(each, prefix, pd.DataFrame(own), each) for each in folders for prefix, own in read_events(each)]
+    every = {folder.resolve().parts for folder, *_ in found}
+    runs = []
+    for folder, prefix, records, path in found:
+        parts = folder.resolve().parts
+        lengths = range(1, len(parts))
+        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in every) == 1), len(parts))
+        name = "/".join(parts[-length:])
+        origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
+        named = records if "model" in records else records.assign(model=origin.get("model", ""))
+        runs.append(MonitoredRun(name if prefix == "geometry" else f"{name} {prefix}", named, path, origin))
+    return runs

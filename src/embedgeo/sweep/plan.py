@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from embedgeo.checkpoints.files import Contents, duplicates
-from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, select_steps
+from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, place, select_steps
 from embedgeo.formatting import reason
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of, parse_groups
@@ -65,13 +65,27 @@ class SweepPlan(NamedTuple):
     pending: Sequence[Planned]
 
 
+def as_recorded(settings: SweepSettings, folder: SweepFolder) -> dict[str, Any]:
+    """The settings ``model`` and ``tokenizer``; paths that the manifest of a folder has, too, are written as there."""
+    asked = folder.manifest().get("asked", {})
+    before = [asked.get("tokenizer"), *(asked["model"] if isinstance(asked.get("model"), list) else ())]
+    written = {place(name): name for name in before if isinstance(name, str)}
+    tokenizer = settings.tokenizer
+    return {
+        "model": [written.get(place(name), name) for name in settings.models],
+        "tokenizer": tokenizer and written.get(place(tokenizer), tokenizer),
+    }
+
+
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
     """The plan of a sweep into a folder; what is done there is not read again."""
     known = {
         name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
         for name in folder.done()
     }
-    plan = make_plan(settings.models, settings.revisions, settings.steps, known, parse_groups(settings.model_group))
+    written = {place(name): name for name in settings.models}
+    groups = {written.get(place(name), name): group for name, group in parse_groups(settings.model_group).items()}
+    plan = make_plan(settings.models, settings.revisions, settings.steps, known, groups)
     index, count = settings.part
     position = {planned.name: i for i, planned in enumerate(plan)}
     mine = [planned for planned in plan if position[planned.original] % count == index]  # duplicates go with it

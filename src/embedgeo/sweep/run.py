@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
-from embedgeo.sweep.plan import Planned, SweepPlan, make_plan, plan_sweep, plan_table
+from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
 from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
@@ -38,8 +38,9 @@ def run_sweep(settings: SweepSettings) -> int:
     """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
     documents = Documents(settings.texts)
-    manifest = settings.as_manifest(documents.sha256)
     folder = SweepFolder(settings.folder)
+    settings = replace(settings, **as_recorded(settings, folder))
+    manifest = settings.as_manifest(documents.sha256)
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
@@ -54,7 +55,7 @@ def run_sweep(settings: SweepSettings) -> int:
         if settings.device_map is not None and fabric.world_size > 1:
             raise ValueError(
                 f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
-                f"{settings.device_map!r}. Take one process, with trainer.devices=1."
+                f"{settings.device_map!r}. Take one process, with --trainer.devices 1."
             )
         work = _prepared(settings, documents, folder, manifest, fabric.world_size) if fabric.is_global_zero else None
         with launched(fabric):
@@ -88,11 +89,13 @@ def _prepared(
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
-    _open(folder, manifest, texts)
+    _open(folder, manifest, texts, settings.texts)
     return plan, texts
 
 
-def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText]) -> None:
+def _open(
+    folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText], text_files: Sequence[str]
+) -> None:
     """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
     now = {
         model: {
@@ -113,23 +116,27 @@ def _open(folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, 
             if before.get(key, entry[key]) != entry[key]:
                 raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
     text_entry = next(iter(now.values())) if len(now) == 1 else now
-    folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}, "text": text_entry})
+    made = {"versions": {"python": platform.python_version(), **versions()}, "text_files": [*text_files]}
+    folder.open(manifest, {**made, "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
     """Sentences on fewer tokens than ``num_tokens``, and on texts that were cut; empty if there are none."""
     used = len(text.token_ids)
     left = settings.num_tokens - used
+    longest = int(text.lengths.max())
+    most = settings.length
     many = f"{len(text.lengths):,} texts"
     why = "only whole texts are taken"
     if settings.unit == "sequence":
-        many = f"{len(text.lengths):,} sequences of {settings.seq_len:,}"
+        most = longest
+        many = f"{len(text.lengths):,} sequences of {longest:,}"
         why = "what does not fill a sequence is left out"
-    if left >= settings.seq_len:
+    if left >= most:
         why = "the text has no more"
     lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
     if text.num_cut:
-        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to seq_len={settings.seq_len} tokens")
+        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to {longest:,} tokens (--seq-len)")
     return "; ".join(lines)
 
 
@@ -379,6 +386,8 @@ def finish(sweep: Sweep) -> int:
         lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
     print(*lines, sep="\n")
     print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
+    if done:
+        print(shell_command("embedgeo", "report", folder.path))
     return 3 if left else 0
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from embedgeo.extras import require_extra
 from embedgeo.results.groups import parse_groups
 
+_DEFAULT_SEQ_LEN = 512
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
     *("device_map", "on", "ray_address", "workers", "resources"),
@@ -42,8 +43,9 @@ class SweepSettings:
             ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole ones as fit.
-        seq_len: tokens in a sequence, at most those of a text. Special tokens are within its length; the default ones
-            are added to each document, or, for an encoder or a unit other than ``sequence``, to each sequence or text.
+        seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model has positions.
+            Special tokens are within its length; the default ones are added to each document, or, for an encoder or a
+            unit other than ``sequence``, to each sequence or text.
         batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
         rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its ``first`` or its
@@ -105,7 +107,7 @@ class SweepSettings:
     special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
     tokenizer: str | None = None
     num_tokens: int = 65536
-    seq_len: int = 512
+    seq_len: int | None = None
     batch_size: int = 8
     layers: str | list[str] = "blocks"
     rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
@@ -155,8 +157,8 @@ class SweepSettings:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
         skipped = self.skip_first_positions
-        if not 0 <= skipped < max(1, self.seq_len):
-            raise ValueError(f"skip_first_positions must leave some of the {self.seq_len} of seq_len; got {skipped}.")
+        if not 0 <= skipped < max(1, self.length):
+            raise ValueError(f"skip_first_positions must leave some of the {self.length} of seq_len; got {skipped}.")
         index, _, count = self.shard.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
             raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
@@ -181,7 +183,7 @@ class SweepSettings:
             raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
         if self.rows in ("mean", "max") and (lo_hi or self.token_tables):
             raise ValueError(
-                f'count_range and token_tables need token types; rows="{self.rows}" has none. Take other rows.'
+                f"count_range and token_tables need token types; --rows {self.rows} has none. Take other rows."
             )
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
@@ -194,7 +196,7 @@ class SweepSettings:
         if self.on not in (None, "ray"):
             raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
         if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
-            raise ValueError("ray_address, workers and resources say where to measure on Ray; give on=ray with them.")
+            raise ValueError("ray_address, workers and resources say where to measure on Ray; give --on ray with them.")
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1; got {self.workers}.")
         resources: Any = self.resources or {}
@@ -224,6 +226,11 @@ class SweepSettings:
     def texts(self) -> Sequence[str]:
         """The files of text as a sequence."""
         return [self.text] if isinstance(self.text, str) else self.text
+
+    @property
+    def length(self) -> int:
+        """Tokens in a sequence, or at most those of a text: what ``seq_len`` says, or its default."""
+        return _DEFAULT_SEQ_LEN if self.seq_len is None else self.seq_len
 
     @property
     def tables(self) -> list[str]:
@@ -260,4 +267,5 @@ class SweepSettings:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         recorded |= {"model": list(self.models), "layers": self.layer_patterns, "extra": self.extra_names}
+        recorded["seq_len"] = self.length
         return {**recorded, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}

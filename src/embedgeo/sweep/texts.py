@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import tee
@@ -120,7 +120,7 @@ def prepare_texts(
     (cut,) = tee(cut, 1)  # read once, copied for each
     sha256 = "" if documents.is_streamed else documents.sha256
     texts: dict[str, ProbeText] = {}
-    prepared: dict[tuple[bool, Identity], ProbeText] = {}
+    prepared: dict[tuple[bool, Identity, int], ProbeText] = {}
     fitting: dict[tuple[str, Identity], ProbeText] = {}  # by the configuration of a model
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
         folder = Path(name)
@@ -132,13 +132,37 @@ def prepare_texts(
                 texts[model_name] = fitting[config, identity]
                 continue
             model, for_encoder = _first_model(checkpoints, settings, folder)
-            if (for_encoder, identity) not in prepared:
-                prepared[for_encoder, identity] = _tokenize(copy(cut), tokenizer, settings, for_encoder, sha256)
-            texts[model_name] = prepared[for_encoder, identity]
+            fitted = settings if model is None else _with_positions(settings, model)
+            if fitted.length < settings.length:
+                lines.append(f"{model_name} has {fitted.length} positions: seq_len is {fitted.length} in place of 512")
+            key = for_encoder, identity, fitted.length
+            if key not in prepared:
+                prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
+            texts[model_name] = prepared[key]
             if model is not None:
-                require_fit(model, texts[model_name], settings)
+                require_fit(model, texts[model_name], fitted)
                 fitting[config, identity] = texts[model_name]
     return texts, lines
+
+
+def _with_positions(settings: SweepSettings, model: nn.Module) -> SweepSettings:
+    """The settings with sequences that a model has positions for: of the default length as much as it can take.
+
+    A length that was asked for is refused here, unless it only limits texts, which may all be shorter.
+    """
+    if settings.seq_len is None or settings.unit == "sequence":
+        most = _num_positions(measured_model(model), settings.length)
+        if settings.length > most > 0 and settings.seq_len is not None:
+            raise _too_long(most, settings)
+        if settings.length > most > 0:
+            return replace(settings, seq_len=most)
+    return settings
+
+
+def _too_long(most: int, settings: SweepSettings) -> ValueError:
+    return ValueError(
+        f"seq_len must be at most the model's {most} positions; got {settings.length}. Give --seq-len {most}."
+    )
 
 
 def by_model(plan: Iterable[Planned]) -> dict[str, list[Planned]]:
@@ -171,9 +195,9 @@ def _tokenize(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, for_encoder: bool, sha256: str
 ) -> ProbeText:
     digest = hashlib.sha256()
-    tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.seq_len)
+    tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.length)
     if settings.unit == "sequence":
-        tokenize = partial(tokenize_joined, seq_len=settings.seq_len, for_encoder=for_encoder)
+        tokenize = partial(tokenize_joined, seq_len=settings.length, for_encoder=for_encoder)
     tokenized = tokenize(
         hashing(texts, digest),
         tokenizer,
@@ -268,9 +292,9 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
             f"{type(network).__name__} takes none, and unit is {settings.unit!r}."
         )
     needed = int(text.lengths.max())
-    most = _num_positions(network, text.token_ids[:needed].view(1, -1))
+    most = _num_positions(network, needed)
     if needed > most > 0:
-        raise ValueError(f"seq_len must be at most the model's {most} positions; got {settings.seq_len}.")
+        raise _too_long(most, settings)
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
@@ -279,21 +303,16 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     if known is not None and int(token_ids.max()) >= known:
         raise ValueError(
             f"tokenizer must give ids below the {known} that the model embeds; it gives {int(token_ids.max())}. "
-            "Name the model's own by tokenizer=."
+            "Name the model's own by --tokenizer."
         )
 
 
-def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
-    """Positions that a model says it has, or else of the sequence (1, positions) those that it can be run on."""
-    stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(stated, int):  # RoBERTa's table has positions up to that of padding, which it never uses
-        tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-        paddings = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-        return stated - max((1 + padding for padding in paddings), default=0)
-
-    num_positions = token_ids.shape[1]
-    if any(parameter.is_meta for parameter in model.parameters()):
-        return num_positions
+def _num_positions(model: nn.Module, wanted: int) -> int:
+    """Positions that a model says it has, or else those that it can be run on, at most so many as are wanted."""
+    stated = loading.stated_positions(model)
+    if stated is not None or any(parameter.is_meta for parameter in model.parameters()):
+        return wanted if stated is None else stated
+    token_ids = torch.zeros(1, max(1, wanted), dtype=torch.int64)
 
     def fails(num_positions: int) -> bool:
         try:
@@ -303,7 +322,7 @@ def _num_positions(model: nn.Module, token_ids: Tensor) -> int:
         return False
 
     with torch.inference_mode():
-        return bisect_left(range(1, num_positions + 1), True, key=fails) if fails(num_positions) else num_positions
+        return bisect_left(range(1, wanted + 1), True, key=fails) if fails(wanted) else wanted
 
 
 class MissingTokenizerError(ValueError):
@@ -330,7 +349,7 @@ def find_tokenizers(
         raise missing[0]
     lender = next(iter(found))
     without = [model for model in models if model not in found]
-    lines = [f"{model} has no tokenizer: that of {lender} is used; name another by tokenizer=" for model in without]
+    lines = [f"{model} has no tokenizer: that of {lender} is used; name another by --tokenizer" for model in without]
     return {model: found.get(model, found[lender]) for model in models}, lines
 
 
@@ -366,8 +385,8 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
     neither = f"{listed(models)} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
-        f"a tokenizer must come from tokenizer=, the checkpoints or main; {found}. Name a folder, a repository or a "
-        "tokenizer.json by tokenizer=."
+        f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, a repository or a "
+        "tokenizer.json by --tokenizer."
     )
 
 

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with tha
 _PREFIX = "hf://datasets/"
 _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
 _DRAWN_AT_ONCE = 4096
+_MOST_OF_PIPE = 2**28  # bytes, as nobody knows how many will come
+_PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")  # what is cut into sentences at once, in quadratic time
 
 Unit = Literal["sequence", "line", "sentence", "document"]
 """Input of a model: a sequence cut from all documents in a row, or one text by itself."""
@@ -47,7 +50,7 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
     """Read the documents in files, in order; without paths, the built-in corpus.
 
     Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), also as ``.gz``; in
-    UTF-8, or in the encoding that a byte order mark names.
+    UTF-8, or in the encoding that a byte order mark names. A pipe is read to its end, which has to come within 256 MiB.
     """
     return [document for path in paths for document in _read(Path(path).expanduser())] if paths else builtin_corpus()
 
@@ -55,7 +58,7 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
 def _read(path: Path) -> Iterator[str]:
     name = path.name.lower()
     try:
-        data = path.read_bytes()
+        data = _bytes(path)
         text = _decoded(gzip.decompress(data) if name.endswith(".gz") else data)
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise ValueError(
@@ -75,6 +78,19 @@ def _read(path: Path) -> Iterator[str]:
                 f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
             ) from error
         yield document
+
+
+def _bytes(path: Path) -> bytes:
+    """The content of a file, or of a pipe that ends."""
+    if path.is_fifo():
+        with path.open("rb") as pipe:
+            data = pipe.read(_MOST_OF_PIPE + 1)
+        if len(data) > _MOST_OF_PIPE:
+            raise OSError(f"it is a pipe, which must end within {_MOST_OF_PIPE >> 20} MiB. Write what comes to a file")
+        return data
+    if path.exists() and not path.is_file():
+        raise OSError("it is no file. Of a folder or a device, name files")
+    return path.read_bytes()
 
 
 def _decoded(data: bytes) -> str:
@@ -224,5 +240,7 @@ def _stripped(documents: Iterable[str], unit: Unit) -> Iterator[str]:
             pieces = document.split("\n")
         elif unit == "sentence":  # paragraph by paragraph: of a long document, sentencex takes quadratic time
             runs = groupby(document.split("\n"), lambda line: not line.strip())
-            pieces = chain.from_iterable(segment("en", "\n".join(lines)) for is_blank, lines in runs if not is_blank)
+            paragraphs = ("\n".join(lines) for is_blank, lines in runs if not is_blank)
+            parts = chain.from_iterable(map(_PARAGRAPH.findall, paragraphs))
+            pieces = chain.from_iterable(segment("en", part) for part in parts)
         yield from filter(None, map(str.strip, pieces))

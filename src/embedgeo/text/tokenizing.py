@@ -1,6 +1,7 @@
 """Text tokenized, and cut into sequences."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
+
+_LETTERS_PER_TOKEN = 8  # to begin with, of a text of which not all is needed
+_TOKENS_BEFORE_CUT = 1024  # that are not used: what follows a cut has no say in those before them
 
 Tokenizer = Any
 """A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
@@ -57,7 +61,7 @@ def tokenize_joined(
     if num_tokens < seq_len:
         raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
     body = num_tokens // seq_len * room
-    encoded = list(_encoded(documents, tokenizer, body, with_special=by_document, with_words=with_words))
+    encoded = list(_encoded(documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words))
     ids = cut_sequences((ids for ids, _ in encoded), room, body).tolist()
     places = cut_sequences((places for _, places in encoded), room, body).tolist() if with_words else [[]] * len(ids)
     return _surrounded(zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None)
@@ -79,7 +83,7 @@ def tokenize_texts(
     taken: list[tuple[list[int], list[int]]] = []
     num_cut = 0
     left = num_tokens
-    for ids, places in _encoded(texts, tokenizer, None, with_special=False, with_words=with_words):
+    for ids, places in _encoded(texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words):
         if ids:
             left -= min(len(ids), room) + num_special
             if left < 0:
@@ -130,8 +134,8 @@ def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) 
             found[i] = [token_id for token_id in known if token_id is not None][:1]
             if not found[i]:
                 raise ValueError(
-                    f"special_tokens={special_tokens!r} needs a tokenizer with a {' or '.join(kinds)} token; it has "
-                    "none. Take 'none' or 'default'."
+                    f"--special-tokens {special_tokens} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    "none. Take none or default."
                 )
     return found[0], found[1]
 
@@ -147,28 +151,40 @@ def _room(length: int, num_tokens: int, num_special: int) -> int:
 
 
 def _encoded(
-    documents: Iterable[str], tokenizer: Tokenizer, num_tokens: int | None, *, with_special: bool, with_words: bool
+    texts: Iterable[str], tokenizer: Tokenizer, num_tokens: int, *, in_all: bool, with_special: bool, with_words: bool
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids and places of words, up to the document that reaches the budget: the rest need not be tokenized."""
+    """Token ids and places of words, at least the first ``num_tokens`` of each text, or of all texts together."""
     if with_words and not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"rows='words' needs a tokenizer that says which word a token is of (tokenizer.json); "
+            f"--rows words needs a tokenizer that says which word a token is of (tokenizer.json); "
             f"{type(tokenizer).__name__} does not. Take other rows."
         )
     num_words = 0
     left = num_tokens
-    for document in documents:
-        encoding = tokenizer(document, add_special_tokens=with_special)
+    for text in texts:
+        encoding = _beginning(text, tokenizer, left, with_special=with_special)
         token_ids: list[int] = encoding["input_ids"]
         places = []
         if with_words:
             places = [-1 if place is None else place + num_words for place in encoding.word_ids()]
             num_words = max(num_words - 1, *places, -1) + 1
         yield token_ids, places
-        if left is not None:
+        if in_all:
             left -= len(token_ids)
             if left <= 0:
                 return
+
+
+def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int, *, with_special: bool) -> Any:
+    """The tokens of a text, or of so much of it that the first ``num_tokens`` are those of the whole text."""
+    size = _LETTERS_PER_TOKEN * (num_tokens + _TOKENS_BEFORE_CUT)
+    while size < len(text):
+        space = re.compile(r"\s").search(text, size, 2 * size)
+        encoding = tokenizer(text[: space.start() if space else size], add_special_tokens=with_special)
+        if len(encoding["input_ids"]) >= num_tokens + _TOKENS_BEFORE_CUT:
+            return encoding
+        size *= 4
+    return tokenizer(text, add_special_tokens=with_special)
 
 
 def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: Callable[..., str]) -> SpelledWords:
@@ -190,7 +206,7 @@ def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: 
             word = decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
             if len(word.split()) > 1:
                 raise ValueError(
-                    f"rows='words' needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
+                    f"--rows words needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
                     "other rows."
                 )
             seen[tokens] = types.setdefault(word, len(types)) if word else -1

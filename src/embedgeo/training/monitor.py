@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import version
+from inspect import signature
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
-from embedgeo.formatting import listed, reason, shell_command
+from embedgeo.formatting import did_you_mean, listed, reason, shell_command
 from embedgeo.functional.distributed import (
     Group,
     OtherRankError,
@@ -55,6 +56,7 @@ from embedgeo.training.loggers import Media
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
+Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
 
@@ -91,7 +93,8 @@ class Schedule:
 
     def __str__(self) -> str:
         extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
-        return f"every {self.every_n_steps} steps" + (f" and at {listed(extra)}" if extra else "")
+        regular = "every step" if self.every_n_steps == 1 else f"every {self.every_n_steps} steps"
+        return regular + (f" and at {listed(extra)}" if extra else "")
 
     def next_after(self, step: int) -> int:
         """The first scheduled step after this one."""
@@ -151,6 +154,19 @@ class MonitorOptions(TypedDict, total=False):
     drift: bool | int
 
 
+def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Give the error about an unknown keyword the name of the one that may be meant."""
+
+    @wraps(make)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> None:
+        known = signature(make).parameters
+        for name in options.keys() - known.keys():
+            raise TypeError(f"{type(args[0]).__name__} has no argument {name!r}.{did_you_mean(name, known)}")
+        make(*args, **options)
+
+    return checked
+
+
 class _SharedKeys:
     """Objects whose dicts share one table of keys, and are half as large as others: a long run has millions."""
 
@@ -175,6 +191,7 @@ class Monitor(ABC):
     _stage: PipelineStage | None = None
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
 
+    @_suggesting
     def __init__(
         self,
         every_n_steps: int = 100,
@@ -356,7 +373,7 @@ class Monitor(ABC):
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
 
-            self._file = HistoryFile(Path(folder), self.prefix)
+            self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
         with self._guarded():

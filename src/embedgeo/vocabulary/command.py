@@ -25,7 +25,7 @@ from embedgeo.results.parquet import read_table
 from embedgeo.results.records import Record, model_record
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.measure import Downloads, Measured, metrics_function
-from embedgeo.sweep.plan import Planned, plan_sweep, plan_table
+from embedgeo.sweep.plan import Planned, as_recorded, plan_sweep, plan_table
 from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
 from embedgeo.sweep.run import Sweep, finish, measure_here
 from embedgeo.sweep.texts import MissingTokenizerError, by_model, find_tokenizer, small_files
@@ -39,10 +39,11 @@ _MOST_NAMED = 6  # rows of each kind, in a line
 
 def run_vocabulary(settings: VocabularySettings) -> int:
     """Measure the matrices: see `embedgeo.vocabulary.vocabulary`."""
+    folder = SweepFolder(settings.folder)
+    settings = replace(settings, **as_recorded(settings.as_sweep(), folder))
     of_sweep = settings.as_sweep()
     metrics_function(of_sweep)  # which is refused before anything is downloaded
     manifest = settings.as_manifest()
-    folder = SweepFolder(settings.folder)
     folder.require_settings(manifest)
     with muted_libraries():
         plan = plan_sweep(of_sweep, folder)
@@ -89,7 +90,7 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, T
                 names[model] = TokenNames.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
-                print(f"{model} has no tokenizer: rows go by their numbers; name one by tokenizer=")
+                print(f"{model} has no tokenizer: rows go by their numbers; name one by --tokenizer")
     return names
 
 
