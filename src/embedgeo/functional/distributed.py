@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
 from typing import TypeAlias, TypeVar
@@ -88,6 +89,15 @@ class OwnGroup:
             clear_frames(error.__traceback__)  # they refer to the group
             self.end(f", since a collective failed: {type(error).__name__}: {error}")
             raise
+
+    def all_come(self, occasion: str, seconds: float) -> bool:
+        """Tell whether all ranks call this on an occasion, within so many seconds; the answer is one for all."""
+        store = self.process_group.get_group_store()
+        is_last = store.add(f"{occasion}/come", 1) == num_ranks(self)
+        if not is_last:
+            with suppress(RuntimeError):  # nobody was the last one in time
+                store.wait([occasion], timedelta(seconds=seconds))
+        return store.compare_set(occasion, "", "all" if is_last else "some") == b"all"
 
     def end(self, why: str = "") -> None:
         """Close the connections to the other ranks."""

@@ -369,15 +369,28 @@ class Monitor(ABC):
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        prefix = self._file_prefix()
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
 
-            self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
+            self._file = HistoryFile(Path(folder), prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
         with self._guarded():
             rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+
+    def _file_prefix(self) -> str:
+        """The prefix, with a number where processes that were launched together do not know of each other."""
+        rank, num_processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if is_distributed() or not (rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1):
+            return self.prefix
+        self._warn(
+            f"torch.distributed must be initialized where several processes train one model; this is process {rank} of "
+            f"{num_processes} (RANK, WORLD_SIZE) without it, and measures its own rows alone, into a file of its own. "
+            "Call init_process_group() before the first step."
+        )
+        return self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
 
     def _join_ranks(self, process_group: Group) -> None:
         """Make the process groups of the run, none of which is the training's; every rank calls this."""
@@ -598,13 +611,17 @@ class Monitor(ABC):
         else:
             self._complete()
 
+    def _waits_for_ranks(self) -> bool:
+        """Tell whether there is a measurement that takes all ranks to complete."""
+        return self._pending is not None and self._run is not None and self._run.process_group is not None
+
     def _complete(self, *, alone: bool = False) -> None:
         """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes all of them."""
         pending = self._pending
         if pending is None or pending.process != os.getpid():
             return
         wait([pending.records])
-        if alone and self._run is not None and self._run.process_group is not None:
+        if alone and (pending.is_recorded or self._waits_for_ranks()):
             return
         self._pending = pending._replace(is_recorded=True) if alone and has_other_ranks() else None
         atexit.unregister(self._complete)

@@ -1,5 +1,6 @@
 """The monitor for a training loop that is written by hand."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
@@ -110,6 +111,8 @@ class StepMonitor(Monitor):
         self._now = -1
         self._is_inside = False
         self._has_stepped = False
+        self._saves_alone = False  # without the other ranks
+        self._handled: BaseException | None = None  # when the run began
         self._unwatch: finalize[..., Any] | None = None
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
@@ -130,15 +133,40 @@ class StepMonitor(Monitor):
     def close(self, step: int | None = None) -> None:
         """End the run: complete the last measurement, measure the last weights, write the file; nothing comes after.
 
+        While an exception is handled (in a ``finally``, say) several ranks write the file alone, as others may not come.
+
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
         """
-        if self._run is not None:
+        is_alone = (
+            self._ranks is not None and sys.exception() is not self._handled
+        )  # others wait in training for this one
+        if self._run is not None and not is_alone:
             self._finish(self._now + 1 if step is None else step)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows."""
+        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows.
+
+        On several ranks all call this: a measurement whose last step has just been taken is completed before. One that
+        calls it alone waits ten seconds for the others, once, and warns that a run which goes on from the checkpoint
+        will not have this measurement.
+        """
+        start = self._window_start
+        is_due = start is not None and self._has_stepped and self._now + 1 >= start + self.schedule.window
+        if self._ranks is not None and (is_due or self._waits_for_ranks()):
+            all_save = False
+            with self._guarded():
+                all_save = self._ranks.all_come(f"state at step {self._now}", 0.001 if self._saves_alone else 10.0)
+            if all_save:
+                self._after_batch(self._now + 1)
+                self._complete()
+            elif not (self._saves_alone or self._failed):
+                self._saves_alone = True
+                self._warn(
+                    "state_dict must be called on every rank, which complete the measurement of the steps just taken "
+                    "together; called on some, a run that goes on from this state will not have it."
+                )
         self._complete(alone=True)
         return self._state()
 
@@ -173,12 +201,13 @@ class StepMonitor(Monitor):
         finally:
             self._is_inside = False
             self._detach()
-        if self._has_stepped:
+        if self._has_stepped and not has_other_ranks():
             self._after_batch(step + 1)
 
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
         if self._run is None:
+            self._handled = sys.exception()
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
@@ -207,8 +236,8 @@ class StepMonitor(Monitor):
             self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
         if self._geometry is None or self._window_start is None:
             self._ignore_optimizers()
-        elif not has_other_ranks():
-            self._watch_optimizers()  # several ranks must agree on when to measure; one of them may skip a step
+        else:
+            self._watch_optimizers()
 
     def _watch_optimizers(self) -> None:
         """Put a hook on the steps of all of torch's optimizers that does not keep this object alive."""
@@ -231,7 +260,7 @@ class StepMonitor(Monitor):
         own = set(self._model.parameters())
         if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
             self._has_stepped = True
-            if not self._is_inside:
+            if not (self._is_inside or has_other_ranks()):  # ranks must agree on when; one of them may skip a step
                 self._after_batch(self._now + 1)
 
     def _stop(self) -> None:
