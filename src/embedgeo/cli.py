@@ -27,6 +27,7 @@ def report(
     out: Path | None = None,
     model_group: list[str] | dict[str, Any] | tuple[()] = (),
     examples: bool | str = False,
+    metrics: list[str] | tuple[()] = (),
 ) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
@@ -39,6 +40,7 @@ def report(
             also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
         examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
             some of every frequency (``true``), or of these texts, as ``once,winked``.
+        metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -46,7 +48,8 @@ def report(
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
-    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts))
+    chosen = [key for entry in metrics for key in entry.split(",") if key]
+    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts, chosen))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {

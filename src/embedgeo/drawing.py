@@ -37,6 +37,8 @@ Png = tuple[bytes, int, int]  # a picture, its width and height
 
 DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5
+SMALL: Any = {"figure.figsize": [3.1, 2.7]}
+"""Size of small figures, for `matplotlib.rc_context`."""
 ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
@@ -55,10 +57,12 @@ _USUAL_AXES = (2.8, 2.2)  # width and height, in inches, of the axes of a report
 _FILLED = 0.3  # share of an axis that blocks fill at least where layers far from them are shown, too
 _LONGEST_LABEL = 30  # letters of ordinary size beside an axis
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
+_SUBTITLE_LETTERS = 15.5  # by inch
 _SUBTITLE = "embedgeo.subtitle"
 _TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "weight": "bold", "parse_math": False}
 
 _STYLE: dict[str, Any] = {
+    "figure.figsize": [WIDTH, HEIGHT],
     "font.size": 9.5,
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
@@ -122,7 +126,10 @@ def new_picture(width: float, height: float, title: str, subtitle: str) -> Pictu
     figure = Picture(figsize=(width, height))
     FigureCanvasAgg(figure)
     figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
-    figure.text(0.12 / width, 1 - 0.27 / height, subtitle, va="top", fontsize=8.5, color=GREY)
+    letters = (width - 0.2) * _SUBTITLE_LETTERS
+    size = max(7.0, 8.5 * min(1, letters / max(1, len(subtitle))))
+    shown = textwrap.shorten(subtitle, int(letters * 8.5 / size), placeholder=" …")
+    figure.text(0.12 / width, 1 - 0.27 / height, shown, va="top", fontsize=size, color=GREY)
     return figure
 
 
@@ -142,11 +149,12 @@ def new_figure(
     """
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
-    width = WIDTH * (1 if panels == 1 else 0.8 * panels)
+    width, height = mpl.rcParams["figure.figsize"]
+    width *= 1 if panels == 1 else 0.8 * panels
     longest = max((len(str(line.get_label())) for line in key), default=0)
-    ncols = int(width / WIDTH) * (1 if longest > 25 else 2 if longest > 13 else 3)
+    ncols = max(1, int(width / WIDTH * (1 if longest > 25 else 2 if longest > 13 else 3)))
     below = _LEGEND_LINE * math.ceil(len(key) / ncols)
-    height = HEIGHT + below - (0.22 if key else 0)
+    height += below - (0.22 if key else 0)
     figure = new_picture(width, height, title, subtitle)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     right = 0.96 if sidebar else 0.32
@@ -192,12 +200,12 @@ def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
     if handles and not isinstance(figure, Picture):
         _legend_above(ax, handles, labels)
     elif handles:
-        width = figure.get_size_inches()[0]
+        width, height = figure.get_size_inches()
         ncols = ncols or (4 if width <= WIDTH else 6)
         look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
-        if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS:
+        if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS * width / WIDTH:
             look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
-        place = (0.04 / width, 1 - 0.43 / HEIGHT)
+        place = (0.04 / width, 1 - 0.43 / height)
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 

@@ -166,6 +166,8 @@ _OF_MODELS = {
     ),
     **in_group("more", 780,
         loss=Term("loss", "mean loss on the text, nats per token", "How well the model predicts the measured text."),
+        training_loss=Term("training loss", "as the training loop logged it",
+            "How well the model predicts what it is trained on.", is_drawn=False),
         tokens_seen=Term("tokens seen", "tokens, as the name says", "How much the model was trained on.", ranges=True),
     ),
 }

@@ -112,7 +112,7 @@ def test_the_first_failure_is_raised_with_its_layer():
     for compute in (geometry.records, lambda: geometry.agreed(geometry.hand_over(in_thread=True)[0])):
         with pytest.raises(RuntimeError, match="broken metric") as caught:
             compute()
-        assert caught.value.__notes__[0] == "at layer 'embed'"
+        assert caught.value.__notes__[:2] == ["in BreaksLate", "at layer 'embed'"]
 
 
 @pytest.mark.usefixtures("two_threads")

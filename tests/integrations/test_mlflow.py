@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import mlflow
+import pandas as pd
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 
@@ -50,6 +51,20 @@ def test_lightnings_logger_is_given_values_pictures_and_the_explanation(store, t
     logger = MLFlowLogger("lightning", tracking_uri=store)
     fit(tmp_path, monitor, logger=logger, max_steps=2)
     assert_complete(logger.run_id, monitor, tmp_path)
+
+
+def test_the_history_is_an_artifact_of_its_run(store, tmp_path):
+    runs = {}
+    for every in (1, 2):
+        logger = MLFlowLogger("histories", tracking_uri=store, artifact_location=f"file://{tmp_path}/my%20artifacts")
+        fit(tmp_path, GeometryMonitor(every, metrics=few, pictures=False, on_error="raise"), logger=logger, max_steps=4)
+        runs[logger.run_id] = [*range(0, 5, every)]
+    with mlflow.start_run() as run:
+        loop(mlflow)
+    runs[run.info.run_id] = [0, 2]
+    for run_id, expected in runs.items():
+        path = mlflow.MlflowClient().download_artifacts(run_id, "history.parquet", str(tmp_path))
+        assert sorted(pd.read_parquet(path)["step"].unique()) == expected
 
 
 def test_the_hugging_face_trainers_run_is(tmp_path):

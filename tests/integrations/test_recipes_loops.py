@@ -78,7 +78,7 @@ def test_a_recipe_measures_what_observe_does_and_leaves_training_as_it_is(run, c
     final = deepcopy(model.state_dict())
 
     history = pd.DataFrame(monitor.history)
-    assert list(dict.fromkeys(history["layer"])) == LAYERS
+    assert list(dict.fromkeys(history["layer"])) == [*LAYERS, "mean"]
     assert {0, 2, 4} <= set(history["step"])
     weights, batches = monitor.steps[2]
     model.load_state_dict(weights)

@@ -76,7 +76,7 @@ def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, na
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out.endswith(f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n")
     history = pd.read_parquet(tmp_path / "history.parquet")
-    assert list(history["layer"].unique()) == RECIPES[name]
+    assert list(history["layer"].unique()) == [*RECIPES[name], "mean"]
     assert list(history["step"].unique()) == [0, 5, 10]
     assert "V_W_unbiased" in set(history["metric"])
     assert list(tmp_path.rglob("events*"))

@@ -2,11 +2,14 @@ import gc
 import io
 import json
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import wandb
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,7 +19,7 @@ from embedgeo.report import live
 from tests.integrations.wandb_runs import axes, charts, finished, media, rows
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import fit, moments
+from tests.training.runs import fit, loader, moments, steps
 
 
 def png(size):
@@ -158,3 +161,40 @@ def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path,
     assert images == tensorboard_images(tmp_path / "tb")
     assert "geometry.charts/V" in charts(run)
     assert len(media(run, found, "html-file")["geometry/what the numbers mean"]) == 1
+
+
+def history_steps(folder):
+    return sorted(pd.read_parquet(folder / "history.parquet")["step"].unique())
+
+
+def test_each_run_has_its_history_in_its_own_directory(tmp_path):
+    folders = []
+    for every in (2, 4):
+        monitor = GeometryMonitor(every, metrics=moments, pictures=False, on_error="raise")
+        fit(tmp_path, monitor, max_steps=8, logger=WandbLogger(save_dir=tmp_path, project="test"))
+        folders.append(Path(wandb.run.dir))
+        wandb.finish()
+    model, run = gpt_neox(), wandb.init(dir=tmp_path)
+    folders.append(Path(run.dir))
+    train(StepMonitor(model, 2, log=run, metrics=moments, pictures=False, on_error="raise"), model, 3)
+    assert [history_steps(folder) for folder in folders] == [[0, 2, 4, 6, 8], [0, 4, 8], [0, 2, 3]]
+    assert sorted(tmp_path.rglob("history*.parquet")) == sorted(folder / "history.parquet" for folder in folders)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_run_that_goes_on_in_a_directory_of_its_own_goes_on_in_the_first_ones_history(tmp_path):
+    def run(max_steps, ckpt_path=None):
+        monitor = GeometryMonitor(2, metrics=moments, measure_last=False, pictures=False, on_error="raise")
+        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
+        options = {"logger": WandbLogger(save_dir=tmp_path, project="test", id="a-run"), "enable_checkpointing": True}
+        fit(tmp_path, monitor, saving, data=loader(), max_steps=max_steps, ckpt_path=ckpt_path, **options)
+        folder = Path(wandb.run.dir)
+        wandb.finish()
+        return steps(monitor), folder
+
+    measured, first = run(3)
+    assert measured == history_steps(first) == [0, 2]
+    assert run(7, tmp_path / "saved" / "epoch=0-step=3.ckpt")[0] == [4, 6]
+    assert history_steps(first) == [0, 2, 4, 6]
+    assert sorted(tmp_path.rglob("history*.parquet")) == [first / "history.parquet"]

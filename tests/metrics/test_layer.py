@@ -32,6 +32,9 @@ OPTIONS = {
 }
 
 
+FEWER_SEQUENCES = pytest.mark.filterwarnings("ignore:jackknife must not be more groups than there are sequences")
+
+
 def every_metric(dim):
     return [
         TokenMoments(dim, regression_count_range=(2, 1000)),
@@ -81,6 +84,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
+@FEWER_SEQUENCES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_standard_errors_are_those_of_one_process(ranks, name):
     one = measured(name)
@@ -99,6 +103,7 @@ def test_standard_errors_are_those_of_one_process_in_a_process_group(ranks):
 
 
 @pytest.mark.slow
+@FEWER_SEQUENCES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_values_are_bit_for_bit_those_without_standard_errors(name):
     plain = measured(name, jackknife=0)
@@ -124,6 +129,26 @@ def test_groups_are_whole_sequences_dealt_in_turn():
     deviations = others * (q.mean() - left_out)
     variance = ((deviations - (deviations / (others + 1)).sum()).square() / others).mean()
     assert found == pytest.approx((float(q.mean()), float(variance.sqrt())), rel=1e-6)
+
+
+def test_there_are_no_more_groups_than_sequences():
+    made = []
+
+    def metrics(dim):
+        made.append(dim)
+        return every_metric(dim)
+
+    torch.manual_seed(0)
+    model = gpt_neox().eval()
+    with observe(model, "block.01", metrics=metrics, jackknife=1000) as geometry, torch.no_grad():
+        model(**token_batch(4))
+    with pytest.warns(UserWarning, match="must not be more groups than there are sequences; got 1000 for 4, so"):
+        many = geometry.records()
+    assert repr(geometry.records()) == repr(many)  # said once
+    assert len(made) < 10
+    with observe(model, "block.01", metrics=every_metric, jackknife=4) as geometry, torch.no_grad():
+        model(**token_batch(4))
+    assert repr(geometry.records()) == repr(many)
 
 
 def observed(batch, **options):

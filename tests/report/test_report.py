@@ -17,8 +17,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import load_results
 from embedgeo.cli import main
+from embedgeo.drawing import FigureData
 from embedgeo.report import comparison, figures, write_report
 from embedgeo.report import page as plan
+from embedgeo.report.live import draw_pictures
 from embedgeo.report.page import BUDGET
 from embedgeo.report.runs import read_runs
 from embedgeo.report.summary import flags, origins
@@ -139,6 +141,86 @@ def test_flags_are_in_plain_words(page: Page) -> None:
         "anisotropy: embed, step 8",
     ):
         assert words in text
+
+
+HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_five_small_figures_come_first_then_flags(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "a", metrics=("n", "Q", "norm_cv", *HEADLINES), duplicates={1: 0})
+    html = write_report([folder]).read_text()
+    glance, _, rest = html.partition('<h2 id="flags">')
+    assert re.findall(r'href="figures/([^"]*)\.png"', glance) == [f"{metric}-dynamics-small" for metric in HEADLINES]
+    assert glance.index("mean_cosine-dynamics-small") < glance.index('class="key"')  # below all
+    assert 'class="key"' not in rest
+    assert rest.index("Duplicate checkpoints.") < rest.index('<h2 id="overview">') < rest.index("M_over_Q-dynamics.png")
+    assert "max-width: 75ch" not in html
+
+
+def test_small_figures_are_of_all_runs_or_of_the_layers_of_a_model(tmp_path: Path) -> None:
+    training = [make_sweep(tmp_path / name, (0, 8), 1, metrics=("n", *HEADLINES)) for name in "ab"]
+    one = make_sweep(tmp_path / "c", (8,), 1, metrics=("n", *HEADLINES))
+    for folders, kind in ((training, "compared-dynamics"), ([one], "profile")):
+        (title, draw), *_ = plan.page_plan(read_runs(folders), Small(), None)
+        ((_, figures),) = draw().groups
+        assert (title, [figure.name for figure in figures]) == (
+            plan.FIRST,
+            [f"{key}-{kind}-small" for key in HEADLINES],
+        )
+
+
+class Small:
+    """In place of what saves figures: their sizes are checked."""
+
+    def add(self, data: FigureData, label: str = "") -> plan.PageFigure:
+        width, height = data.figure.get_size_inches()
+        assert width < 3.3
+        assert height < 3.3
+        return plan.PageFigure(data.name, "", 0, 0, data.alt, data.text)
+
+
+@pytest.mark.parametrize("tag", ["train_loss", "train/loss", "loss"])
+def test_the_training_loss_of_a_monitored_run_stands_beside_its_numbers(tmp_path: Path, tag: str) -> None:
+    steps = [0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300]
+    records = [
+        {"step": step, "layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "M_over_Q"}
+        | {"value": 0.1 * i + 1 / (1 + step), "stderr": np.nan}
+        for step in steps
+        for i in range(2)
+    ]
+    file = HistoryFile(tmp_path / "a")
+    for step in steps:
+        file.add([record for record in records if record["step"] == step])
+    file.close()
+    with SummaryWriter(str(tmp_path / "a" / "logs")) as writer:
+        for step in range(300):
+            writer.add_scalar(tag, 9 - 0.01 * step, step)
+            writer.add_scalar("lr", 0.1, step)
+    page = Page(write_report([tmp_path / "a"]))
+    assert len(page.all("img")) == 2 + 3  # small ones of both; curves, a profile and a heatmap
+    numbers = pd.read_csv(tmp_path / "a" / "report" / "figures" / "training-loss-small.csv", index_col=0)["a"]
+    assert numbers.to_dict() == pytest.approx({step: 9 - 0.01 * step for step in range(300)})
+    (run,) = read_runs([tmp_path / "a"])
+    (live,) = (png for tag, png in draw_pictures(records, "geometry", ["curves"]) if tag.endswith("M_over_Q"))
+    assert live
+    axes = [figures.curves(run, "M_over_Q"), figures.dynamics(run, "M_over_Q"), figures.heatmap(run, "M_over_Q")]
+    axes += comparison.training_losses([run])
+    for data in axes:  # as in TensorBoard's picture
+        assert data.figure.axes[0].get_xlabel() == "optimizer step (log scale)"
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_of_metrics_that_are_named_alone_there_are_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "Q", "M", "V", *HEADLINES), tokens=True)
+    assert main(["report", str(folder), "--metrics", "M_over_Q,Q"]) == 0
+    drawn = {path.stem for path in (folder / "report" / "figures").glob("*.png")}
+    kinds = ("dynamics-small", "dynamics", "profile", "heatmap")
+    assert drawn == {f"{metric}-{kind}" for metric in ("M_over_Q", "Q") for kind in kinds}
+    assert main(["report", str(folder), "--metrics", "M_over_q"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "metrics must be some of those measured at layers, " in line
+    assert line.endswith("got M_over_q.")
 
 
 def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
@@ -308,7 +390,7 @@ def test_a_monitored_run_is_read_from_its_history(tmp_path: Path) -> None:
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     page = Page(write_report([tmp_path]))
     assert "my_metric" in page.text
-    assert len(page.all("img")) == 3
+    assert len(page.all("img")) == 4  # a small one, curves, profile, heatmap
 
 
 @pytest.mark.parametrize(
@@ -628,7 +710,7 @@ def bad_folders(tmp_path: Path) -> dict[str, list[str]]:
         "folders of runs": [str(tmp_path / "nosuch")],
         "none": [str(tmp_path / "file")],
         "no measurements": [str(tmp_path / "empty")],
-        "measurements of these kinds": [str(good), str(tmp_path / "other")],
+        "measurements of these kinds": [str(good), str(tmp_path / "other"), "--out", str(tmp_path / "new")],
         "step1.parquet must be a Parquet file": [str(corrupt)],
         "layer_index, width, metric, value, stderr missing": [str(tmp_path / "columns")],
         "series, width, stderr missing. Was it written by another version of embedgeo? Then measure again": [

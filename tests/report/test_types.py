@@ -1,5 +1,6 @@
 """The paper's pictures of single token types, and the tables of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Run:
     (run,) = read_runs([folder])
     return run
+
+
+def test_a_plot_of_one_token_type_says_so(run: Run) -> None:
+    table = run.tokens[1]
+    alone = replace(run, tokens={1: table[table["token_id"] == 30]})
+    for data in (tokens.mean_against_variance(alone), tokens.against_frequency(alone)):
+        assert "one token type alone: no line" in {text.get_text() for text in data.figure.axes[0].texts}
+    assert "over one token type;" in tokens.mean_against_variance(alone).text
+    for data in (tokens.mean_against_variance(run), tokens.against_frequency(run)):
+        assert not data.figure.axes[0].texts
 
 
 def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:

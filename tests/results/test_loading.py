@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from embedgeo import load_results
-from embedgeo.report.runs import read_runs
+from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
@@ -65,14 +65,15 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
     for name, dtype in COLUMNS.items():
         assert table[name].dtype == (dtype if dtype != "str" else pd.Series(["a"]).dtype), name
     assert table.drop(columns=["value", "stderr"]).notna().all().all()
-    order = ["run", "step", "layer_index", "metric"]
+    order = ["run", "step", "layer_index", "layer", "metric"]
     assert table.equals(table.sort_values(order, ignore_index=True))
     assert table["value"].notna().all()
 
 
 def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     table = load_results(swept(tmp_path))
-    assert len(table) == sum(len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8))
+    of_layers = table[table["layer"] != "mean"]
+    assert len(of_layers) == sum(len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8))
     at = table.set_index(["step", "layer", "metric"])
     for name in ("step0", "step8"):
         for row in SweepFolder(tmp_path).read(name).itertuples():
@@ -94,6 +95,20 @@ def test_several_monitors_are_runs_of_their_own(tmp_path: Path) -> None:
     one = load_results(tmp_path / "runs" / "b")
     assert one["run"].unique().tolist() == ["b"]
     assert one["value"].tolist() == by_run.iloc[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_over_blocks_are_records(tmp_path: Path, kind: str) -> None:
+    table = load_results(KINDS[kind](tmp_path))
+    means = table[table["layer"] == "mean"].set_index(["run", "step", "metric"])
+    blocks = table[table["layer"].str.startswith("block.")]
+    expected = blocks.groupby(["run", "step", "metric"])["value"].mean()
+    pd.testing.assert_series_equal(means["value"].sort_index(), expected)
+    assert set(means["layer_index"]) == {-1}
+    assert means["stderr"].isna().all()
+    assert [run.layers for run in runs_of_records(table)] == [["embed", "block.00", "block.01", "final_norm"]] * len(
+        table["run"].unique()
+    )
 
 
 def test_a_folder_has_one_name_from_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

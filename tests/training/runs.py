@@ -205,9 +205,9 @@ def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **option
 
 
 def by_step(history):
-    """{step: {layer: {metric: value}}}."""
+    """{step: {layer: {metric: value}}}, without means over blocks."""
     table = {}
-    for record in history:
+    for record in (record for record in history if record["layer_index"] >= 0):
         table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = record["value"]
     return table
 

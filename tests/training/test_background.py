@@ -188,7 +188,7 @@ def test_a_failure_in_it_turns_the_monitor_off_with_one_warning(tmp_path, train)
     with pytest.warns(UserWarning, match="is off for the rest of this run") as caught:
         monitor = train(tmp_path, metrics=breaking, background=True)
     (warning,) = (str(w.message) for w in caught if "Monitor" in str(w.message))
-    assert "RuntimeError: broken metric at layer 'embed'" in warning
+    assert "RuntimeError: broken metric in BreaksLate at layer 'embed'" in warning
     assert monitor.history == []
 
 

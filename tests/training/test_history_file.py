@@ -16,10 +16,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 
-from embedgeo import GeometryMonitor, StepMonitor, observe
+from embedgeo import GeometryMonitor, StepMonitor, load_results, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile, read_histories
+from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
 
@@ -103,7 +104,9 @@ def test_a_run_that_breaks_off_has_its_history(tmp_path, monkeypatch, error):
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_replaces_it(tmp_path):
+def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+
     def run(**options):
         monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
         saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
@@ -114,7 +117,88 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_replaces_it(tmp_path)
     at_3 = tmp_path / "saved" / "epoch=0-step=3.ckpt"
     assert run(max_steps=9, ckpt_path=at_3) == ([4, 6, 8], [0, 2, 4, 6, 8])
     assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
+    assert "is kept" not in caplog.text
+    first = read(tmp_path)
     assert run(max_steps=3) == ([0, 2], [0, 2])
+    pd.testing.assert_frame_equal(read(tmp_path, "history.1.parquet"), first, check_exact=True)
+    told = f"GeometryMonitor: the history of an earlier run is kept in {tmp_path / 'history.1.parquet'}."
+    assert caplog.messages.count(told) == 1
+    assert run(max_steps=1) == ([0], [0])
+    assert sorted(read(tmp_path, "history.2.parquet")["step"].unique()) == [0, 2]
+    assert sorted(load_results(tmp_path)["step"].unique()) == [0]  # of the last run
+    assert [each.steps for each in read_runs([tmp_path])] == [[0]]
+    assert sorted(load_results(tmp_path / "history.2.parquet")["step"].unique()) == [0, 2]
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(tmp_path, with_state):
+    def run(steps, state=None):
+        monitor = StepMonitor(model, 2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+        if state is not None:
+            monitor.load_state_dict(state)
+        for step in steps:
+            with monitor.step(step):
+                model(**token_batch())
+        state = monitor.state_dict()
+        monitor.close()
+        return state
+
+    def written(name="history.parquet"):
+        return sorted(read(tmp_path, name)["step"].unique())
+
+    model = gpt_neox()
+    state = run(range(5))
+    run(range(5, 9), state if with_state else None)
+    assert (written(), len(list(tmp_path.iterdir()))) == ([0, 2, 4, 6, 8], 1)
+    run(range(1, 4))  # another one, that counts from 1, goes on after 0
+    assert (written(), len(list(tmp_path.iterdir()))) == ([0, 2], 1)
+    run(range(4))
+    assert (written(), written("history.1.parquet")) == ([0, 2], [0, 2])
+
+
+def test_a_new_run_that_does_not_measure_or_cannot_write_leaves_the_file_where_it_is(tmp_path, monkeypatch):
+    for prefix in ("geometry", "held"):
+        file = HistoryFile(tmp_path, prefix)
+        file.add([*layer_records(0), *layer_records(5)])
+        file.close()
+    stops = raises_in("training_step", UserError)
+    with pytest.raises(UserError):
+        fit(tmp_path, GeometryMonitor(9, window=9, metrics=moments, folder=tmp_path), module=stops)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.held.parquet", "history.parquet"]
+    file = HistoryFile(tmp_path, "held")
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet.pq, "write_table", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            file.add(layer_records(0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.held.parquet", "history.parquet"]
+    assert file.close() == tmp_path / "history.held.1.parquet"
+    assert len(read(tmp_path, "history.held.1.parquet")) == 4
+    assert set(load_results(tmp_path)["step"]) == {0, 5}  # of the two that are current
+
+
+def test_a_prefix_that_is_a_number_is_no_earlier_run(tmp_path):
+    for prefix in ("geometry", "1", "geometry"):
+        file = HistoryFile(tmp_path, prefix)
+        file.add(layer_records(0))
+        file.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "history.1.parquet",
+        "history.2.parquet",
+        "history.parquet",
+    ]
+    assert [prefix for _, prefix, _ in parquet.read_histories(tmp_path)] == ["1", "geometry"]
+
+
+def test_a_second_fit_of_one_trainer_goes_on_with_the_file(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path, on_error="raise")
+    module, run = fit(tmp_path, monitor, data=loader(16), max_epochs=1)
+    run.fit_loop.max_epochs = 2
+    run.fit(module, loader(16))
+    assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4, 6, 8]
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["history.parquet"]
+    fit(tmp_path, monitor, data=loader(16), max_epochs=1)  # of another trainer
+    assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4]
+    assert sorted(read(tmp_path, "history.1.parquet")["step"].unique()) == [0, 2, 4, 6, 8]
 
 
 def test_one_monitor_in_two_runs_writes_each_into_its_own_file(tmp_path):
@@ -122,6 +206,21 @@ def test_one_monitor_in_two_runs_writes_each_into_its_own_file(tmp_path):
     for name in ("a", "b"):
         fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path, name=name, version=""))
         assert sorted(read(tmp_path / name)["step"]) == sorted([0, 2, 3] * (len(read(tmp_path / name)) // 3))
+
+
+def test_means_over_blocks_are_in_the_history_and_its_file_as_they_are_logged(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    _, run = fit(tmp_path, monitor, max_steps=2, logger=CSVLogger(tmp_path, name="run", version=""))
+    means = [record for record in monitor.history if record["layer"] == "mean"]
+    assert {record["layer_index"] for record in means} == {-1}
+    for record in means:
+        if record["step"] == 2:
+            logged = run.callback_metrics[f"geometry.{record['metric']}/mean"]
+            assert float(logged) == pytest.approx(record["value"], rel=1e-6, nan_ok=True)
+    table = load_results(tmp_path / "run").query("layer == 'mean'").set_index(["step", "metric"])["value"]
+    assert {**table} == {(record["step"], record["metric"]): record["value"] for record in means}
+    of_blocks = {record["metric"] for record in monitor.history if record["layer"] == "block.00"}
+    assert len(means) == len(steps(monitor)) * len(of_blocks)
 
 
 def test_two_monitors_have_a_file_each_and_the_report_tells_them_apart(tmp_path):

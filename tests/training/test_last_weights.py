@@ -3,13 +3,16 @@
 import weakref
 
 import lightning as L
+import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
+from torchmetrics import MeanMetric
 
 from embedgeo import GeometryMonitor, observe
 from tests.models import token_batch
-from tests.training.runs import TinyLM, WithoutDropout, fit, loader, moments, steps, value
+from tests.training.runs import TinyLM, WithoutDropout, fit, loader, moments, steps, trainer, value
 
 
 class KeepsBatches(WithoutDropout):
@@ -114,35 +117,99 @@ def test_a_buffer_that_grows_is_as_long_as_training_left_it(tmp_path):
 
 
 class ByHand(L.LightningModule):
-    """A module that only its own training step can run."""
+    """A module that only its own training step can run, which leaves traces wherever a module can."""
 
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.table = nn.Embedding(96, 8)
         self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.norm = nn.BatchNorm1d(12)
+        self.slow = nn.Linear(8, 8).requires_grad_(False)
+        self.mean = MeanMetric()
+        self.num_steps = 0
 
     def training_step(self, batch, batch_idx):
+        self.slow.weight.lerp_(self.layers[0].weight.detach(), 0.1)
+        self.slow.bias.data = 0.9 * self.slow.bias.data + 0.1 * self.layers[0].bias.data
         hidden = self.table(batch["input_ids"])
         for layer in self.layers:
-            hidden = layer(hidden)
-        return hidden.square().mean()
+            hidden = nn.functional.dropout(layer(hidden))
+        loss = self.norm(hidden).square().mean() + self.slow(hidden).mean()
+        self.mean.update(loss)
+        self.num_steps += 1
+        self.log("loss", loss)
+        self.log_dict({"mean": self.mean.compute(), "draw": torch.rand(())})
+        self.logger.log_metrics({"direct": loss.item()}, step=self.num_steps)
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def test_a_model_that_cannot_be_run_on_a_batch_is_told_once_how(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments)
-    with pytest.warns(
-        UserWarning, match="last step, 5, are not measured.*probe_forward=.*measure_last=False"
-    ) as caught:
-        _, run = fit(tmp_path, monitor, module=ByHand(), max_steps=5)
-    assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
+class ByHandTwice(ByHand):
+    """Manual optimization: the training step changes the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+
+
+def test_a_training_step_is_run_where_there_is_no_forward_and_leaves_nothing_behind(tmp_path):
+    found = []
+    monitor = GeometryMonitor(2, layers="layers.*", metrics=moments, on_error="raise")
+    for name, monitors in {"plain": (), "monitored": (monitor,)}.items():
+        logger = CSVLogger(tmp_path, name)
+        module, run = fit(tmp_path, *monitors, module=ByHand(), logger=logger, max_steps=5)
+        states = {**module.state_dict(), "total": module.mean.mean_value, "random": torch.rand(3)}
+        states |= {tag: value for tag, value in run.callback_metrics.items() if "/" not in tag}
+        logger.save()
+        logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")[["loss", "mean", "draw", "direct"]].dropna(how="all")
+        found.append((states, module.num_steps, logged.reset_index(drop=True)))
+    (before, num_before, plain), (after, num_after, logged) = found
+    assert before.keys() == after.keys()
+    assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
+    assert num_before == num_after == 5
+    pd.testing.assert_frame_equal(plain, logged, check_exact=True)
+    assert steps(monitor) == [0, 2, 4, 5]
+
+
+def test_the_last_weights_are_measured_in_the_training_step_on_the_last_batch(tmp_path):
+    monitor = GeometryMonitor(2, layers="layers.00", metrics=moments, on_error="raise")
+    module, _ = fit(tmp_path, monitor, module=ByHand(), data=loader(20), logger=CSVLogger(tmp_path), max_steps=5)
+    with observe(module, "layers.00", moments) as geometry, torch.no_grad():
+        *_, batch = loader(20)
+        module.layers[0](module.table(batch["input_ids"]))
+    assert value(monitor, 5, "layers.00", "V") == geometry.compute()["layers.00"]["V"]
+
+
+def test_what_cannot_be_run_on_a_batch_is_told_when_training_starts_and_once_where_the_user_called(tmp_path, caplog):
+    monitor = GeometryMonitor(2, layers="layers.*", metrics=moments)
+    run = trainer(tmp_path, callbacks=[monitor], logger=CSVLogger(tmp_path), max_steps=5)
+    told = "last step, 5, are not measured.*probe_forward=.*measure_last=False"
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match=told) as caught:
+        run.fit(ByHandTwice(), loader())
+    (warning,) = (w for w in caught if "GeometryMonitor" in str(w.message))
+    assert warning.filename == __file__
     assert steps(monitor) == [0, 2, 4]
     assert run.global_step == 5
-    forward = lambda module, batch: module.training_step(batch, 0)  # noqa: E731
-    by_hand = GeometryMonitor(2, metrics=moments, probe_forward=forward, on_error="raise")
-    fit(tmp_path, by_hand, module=ByHand(), max_steps=5)
+    opening = "ByHandTwice has no forward(): to measure the last weights under manual optimization, give probe_forward="
+    assert opening in caplog.text
+    caplog.clear()
+    monitor = GeometryMonitor(2, layers="layers.*", probe=loader(4))
+    run = trainer(tmp_path, callbacks=[monitor], logger=CSVLogger(tmp_path), max_steps=1)
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="is off for the rest of this run") as caught:
+        run.fit(ByHandTwice(), loader())
+    assert {w.filename for w in caught if "GeometryMonitor" in str(w.message)} == {__file__}
+    assert "ByHandTwice has no forward(): to measure the probe, give probe_forward=" in caplog.text
+    forward = lambda module, batch: module.layers[0](module.table(batch["input_ids"]))  # noqa: E731
+    by_hand = GeometryMonitor(2, layers="layers.00", metrics=moments, probe_forward=forward, on_error="raise")
+    fit(tmp_path, by_hand, module=ByHandTwice(), logger=CSVLogger(tmp_path), max_steps=5)
     assert steps(by_hand) == [0, 2, 4, 5]
 
 

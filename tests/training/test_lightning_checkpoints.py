@@ -1,10 +1,13 @@
 """What ModelCheckpoint and EarlyStopping see of the geometry: values of the weights that are saved, in time."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from embedgeo import GeometryMonitor, observe
+from tests.docs.blocks import blocks
 from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, steps, value
 
 TAG = "geometry.V/block.01"
@@ -49,6 +52,19 @@ def test_each_checkpoint_is_scored_by_the_weights_it_holds(tmp_path, make, optio
     for path, score in best.best_k_models.items():
         assert score.item() == pytest.approx(measured(path), rel=1e-6), path
     assert len({score.item() for score in best.best_k_models.values()}) == len(best.best_k_models)
+
+
+def test_a_checkpoint_that_is_named_after_a_value_is_a_file_as_the_documentation_shows(tmp_path, monkeypatch):
+    (shown,) = [each.code for each in blocks("docs/training.md", "python") if "auto_insert_metric_name" in each.code]
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(shown.replace("every_n_train_steps=100", "every_n_train_steps=2"), found)
+    plain = ModelCheckpoint("plain", filename="{step}-{geometry.V/mean:.3f}", every_n_train_steps=2)
+    monitor = GeometryMonitor(2, probe=held_out(), metrics=moments, on_error="raise")
+    fit(tmp_path, monitor, found["best"], plain, data=loader(), max_steps=2, enable_checkpointing=True)
+    mean = f"{sum(value(monitor, 2, f'block.0{i}', 'V') for i in range(3)) / 3:.3f}"
+    assert [str(path) for path in Path("checkpoints").rglob("*")] == [f"checkpoints/step=2-V={mean}.ckpt"]
+    assert [str(path) for path in Path("plain").rglob("*.ckpt")] == [f"plain/step=2-geometry.V/mean={mean}.ckpt"]
 
 
 def test_a_checkpoint_cannot_be_scored_by_a_training_batch(tmp_path):

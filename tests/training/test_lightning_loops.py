@@ -163,7 +163,7 @@ def test_a_monitor_on_a_module_inside(tmp_path, with_probe):
     for layer, expected in geometry.compute().items():
         got = {r["metric"]: r["value"] for r in student.history if r["step"] == 0 and r["layer"] == layer}
         assert got == pytest.approx(expected, nan_ok=True)
-    assert {r["layer"] for r in student.history} == {"embed", "block.00", "block.01", "final_norm"}
+    assert {r["layer"] for r in student.history} == {"embed", "block.00", "block.01", "final_norm", "mean"}
 
 
 def test_a_monitor_of_chosen_modules_by_name(tmp_path):

@@ -42,7 +42,7 @@ def measured(folder, precision):
     monitor = GeometryMonitor(100, metrics=metrics, window=2, measure_last=False, on_error="raise")
     fit(folder, monitor, module=WithoutDropout(), precision=precision, max_steps=2, data=loader(32, 16))
     values = {}
-    for record in monitor.history:
+    for record in (record for record in monitor.history if record["layer_index"] >= 0):
         values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
     return values, dict(zip(values, (rows for rows in shown if rows), strict=True))
 

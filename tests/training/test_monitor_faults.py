@@ -2,6 +2,7 @@
 
 import gc
 import random
+import warnings
 from inspect import signature
 from typing import ClassVar
 from weakref import WeakSet
@@ -10,11 +11,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.loggers import CSVLogger
+from torchmetrics import Metric
 
-from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, StepMonitor, TokenMoments
+from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, StepMonitor, TokenMoments, observe
 from embedgeo.capture.calls import kept_random_states
-from tests.models import hooks
+from tests.models import gpt_neox, hooks, token_batch
+from tests.ranks import on_two_ranks
+from tests.training.loops import loop
 from tests.training.runs import (
     Breaks,
     BreaksLate,
@@ -45,6 +50,42 @@ class FullAtTheThirdLayer(TokenMoments):
         FullAtTheThirdLayer.updates += bool(len(embeddings))
         if FullAtTheThirdLayer.updates == 3:
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+
+class Answers(Metric):
+    """A user's metric; of rows it raises, or returns, what it is given, of none it may look right."""
+
+    full_state_update = False
+
+    def __init__(self, answer, place="compute", *, looks_right=True):
+        super().__init__()
+        self.answer, self.place, self.looks_right = answer, place, looks_right
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, embeddings):
+        self.rows = self.rows + len(embeddings)
+        if self.place == "update" and (self.rows or not self.looks_right):
+            raise self.answer("no rows")
+
+    def compute(self):
+        if self.looks_right and not self.rows:
+            return {"share": torch.tensor(1)}  # an integer is a number
+        if self.answer is ZeroDivisionError:
+            raise self.answer("no rows")
+        return self.answer
+
+
+ANSWERS = [
+    (ZeroDivisionError, "compute", "no rows"),
+    (ZeroDivisionError, "update", "no rows"),
+    (None, "compute", "must return a dict of real tensors .*; got NoneType"),
+    (0.5, "compute", "must return a dict .*; got float"),
+    (torch.tensor(0.5), "compute", "must return a dict .*; got Tensor"),
+    ({"share": 0.5}, "compute", "got float for 'share'"),
+    ({"share": torch.ones(3)}, "compute", r"got torch.float32 of shape \(3,\) for 'share'"),
+    ({3: torch.tensor(0.5)}, "compute", "got the key 3"),
+    ({"share": torch.tensor(1j)}, "compute", r"got torch.complex64 of shape \(\) for 'share'"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +123,74 @@ def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(
     FullAtTheThirdLayer.updates = 0
     FullAtTheThirdLayer.made.clear()
     monitor = GeometryMonitor(2, metrics=lambda dim: [FullAtTheThirdLayer(dim)])
-    with pytest.warns(UserWarning, match="OutOfMemoryError: tried to allocate 1.5 EiB at layer 'block.01'"):
+    with pytest.warns(UserWarning, match="tried to allocate 1.5 EiB in FullAtTheThirdLayer at layer 'block.01'"):
         _, run = fit(tmp_path, monitor, Watch(), max_steps=6)
     assert run.global_step == 6
     assert held == [0] * 6
     assert FullAtTheThirdLayer.updates == 3
+
+
+@pytest.mark.parametrize(("answer", "place", "message"), ANSWERS)
+def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer(answer, place, message):
+    model, batch = gpt_neox(), token_batch()
+
+    def metrics(dim):
+        return [EmbeddingMoments(dim), Answers(answer, place)]
+
+    with pytest.raises((TypeError, ZeroDivisionError), match=message) as caught:  # noqa: PT012
+        with observe(model, metrics=metrics) as geometry:
+            model(**batch)
+        geometry.compute()
+    assert caught.value.__notes__ == ["in Answers", "at layer 'embed'"]
+
+    monitor = StepMonitor(model, 1, metrics=metrics, on_error="raise")
+    with pytest.raises((TypeError, ZeroDivisionError), match=message), monitor, monitor.step(0):
+        model(**batch)
+
+    with pytest.warns(UserWarning, match=rf"{message}.* in Answers at layer 'embed'") as warned:
+        _, monitor = loop(3, every_n_steps=1, metrics=metrics)
+    assert [str(w.message).partition(":")[0] for w in warned] == [
+        "StepMonitor is off for the rest of this run, training goes on"
+    ]
+    assert monitor.history == []
+
+
+@pytest.mark.parametrize(("answer", "place", "message"), ANSWERS)
+def test_what_a_metric_of_the_users_does_wrong_without_rows_is_refused_when_the_monitor_is_made(answer, place, message):
+    with pytest.raises((TypeError, ZeroDivisionError), match=message) as caught:
+        GeometryMonitor(metrics=lambda dim: [Answers(answer, place, looks_right=False)])
+    assert caught.value.__notes__ == ["in Answers, given no rows, as a rank may be"]
+
+
+def metrics_that_answer(rank, folder):
+    """The warnings and the number of records on a rank of which one has metrics that return, or raise, the wrong."""
+    results = []
+    model, batch = gpt_neox(), token_batch()
+    for answer, place, _ in ANSWERS:
+        for who in (0, 1, dist.get_world_size()):  # the last: all
+            made = {"share": torch.tensor(0.5)}, "compute"
+            made = (answer, place) if who in (rank, dist.get_world_size()) else made
+            with (
+                warnings.catch_warnings(record=True) as caught,
+                StepMonitor(model, 1, metrics=lambda dim, made=made: [Answers(*made)]) as monitor,
+            ):
+                warnings.simplefilter("always")
+                for step in range(3):
+                    with monitor.step(step):
+                        model(**batch)
+                    dist.all_reduce(torch.ones(()))  # the training's
+            results.append(([str(w.message) for w in caught], len(monitor.history)))
+    return results
+
+
+@pytest.mark.slow
+def test_what_a_metric_of_the_users_does_wrong_on_one_of_two_ranks_hangs_nobody(tmp_path):
+    for cases in zip(*on_two_ranks(metrics_that_answer, tmp_path, tmp_path), strict=True):
+        told = [message for messages, _ in cases for message in messages]
+        assert any("in Answers at layer 'embed'" in message for message in told)
+        for messages, _ in cases:
+            assert len(messages) == 1
+            assert "is off for the rest of this run" in messages[0]
 
 
 @pytest.mark.parametrize("broken", [Breaks, BreaksLate])

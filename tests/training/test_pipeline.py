@@ -52,7 +52,7 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
 def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_in_the_model(two):
     assert_as_in_one_process(two, "gpipe")
     indices = {record["layer"]: record["layer_index"] for record in two[0]["gpipe"]["histories"][0]}
-    assert indices == {"embed": 0, "block.00": 1, "block.01": 2, "block.02": 3, "final_norm": 4}
+    assert indices == {"embed": 0, "block.00": 1, "block.01": 2, "block.02": 3, "final_norm": 4, "mean": -1}
 
 
 def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):

@@ -296,8 +296,11 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
     assert value(monitor, 0, "block.02", "n") == 36
 
 
-def test_steps_that_go_back_turn_monitoring_off():
-    monitor = StepMonitor(model := gpt_neox(), 2, metrics=moments)
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("window", [1, 2])
+def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path, window, background):
+    options = {"window": window, "background": background, "folder": tmp_path, "metrics": moments}
+    monitor = StepMonitor(model := gpt_neox(), 2, **options)
 
     def epoch():
         for step in range(5):
@@ -305,9 +308,29 @@ def test_steps_that_go_back_turn_monitoring_off():
                 model(**token_batch())
 
     epoch()
-    with pytest.warns(UserWarning, match="optimizer steps taken in the whole run, over all epochs; got 0 after 4"):
+    with pytest.warns(
+        UserWarning, match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on"
+    ) as caught:
         epoch()
-    assert steps(monitor) == [0, 2]
+    monitor.close()
+    (reason,) = [str(each.message) for each in caught]
+    assert "\n" not in reason
+    assert {step: value(monitor, step, "embed", "n") for step in steps(monitor)} == {
+        0: 48 * window,
+        2: 48 * window,
+        4: 48,
+    }
+    assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
+
+
+def test_a_step_that_goes_back_is_an_error_where_errors_are_raised_and_what_was_being_measured_is_kept():
+    monitor = StepMonitor(model := gpt_neox(), 2, metrics=moments, on_error="raise")
+    with monitor.step(2):
+        model(**token_batch())
+    with pytest.raises(ValueError, match="got 1 after 2"), monitor.step(1):
+        model(**token_batch())
+    assert steps(monitor) == [2]
+    assert hooks(model) == 0
 
 
 def test_a_resumed_loop_goes_on_in_the_schedule():

@@ -129,7 +129,7 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
 def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
     callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
     trainer = hf_trainer(tmp_path, callback)
-    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric at layer 'embed'"):
+    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric in Breaks at layer 'embed'"):
         trainer.train()
     assert trainer.state.global_step == 7
     assert callback.history == []
@@ -142,6 +142,14 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     callback = GeometryCallback(3, metrics=moments, on_error="raise")
     hf_trainer(tmp_path, callback, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert steps(callback) == [6, 7]
+    assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 3, 4, 6, 7]
+
+
+def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(tmp_path):
+    for max_steps in (5, 2):
+        hf_trainer(tmp_path, GeometryCallback(4, metrics=moments, on_error="raise"), max_steps=max_steps).train()
+    written = [pd.read_parquet(tmp_path / name) for name in ("history.1.parquet", "history.parquet")]
+    assert [sorted(each["step"].unique()) for each in written] == [[0, 4, 5], [0, 2]]
 
 
 @pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])

@@ -185,7 +185,7 @@ class SaveCheckpoints(Callback):
 
 def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
     """The history with the columns of a sweep's records."""
-    frame = pd.DataFrame(history)
+    frame = pd.DataFrame([record for record in history if record["layer_index"] >= 0])  # a sweep has no means
     return frame.assign(
         model=str(checkpoints.folder),
         revision="step" + frame["step"].astype(str),

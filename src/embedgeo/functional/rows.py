@@ -126,7 +126,7 @@ def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bo
 
 
 def rows_without_type(name: str) -> str:
-    """What is said, once, of rows with the id -100."""
+    """The warning of rows with the id -100, which begins with a name."""
     return (
         f"{name}: rows with the token id {NO_TYPE}, which labels have where nothing is to be predicted, have no token "
         "type; they are left out of all values by type, and count in the others."

@@ -125,7 +125,6 @@ class Geometry:
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
         self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
-        defaults.require_distinct_keys(self.make_metrics)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -141,6 +140,7 @@ class Geometry:
         self._group = process_group
         self._drift = drift
         self._is_off = False
+        self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
@@ -342,6 +342,7 @@ class Geometry:
                 self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
             if dim:
                 self._metrics[layer.name].expected_Q = expected
+        self._complete_groups()
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
@@ -359,6 +360,26 @@ class Geometry:
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
+
+    def _complete_groups(self) -> None:
+        """Have all ranks know the same groups of the jackknife, which are no more than sequences."""
+        num_groups = self.settings["jackknife"]
+        layers = [self._metrics[layer.name] for layer in self.layers if layer.name in self._metrics]
+        if not num_groups or not layers:
+            return
+        dealt = torch.stack([metrics.dealt() for metrics in layers])
+        if is_distributed():
+            dealt = all_reduce_sum(dealt.to(self.device), self._group).cpu()
+        for metrics, of_layer in zip(layers, dealt, strict=True):
+            metrics.complete(of_layer)
+        num_sequences = int(dealt[:, -1].min())
+        if num_sequences < num_groups and not self._warned_of_groups:
+            self._warned_of_groups = True
+            warnings.warn(
+                f"jackknife must not be more groups than there are sequences; got {num_groups} for {num_sequences}, so "
+                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or more sequences.",
+                stacklevel=1,
+            )
 
     def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
         """This rank's records, or the exception to raise once the ranks have agreed on it."""

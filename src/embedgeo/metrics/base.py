@@ -47,6 +47,23 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
+def require_values(found: object) -> dict[str, Tensor]:
+    """The values that ``compute`` of a metric has returned, integers as float64; TypeError if they are no numbers."""
+    rule = (
+        "compute() of a metric must return a dict of real tensors of shape () by name, such as {'x': torch.tensor(1.0)}"
+    )
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{rule}; got {type(found).__name__}.")
+    for key, value in found.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{rule}; got the key {key!r}.")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{rule}; got {type(value).__name__} for {key!r}.")
+        if value.ndim or value.is_complex():
+            raise TypeError(f"{rule}; got {value.dtype} of shape {tuple(value.shape)} for {key!r}.")
+    return {key: value if value.is_floating_point() else value.double() for key, value in found.items()}
+
+
 class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
@@ -247,7 +264,7 @@ class GeometryMetric(Metric):
             The values and their standard errors by key (see `embedgeo.functional.jackknife`). They are right for
             smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
-        values = self.compute()
+        values = require_values(self.compute())
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])

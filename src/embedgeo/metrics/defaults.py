@@ -9,12 +9,13 @@ import torch
 from torchmetrics import Metric
 
 from embedgeo.formatting import did_you_mean, size
+from embedgeo.functional.rows import Rows, row_ids
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import MetricFactory, require_num_groups
+from embedgeo.metrics.layer import MetricFactory, named, require_num_groups, update_metric
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -252,6 +253,7 @@ def metric_factory(
         return partial(auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
     if not callable(metrics):
         raise TypeError(f'metrics must be "auto" or a function of a layer\'s width; got {metrics!r}.')
+    require_distinct_keys(metrics)
     return metrics
 
 
@@ -309,18 +311,28 @@ def _held_bytes(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackk
 
 
 def require_distinct_keys(make: MetricFactory) -> None:
-    """Raise TypeError if no list of metrics is made for a width, ValueError if two of them give one key."""
+    """Try the metrics made for a width on no rows, which a rank may have.
+
+    Raises:
+        TypeError: they are no list of metrics, or one of them does not return numbers.
+        ValueError: two of them give one key.
+        Exception: as one of them raises, with a note that names it.
+    """
     owners: dict[str, str] = {}
     made: object = make(2)
     if not isinstance(made, list | tuple):
         raise TypeError(f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}.")
+    no_rows = torch.zeros(0, 2)
+    ids = row_ids(no_rows, no_rows[:, 0].long(), sequence_ids=no_rows[:, 0].long())
     for metric in made:
         if not isinstance(metric, Metric):
             raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
-        metric.update(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-        metric._to_sync = False
         name = type(metric).__name__
-        for key in metric.compute():
+        with named(metric, ", given no rows, as a rank may be"):
+            update_metric(metric, no_rows, ids, Rows.of(no_rows, ids))
+            metric._to_sync = False
+            found = require_values(metric.compute())
+        for key in found:
             if key in owners:
                 raise ValueError(
                     f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."

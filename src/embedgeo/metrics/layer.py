@@ -1,7 +1,7 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from embedgeo.functional.distributed import Group, all_gather, current_rank, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, require_values
 
 MetricFactory = Callable[[int], list[Metric]]  # makes the metrics of one layer, given the layer's width
 ValuePairs = dict[str, Tensor]  # value and standard error of each key, shape (2,)
@@ -22,7 +22,8 @@ class LayerMetrics:
 
     The ranks of ``process_group``, None for all, have different rows. For standard errors the sequences are dealt into
     G groups, ``jackknife``: sequence i of the S in batch b is in group b S + i modulo G, where the batches of R ranks
-    are counted as one process would see them, those of rank r as r, r + R, r + 2 R ….
+    are counted as one process would see them, those of rank r as r, r + R, r + 2 R …. A group has copies of the
+    metrics from when it has a sequence; of more groups than sequences the empty ones have none.
     """
 
     def __init__(
@@ -38,20 +39,13 @@ class LayerMetrics:
         self.dtype: torch.dtype | None = None  # of the hidden states
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self._num_groups = jackknife
+        self._num_sequences = 0  # dealt into groups, those without rows that count among them
         self._process_group = process_group
         self._num_batches = 0
-        self._metrics, *sets = (make(dim) for _ in range(1 + jackknife))
-        self._copies: list[list[Any]] = [  # of each metric
-            [each[i] for each in sets] if isinstance(metric, GeometryMetric) and metric.has_copies else []
-            for i, metric in enumerate(self._metrics)
-        ]
-        self.with_copies = [*self._metrics, *(copy for copies in self._copies for copy in copies)]
-        for metric in self.with_copies:
-            if metric.device != device:
-                metric.to(device)
-            metric._to_sync = False  # that is left to `_in_sync`
-            metric._should_unsync = False
-            metric.process_group = process_group
+        self._make = make
+        self._metrics = self._prepared(make(dim), device)
+        self._has_copies = [isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics]
+        self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
 
     def update(self, hidden: Tensor, ids: RowIds) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups."""
@@ -68,29 +62,35 @@ class LayerMetrics:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         if ids.sequence_ids is not None and self._num_groups:
             batch = self._num_batches * num_ranks(self._process_group) + current_rank(self._process_group)
-            groups, parts = ids.dealt(batch * ids.next_sequence_id, self._num_groups)
+            num_sequences = ids.next_sequence_id
+            groups, parts = ids.dealt(batch * num_sequences, self._num_groups)
             self._num_batches += 1
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
-            if groups is not None and isinstance(metric, GeometryMetric) and not copies:
-                _update(metric, hidden, RowIds(ids.token_ids, groups, ids.kept, ids.batch), rows.relabelled(groups))
-            else:
-                _update(metric, hidden, ids, rows)
+            self._num_sequences += num_sequences
+        for metric, has_copies in zip(self._metrics, self._has_copies, strict=True):
+            with named(metric):
+                if groups is not None and isinstance(metric, GeometryMetric) and not has_copies:
+                    dealt = RowIds(ids.token_ids, groups, ids.kept, ids.batch)
+                    update_metric(metric, hidden, dealt, rows.relabelled(groups))
+                else:
+                    update_metric(metric, hidden, ids, rows)
         for group, part in parts:
             of_group = Rows.of(hidden, part)
-            for copies in filter(None, self._copies):
-                _update(copies[group], hidden, part, of_group)
+            for copy in self._copies_of(group):
+                with named(copy):
+                    update_metric(copy, hidden, part, of_group)
 
     def compute(self) -> ValuePairs | Exception:
         """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
         values: ValuePairs = {}
         failure: Exception | None = None
-        for metric, copies in zip(self._metrics, self._copies, strict=True):
+        for metric, copies in self._with_their_copies():
             with _in_sync([metric, *copies]):
                 try:
-                    if self._num_groups and isinstance(metric, GeometryMetric):
-                        found, errors = metric.compute_with_errors(copies)
-                    else:
-                        found, errors = metric.compute(), {}
+                    with named(metric):
+                        if self._num_groups and isinstance(metric, GeometryMetric):
+                            found, errors = metric.compute_with_errors(copies)
+                        else:
+                            found, errors = require_values(metric.compute()), {}
                     for key, value in found.items():
                         values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
                 except Exception as error:
@@ -99,6 +99,23 @@ class LayerMetrics:
             expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
             values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)  # of no rows, nothing
         return failure or values
+
+    def dealt(self) -> Tensor:
+        """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G + 1,), int64."""
+        dealt = torch.zeros(self._num_groups + 1, dtype=torch.int64)
+        dealt[[*self._copies]] = 1
+        dealt[-1] = self._num_sequences
+        return dealt
+
+    def complete(self, dealt: Tensor) -> None:
+        """Give copies to the groups that have a sequence on any rank, by the ranks' sum of `dealt`.
+
+        Where there are no more groups than sequences, all of them have copies.
+        """
+        *marks, num_sequences = dealt.tolist()
+        for group, mark in enumerate(marks):
+            if mark or self._num_groups <= num_sequences:
+                self._copies_of(group)
 
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
@@ -118,8 +135,13 @@ class LayerMetrics:
                     yield metric
 
     @property
+    def with_copies(self) -> list[Any]:
+        """All metrics, then their copies, in the same order on every rank."""
+        return [*self._metrics, *(copy for _, copies in self._with_their_copies() for copy in copies)]
+
+    @property
     def device(self) -> torch.device:
-        return next((metric.device for metric in self.with_copies), torch.device("cpu"))
+        return next((metric.device for metric in self._metrics), torch.device("cpu"))
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Set the output embedding of the metrics that compare rows with it."""
@@ -132,6 +154,27 @@ class LayerMetrics:
         self.set_unembedding(None)
         for metric in self.with_copies:
             metric.reset()
+
+    def _with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
+        by_group = [self._copies[group] for group in sorted(self._copies)]
+        of_each = zip(*by_group, strict=True)
+        for metric, has_copies in zip(self._metrics, self._has_copies, strict=True):
+            yield metric, list(next(of_each, ())) if has_copies else []
+
+    def _copies_of(self, group: int) -> list[Any]:
+        if group not in self._copies:
+            pairs = zip(self._make(self.dim), self._has_copies, strict=True)
+            self._copies[group] = self._prepared([copy for copy, has_copies in pairs if has_copies], self.device)
+        return self._copies[group]
+
+    def _prepared(self, metrics: list[Any], device: torch.device) -> list[Any]:
+        for metric in metrics:
+            if metric.device != device:
+                metric.to(device)
+            metric._to_sync = False  # that is left to `_in_sync`
+            metric._should_unsync = False
+            metric.process_group = self._process_group
+        return metrics
 
 
 def require_num_groups(jackknife: int) -> None:
@@ -152,7 +195,18 @@ def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
         return stack.pop_all()
 
 
-def _update(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+@contextmanager
+def named(metric: Metric, how: str = "") -> Iterator[None]:
+    """Context for calls of a metric, a user's maybe: what they raise gets a note that names it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {type(metric).__name__}{how}")
+        raise
+
+
+def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+    """Update a metric with a batch, as its ``update`` takes it."""
     if type(metric).update is GeometryMetric.update:
         metric.update(rows)
         return

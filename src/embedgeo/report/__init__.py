@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from embedgeo.drawing import style
+from embedgeo.formatting import listed
+from embedgeo.glossary import in_order
 from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
@@ -29,6 +31,7 @@ def write_report(
     out: Path | None = None,
     groups: Mapping[str, str] = MappingProxyType({}),
     names: Sequence[str] | None = None,
+    metrics: Sequence[str] = (),
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
 
@@ -39,6 +42,7 @@ def write_report(
         out: the folder to write to; default: ``report`` in the folder. Several folders have none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
+        metrics: keys of the metrics to draw; none of them: all there are, and everything else.
     """
     console = Console(stderr=True)
     if out is None and len(dirs) > 1:
@@ -53,11 +57,16 @@ def write_report(
         runs = read_runs(dirs, groups)
         if names is not None:
             tokens.require_examples(runs, names)
+        measured = in_order(metric for run in runs for metric in run.metrics)
+        if unknown := [metric for metric in metrics if metric not in measured]:
+            raise ValueError(
+                f"metrics must be some of those measured at layers, {listed(measured, 60)}; got {', '.join(unknown)}."
+            )
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
             with replacing_contents(out) as new, style():
-                plan = page_plan(runs, FigureWriter(new / "figures"), names)
+                plan = page_plan(runs, FigureWriter(new / "figures"), names, metrics)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, panels)

@@ -1,10 +1,11 @@
 """Figures of several runs or models beside each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,8 +17,9 @@ from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
-from embedgeo.report.runs import Bands, Run
+from embedgeo.report.runs import Bands, Run, drawable
 
+_HALF_A_NAME = 6.6  # letters of half a name in a legend, by inch
 OVER_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")  # all models are compared by them in one figure
 
 
@@ -88,6 +90,28 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     return FigureData("token-types-compared", figure, pd.concat(numbers, axis=1), alt, text)
 
 
+def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
+    """The training losses of runs against the step, on the axis of what was measured, where any was logged."""
+    named = term("training_loss")
+    losses = {run.label: drawable(run.model)["training_loss"].dropna() for run in runs if "training_loss" in run.model}
+    logged = [run for run in runs if len(losses.get(run.label, ()))]
+    if not logged:
+        return
+    curves = {run.label: Curve(losses[run.label], losses[run.label] * np.nan, run.group, {}) for run in logged}
+    title = named.name.capitalize()
+    if len(curves) > 1:
+        figure, (ax,), groups = _comparison(title, named.unit, curves)
+    else:
+        figure, (ax,) = new_figure(title, named.unit)
+        groups = ""
+    _draw(ax, "training_loss", curves)
+    for line in ax.lines:
+        line.set_marker("")  # of every step there may be one
+    step_axis(ax, *(run.steps for run in logged), *(list(losses[run.label].index) for run in logged))
+    alt = "Training loss against optimizer step, a line a run."
+    yield FigureData("training-loss", figure, pd.DataFrame(losses), alt, f"{_trends(curves)}{groups}")
+
+
 def _bands(runs: Sequence[Run], metric: str) -> list[Bands]:
     """The bands of each run: of one kind, standard errors where any run has them."""
     has_errors = any(run.errors[metric].notna().any() for run in runs)
@@ -122,9 +146,10 @@ def _last_step(runs: Sequence[Run]) -> str:
 def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups; the groups, and what cannot be compared, in words."""
     looks, by_group = _looks(curves)
-    names = [label if len(label) <= 60 else f"{label[:29]}…{label[-30:]}" for label in map(printable, curves)]
     reasons = [f" (other {listed([*curve.differences], 2)})" if curve.differences else "" for curve in curves.values()]
-    names = [name + reason for name, reason in zip(names, reasons, strict=True)]
+    names = [printable(label) + reason for label, reason in zip(curves, reasons, strict=True)]
+    half = int(mpl.rcParams["figure.figsize"][0] * _HALF_A_NAME)
+    names = [name if len(name) <= 2 * half else f"{name[: half - 1]}…{name[-half:]}" for name in names]
     key = [Line2D([], [], label=f" {name}", **look) for name, look in zip(names, looks.values(), strict=True)]
     for group, dashes in by_group.items():  # the space: a label that begins with "_" would be hidden
         key.append(Line2D([], [], label=f" {printable(group) or 'in no group'}", color="black", ls=dashes, lw=1.3))

@@ -284,7 +284,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
     draw.value_axis(ax, named, values.to_numpy())
-    draw.step_axis(ax, list(run.model.index))
+    draw.step_axis(ax, list(values.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     outlying = values[values.index.isin(outlier_steps(run))]
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")

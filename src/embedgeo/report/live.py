@@ -1,7 +1,6 @@
 """Pictures for loggers, beside the scalars, while a model trains."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from time import monotonic
 
 import numpy as np
 import pandas as pd
@@ -16,42 +15,28 @@ from embedgeo.results.records import Record
 
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _OFTEN = ("curves", "heatmap")
-_GROWTH = 1.05
 _MOST_STEPS = 512
 _PIXELS = 700
-_PAUSE = 50  # pause after drawing, as a multiple of what drawing took: it takes at most some 2 % of the time
 
 
 class LivePictures:
     """The pictures of a monitor's history while a model trains; their tags begin with a prefix.
 
     For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and V_B at each layer.
-    They are drawn when they are due; curves and heatmaps also whenever there are 5 % more measurements, unless that
-    would take more than 2 % of the time: what is drawn does not grow with the square of a run's length.
+    All of them are drawn when they are due, at other times curves and heatmaps.
     """
 
     def __init__(self, prefix: str = "geometry") -> None:
         self.prefix = prefix
         self._num_drawn = dict.fromkeys(("curves", "heatmap", "profile", "shares"), 0)
-        self._num_measurements = 0
-        self._measurements_drawn = 0
-        self._paused_until = 0.0
 
     def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Png]]:
-        """Tags and pictures, not drawn before, of a history with one more measurement than at the last call."""
-        self._num_measurements += 1
-        started = monotonic()
-        has_grown = self._num_measurements >= _GROWTH * self._measurements_drawn
-        drawn_often = _OFTEN if has_grown and started >= self._paused_until else ()
+        """Tags and pictures of a history, of the kinds that have not been drawn of it before."""
         outdated = [kind for kind, num_drawn in self._num_drawn.items() if num_drawn < len(history)]
-        kinds = [kind for kind in outdated if is_due or kind in drawn_often]
-        if not kinds:
-            return
-        yield from draw_pictures(history, self.prefix, kinds)
+        kinds = [kind for kind in outdated if is_due or kind in _OFTEN]
         self._num_drawn |= dict.fromkeys(kinds, len(history))
-        self._measurements_drawn = self._num_measurements
-        finished = monotonic()
-        self._paused_until = finished + _PAUSE * (finished - started)
+        if kinds:
+            yield from draw_pictures(history, self.prefix, kinds)
 
 
 def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Png]]:

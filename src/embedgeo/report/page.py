@@ -4,17 +4,18 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
+import matplotlib as mpl
 import pandas as pd
 from markupsafe import Markup, escape
 
-from embedgeo.drawing import FigureData, save
+from embedgeo.drawing import SMALL, FigureData, save
 from embedgeo.formatting import listed
 from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.processing import is_processed
@@ -28,6 +29,7 @@ FIRST = "At a glance"  # the section at the top of the page, beside how to read 
 ALL_RUNS = "All runs"  # the label of the figures of all runs together
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
 _IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
+_GLANCE = 5  # metrics that have a small figure at the top
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
@@ -94,15 +96,18 @@ class FigureWriter:
         picture = picture if len(picture) <= self._left else ""
         self._left -= len(picture)
         width, height = (round(96 * inches) for inches in data.figure.get_size_inches())
-        return PageFigure(name, picture, width, height, f"{data.alt} {data.text}", data.text)
+        return PageFigure(name, picture, width, height, f"{data.alt} {data.text}".strip(), data.text)
 
 
 Draw = Callable[[Run], Iterable[FigureData | TableData]]
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
-def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None) -> Plan:
-    """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order."""
+def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None, only: Sequence[str] = ()) -> Plan:
+    """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order.
+
+    With ``only``, it has the figures of these metrics alone.
+    """
 
     def by_run(draw: Draw) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
@@ -131,6 +136,16 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         most = None if in_full else 1
         return groups + by_run(lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most))
 
+    def glance() -> Panel:
+        with mpl.rc_context(SMALL):
+            data = [*chain.from_iterable(_small_figures(runs, metric) for metric in metrics[:_GLANCE])]
+            data += [] if only else comparison.training_losses(runs)
+        small = [
+            writer.add(each._replace(name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""))
+            for each in data
+        ]
+        return Panel("", "", "", [("", small)] if small else [])
+
     def over_types() -> Panel:
         compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
         groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
@@ -139,16 +154,19 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
     drift = [metric for metric in varying if metric in DRIFT]
     drawn = [metric for metric in varying if term(metric).is_drawn and metric not in drift]
+    if only:
+        metrics = in_order(only)
+        return [(FIRST, glance), *metric_sections("Metrics", metrics, draw_metric)]
     metrics = [metric for metric in drawn if not is_processed(metric)]
     for metric in [metric for metric in metrics if term(metric).follows in metrics]:
         metrics.remove(metric)
         metrics.insert(metrics.index(term(metric).follows) + 1, metric)
     about_words = tokens.WORDS_TEXT if any(map(tokens.has_words, runs)) else ""
     return [
-        *metric_sections(FIRST, metrics[:1], draw_metric),
+        (FIRST, glance),
         *section("Composition", _composition_figures),
         ("Mean and variance over token types", over_types),
-        *metric_sections("Metrics", metrics[1:MAIN], draw_metric),
+        *metric_sections("Metrics", metrics[:MAIN], draw_metric),
         *section("Intrinsic dimension over scales", _scale_figures, figures.SCALES_TEXT),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *section("After-processing", figures.processing_figures),
@@ -159,6 +177,16 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *section("Outlier coordinates", variance.coordinate_figures, variance.COORDINATES_TEXT),
         *metric_sections("More metrics", metrics[MAIN:], draw_metric),
     ]
+
+
+def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
+    """A metric in one figure, if it varies: against the step, or of models through the layers."""
+    varying = [run for run in runs if run.varies(metric)]
+    if len(varying) > 1:
+        yield next(_comparisons(varying, metric))
+    for run in varying if len(varying) == 1 else ():
+        has_several = len(run.steps) > 1
+        yield figures.dynamics(run, metric, has_bar=False) if has_several else figures.profile(run, metric)
 
 
 def _metric_figures(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:

@@ -24,7 +24,7 @@ from embedgeo.results.events import read_training_loss
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import SCHEMA, MonitoredRun, is_history, monitored_runs, read_table, require_numbers
-from embedgeo.results.records import MODEL
+from embedgeo.results.records import MEANS, MODEL
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
 _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
@@ -181,6 +181,7 @@ class Run:
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
+    records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]  # they are of the layers here
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]

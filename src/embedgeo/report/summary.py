@@ -115,8 +115,8 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     token types that do not vary, as where they enter a model with rotary positions, R² is undefined.
     """
     table = run.table(metric)
-    expected = pd.DataFrame(False, table.index, table.columns)
-    expected[[layer for layer in table if (layer, metric) not in run.recorded]] = True
+    never = [(layer, metric) not in run.recorded for layer in run.layers]
+    expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
     if term(metric).group == "token types" and {"V", "V_W"} <= set(run.values):

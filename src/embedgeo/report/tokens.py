@@ -90,7 +90,7 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
             draw.legend(figure, ax)
         panel.set_xlabel("M of the token type")
         draw.round_ticks(panel)
-        texts.append(f"{layer}: {fit} over {len(types)} token types")
+        texts.append(f"{layer}: {fit} over {'one token type' if len(types) == 1 else f'{len(types)} token types'}")
     axes[0].set_ylabel("V of the token type")
     numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
     alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
@@ -186,6 +186,8 @@ def _frequency_panels(
 def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[float, str]:
     """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope, and slope and R² in words."""
     slope, r2 = (float(value) for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy())))
+    if len(x) == 1:
+        ax.text(0.5, 0.92, "one token type alone: no line", ha="center", transform=ax.transAxes, fontsize=8)
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)

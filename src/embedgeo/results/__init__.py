@@ -1,6 +1,7 @@
 """Results: records, the files and folders that hold them, and all of them as one tidy table."""
 
 import os
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from embedgeo.extras import require_extra
 if TYPE_CHECKING:
     import pandas as pd
 
-_UNKNOWN = {"string": "", "int64": 0, "double": float("nan")}
+_UNKNOWN = {"string": "", "int64": 0, "double": nan}
 _ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
 
 
@@ -26,8 +27,9 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         ``series``, ``weights_sha256``, ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value``
         and ``stderr``: always these, sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are
         int64, ``value`` and ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error
-        NaN. Metrics of the whole model, such as the loss, have the layer ``model`` and the layer index -1; a model that
-        is not a step of a training run has the step 0.
+        NaN. Means over blocks have the layer ``mean`` (those of an encoder and its decoder ``encoder.mean`` and
+        ``decoder.mean``), and metrics of the whole model, such as the loss, the layer ``model``; their layer index is
+        -1. A model that is not a step of a training run has the step 0.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -46,7 +48,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     sweep = SweepFolder(path)
     swept = {run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()}
     runs = swept.items() if sweep.done() else [(run.name, run.records) for run in monitored_runs(path)]
-    tables = [records.assign(run=run) for run, records in runs]
+    tables = [_with_means(records.assign(run=run)) for run, records in runs]
     if not tables:
         raise ValueError(
             "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
@@ -57,3 +59,21 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
         known = table[name].astype(object).where(table[name].notna(), unknown)
         table[name] = known.astype(type(unknown))
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
+
+
+def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
+    """Records of a run, and those of its means over blocks where they are not among them."""
+    import pandas as pd
+
+    from embedgeo.layer_names import blocks_by_side
+
+    parts = [records]
+    for side, blocks in blocks_by_side(records["layer"].unique()).items():
+        of_blocks = records[records["layer"].isin(blocks)]
+        if f"{side}mean" not in set(records["layer"]) and len(of_blocks):
+            at = ["step", "metric", *({"model", "revision"} & {*records})]
+            grouped = of_blocks.groupby(at, sort=False, dropna=False)
+            means = grouped.last().reset_index()
+            values = grouped["value"].agg(lambda column: column.sum() / len(column) if column.notna().all() else nan)
+            parts.append(means.assign(layer=f"{side}mean", layer_index=-1, value=values.to_numpy(), stderr=nan))
+    return pd.concat(parts, ignore_index=True)

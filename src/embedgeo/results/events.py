@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from embedgeo.glossary import GROUPS, in_order, term
-from embedgeo.layer_names import blocks_by_side
-from embedgeo.results.records import Record
+from embedgeo.results.records import MEANS, Record, block_means
 
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 _LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")  # tags, the first of which counts
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
-_MEANS = ("mean", "encoder.mean", "decoder.mean")
 
 
 def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
@@ -26,16 +24,10 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
     """
     records = list(records)
-    layers, sides = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
-    scalars: dict[str, float] = {}
-    block_values: dict[str, list[float]] = {}
-    for record in records:
-        layer = record["layer"]
-        chart = _chart(prefix, record["metric"])
-        scalars[f"{chart}/{layers[layer]}"] = record["value"]
-        if layer in sides:
-            block_values.setdefault(f"{chart}/{sides[layer]}mean", []).append(record["value"])
-    return scalars | {tag: sum(values) / len(values) for tag, values in block_values.items()}
+    layers = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
+    scalars = {f"{_chart(prefix, record['metric'])}/{layers[record['layer']]}": record["value"] for record in records}
+    means = {f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"] for mean in block_means(records)}
+    return scalars | means
 
 
 def _tag_part(name: str) -> str:
@@ -53,15 +45,15 @@ def _chart(prefix: str, metric: str) -> str:
 
 
 @cache
-def _layer_tags(layers: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-    """Names of layers in tags, distinct from each other and from those of the means over blocks; sides of blocks."""
+def _layer_tags(layers: tuple[str, ...]) -> dict[str, str]:
+    """Names of layers in tags, distinct from each other and from those of the means over blocks."""
     tags: dict[str, str] = {}
     for layer in layers:
         tag = _tag_part(layer)
-        while tag in (*_MEANS, *tags.values()):
+        while tag in (*MEANS, *tags.values()):
             tag += "_"
         tags[layer] = tag
-    return tags, {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
+    return tags
 
 
 def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
@@ -106,7 +98,7 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
     indices: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
-        if match and match["layer"] not in _MEANS:
+        if match and match["layer"] not in MEANS:
             prefix, metric, name = match.groups()
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
             known = indices.setdefault(prefix, {})

@@ -2,7 +2,9 @@
 
 import atexit
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from math import nan
 from pathlib import Path
 from time import monotonic
@@ -63,6 +65,7 @@ of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 
 
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
+_PREFIX = "prefix"
 _UNKNOWN = {"num_tokens": nan, "token": None}  # columns that a table may lack, by hand or of earlier versions
 
 
@@ -148,9 +151,10 @@ def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
 class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
 
-    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. It is
-    written whole, and as this takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
-    ``origin`` says what the values depend on, in texts by name, which are in the file's metadata.
+    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. Where
+    there are none the file is another run's, which is kept beside it as ``history.1.parquet`` (the next free number).
+    It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else the interpreter's
+    exit. ``origin`` says what the values depend on, in texts by name, which are in the file's metadata.
     """
 
     def __init__(
@@ -158,40 +162,47 @@ class HistoryFile:
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         self.path = folder / f"history{suffix}.parquet"
-        self._metadata = {_ORIGIN: json.dumps(dict(origin))}
+        self._metadata = {_ORIGIN: json.dumps(dict(origin)), _PREFIX: prefix}
+        self._is_other_runs = False  # the file at the path
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
         atexit.register(self.write)
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Add the records of one measurement, if there are any."""
+    def add(self, records: Sequence[Record]) -> Path | None:
+        """Add the records of one measurement, if there are any; see `write`."""
         if not records:
-            return
+            return None
         if not self._tables and self.path.exists():
             written = read_parquet(self.path, HISTORY.names)
             earlier = written[written["step"] < records[0]["step"]]
+            self._is_other_runs = earlier.empty and not written.empty
             self._tables.append(pa.Table.from_pandas(earlier, HISTORY, preserve_index=False))
         self._tables.append(pa.Table.from_pylist(records, HISTORY))
-        if monotonic() >= self._paused_until:
-            self.write()
+        return self.write() if monotonic() >= self._paused_until else None
 
-    def write(self) -> None:
-        """Write what has been added since the last time, if anything has."""
+    def write(self) -> Path | None:
+        """Write what has been added since the last time; where another run's file is now, if that was in its place."""
         if self._num_written == len(self._tables):
-            return
+            return None
         started = monotonic()
+        kept = None
         with replacing(self.path) as temporary:
             table = pa.concat_tables(self._tables).replace_schema_metadata(self._metadata)
             pq.write_table(_with_terms(table), temporary)
+            if self._is_other_runs and self.path.exists():
+                paths = (self.path.with_suffix(f".{number}.parquet") for number in count(1))
+                kept = self.path.rename(next(path for path in paths if not path.exists()))
+            self._is_other_runs = False
         self._num_written = len(self._tables)
         finished = monotonic()
         self._paused_until = finished + _PAUSE * (finished - started)
+        return kept
 
-    def close(self) -> None:
-        """Write the rest; nothing may be added afterwards."""
+    def close(self) -> Path | None:
+        """Write the rest; nothing may be added afterwards; see `write`."""
         atexit.unregister(self.write)
-        self.write()
+        return self.write()
 
 
 class MonitoredRun(NamedTuple):
@@ -210,10 +221,16 @@ def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
 
 
 def _histories(source: Path) -> Iterator[tuple[Path, str]]:
-    """The histories in a folder or else in the folders inside it, or one history itself, with their prefixes."""
+    """The histories in a folder or else in the folders inside it, or one history itself, with their prefixes.
+
+    Those of earlier runs that are kept beside them, ``history.1.parquet`` and so on, are left out of a folder's.
+    """
     name = "history.*parquet"
     for path in [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name)):
-        yield path, unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
+        prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
+        current = path.with_name(re.sub(r"\.\d+\.parquet$", ".parquet", path.name))
+        if path in (source, current) or not current.exists() or read_metadata(path).get(_PREFIX) == prefix:
+            yield path, prefix
 
 
 def _read_history(path: Path) -> pd.DataFrame:

@@ -1,12 +1,18 @@
 """Records, the flat form of results, and outliers among losses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from statistics import median
 from typing import NotRequired, TypedDict
 
+from embedgeo.layer_names import blocks_by_side
+
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
+
+MEANS = ("mean", "encoder.mean", "decoder.mean")
+"""Layer names of means over blocks, those of an encoder and its decoder apart; their layer index is -1."""
 
 _LEAST_JUMP = 0.5  # nats by which a loss has to lie outside the range of its neighbours to be an outlier
 
@@ -40,6 +46,32 @@ def model_record(metric: str, value: float) -> Record:
     {'layer': 'model', 'layer_index': -1, 'width': 0, 'metric': 'loss', 'value': 2.5, 'stderr': nan}
     """
     return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=math.nan)
+
+
+def block_means(records: Iterable[Record]) -> list[Record]:
+    """Records of the means over blocks of one measurement, with the standard errors unknown: see `MEANS`.
+
+    >>> blocks = [{"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i} for i in (1, 2)]
+    >>> block_means(blocks)
+    [{'layer': 'mean', 'layer_index': -1, 'width': 8, 'metric': 'Q', 'value': 1.5, 'stderr': nan}]
+    """
+    records = list(records)
+    sides = _sides(tuple(dict.fromkeys(record["layer"] for record in records)))
+    together: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record["layer"] in sides:
+            together.setdefault((sides[record["layer"]], record["metric"]), []).append(record)
+    means: list[Record] = []
+    for (side, _), of_blocks in together.items():
+        value = sum(record["value"] for record in of_blocks) / len(of_blocks)
+        means.append(of_blocks[-1] | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": math.nan})
+    return means
+
+
+@cache
+def _sides(layers: tuple[str, ...]) -> dict[str, str]:
+    """The prefix of its side for each block among the layers."""
+    return {block: side for side, blocks in blocks_by_side(layers).items() for block in blocks}
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:

@@ -351,7 +351,7 @@ def _expected_rows(
     has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
     num_sequences = num_batches * batch_size
     num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
-    num_groups = geometry.settings["jackknife"]
+    num_groups = min(geometry.settings["jackknife"], num_sequences)
     itemsize = 8 if inspected.dtype == torch.float64 else 4
     return _ExpectedRows(num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin)
 

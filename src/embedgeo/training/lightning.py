@@ -1,22 +1,26 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torchmetrics import Metric
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
+from embedgeo.training.loggers import logger_folder
 from embedgeo.training.monitor import Monitor, TrainingRun
-from embedgeo.training.steps import logger_folder
 
 
 class GeometryMonitor(Monitor, Callback):
@@ -63,7 +67,9 @@ class GeometryMonitor(Monitor, Callback):
             see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at: on the probe, or
             on the training batches of the last step (the last ``window`` steps), which are run again as in training
-            and without gradients. References to these batches are kept until then.
+            and without gradients. References to these batches are kept until then. Where the module has no ``forward``,
+            its ``training_step`` runs: what it logs is dropped, what it does to weights, buffers, metrics and
+            attributes is undone. Under manual optimization give ``probe_forward``.
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix than the default
             one); default: the folder of the first logger. See `embedgeo.results.parquet.HistoryFile`.
         no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
@@ -86,6 +92,8 @@ class GeometryMonitor(Monitor, Callback):
             before, at the first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. The
             ``linearity`` needs more rows than the layer is wide. A checkpoint holds the rows, so that a resumed run
             goes on from them.
+        pictures: draw pictures for loggers that show them, at the first and the last measurement and in between in at
+            most 5 % of the run's time; ``False``: none.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
@@ -144,9 +152,12 @@ class GeometryMonitor(Monitor, Callback):
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
-            folder=logger_folder(trainer.loggers),
+            folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
             is_followed=any(self._is_own(getattr(each, "monitor", None) or "") for each in deciding),
         )
+        self._has_forward = type(pl_module).forward is not LightningModule.forward
+        if remedy := self._remedy(pl_module):
+            rank_zero_info(f"GeometryMonitor: {type(pl_module).__name__} has no forward(): {remedy}")
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
@@ -202,15 +213,34 @@ class GeometryMonitor(Monitor, Callback):
         elif model is not pl_module and isinstance(batch, Mapping):
             sharded = (FullyShardedDataParallel, FSDPModule)
             call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
-        elif model is not pl_module and type(pl_module).forward is LightningModule.forward:
+        elif model is not pl_module and not self._has_forward and (self.probe or isinstance(batch, torch.Tensor)):
             call = partial(model, batch)
-        else:
+        elif self._has_forward or self.probe is not None or not pl_module.automatic_optimization:
             call = partial(pl_module, batch)
+        else:
+            with _without_traces(self._trainer):
+                has_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+                index = (self._trainer.fit_loop.batch_idx,) if has_index else ()
+                self._trainer.strategy.training_step(batch, *index)
+            return
         with self._trainer.precision_plugin.forward_context():
             if isinstance(self._trainer.model, sharded):
                 _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
+
+    def _remedy(self, pl_module: LightningModule) -> str:
+        """Say what to give where neither a forward nor a training step could be run on a batch; empty where one can."""
+        has_model = measured_model(pl_module) is not unwrapped(pl_module)
+        if self._has_forward or has_model or self.probe_forward is not None:
+            return ""
+        give = "give probe_forward=, a function of the module and a batch that runs the model"
+        if self.probe is not None:
+            return f"to measure the probe, {give}."
+        by_hand = self.measure_last and not pl_module.automatic_optimization
+        return (
+            f"to measure the last weights under manual optimization, {give}, or measure_last=False." if by_hand else ""
+        )
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
@@ -237,6 +267,36 @@ def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], objec
         wrapper()
     finally:
         module.forward = forward
+
+
+@contextmanager
+def _without_traces(trainer: Trainer) -> Iterator[None]:
+    """Context in which a training step logs nothing; weights, metrics and attributes are put back on exit."""
+    module = trainer.lightning_module
+    weights = [(weight, weight.detach().clone()) for weight in module.parameters()]
+    attributes = [(vars(inner), {**vars(inner)}) for inner in module.modules()]
+    loggers = trainer.loggers
+    try:
+        trainer.loggers = [DummyLogger() for _ in loggers]
+        for inner in module.modules():
+            if isinstance(inner, LightningModule):
+                vars(inner)["log"] = _log_nothing
+            if isinstance(inner, Metric):
+                states = inner.metric_state.items()
+                vars(inner).update({name: s.clone() if isinstance(s, torch.Tensor) else [*s] for name, s in states})
+        yield
+    finally:
+        trainer.loggers = loggers
+        for held, before in attributes:
+            held.clear()
+            held.update(before)
+        with torch.no_grad():
+            for weight, before_step in weights:
+                weight.copy_(before_step)
+
+
+def _log_nothing(*args: object, **kwargs: object) -> None:
+    """Take the place of ``log``."""
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

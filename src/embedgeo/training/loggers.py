@@ -7,14 +7,16 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -38,6 +40,9 @@ Png = tuple[bytes, int, int]
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of ``geometry.csv``: the keys of a `Record`."""
 
+_SHARE = 0.05  # of a run's time so far that its pictures take at most
+_LAST = 3.0  # seconds that those after the last measurement take at most
+_GROWTH = 1.05  # in measurements, from one time that some pictures are drawn to the next
 _MOST_STEPS = 128  # in a chart, a row of a table for each
 _MOST_ROWS = 10_000  # of a table that Weights & Biases draws
 _LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
@@ -54,7 +59,7 @@ class Charts(NamedTuple):
     prefix: str  # the monitor's
     metrics: Sequence[str]  # their keys
     tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
-    is_due: bool = True  # all pictures are drawn now: the time to write again what holds the whole history
+    is_due: bool = True  # all pictures are due now: the time to write again what holds the whole history
 
 
 class Adapter:
@@ -83,14 +88,25 @@ class Adapter:
 class Media:
     """The charts, the text and the pictures of one monitor in one run.
 
-    A text that explains each metric is written at the first measurement. Pictures are drawn at the first, second,
-    fourth, eighth … measurement and at the last, and some of them more often: see `embedgeo.report.live.LivePictures`.
+    A text that explains each metric is written at the first measurement. Pictures are drawn at the first and the last.
+    In between all of them are due when there are twice as many measurements, and some of them before, whenever there
+    are 5 % more: see `embedgeo.report.live.LivePictures`. They wait until all that has been drawn, with them, takes at
+    most 5 % of the run's time so far. After the last measurement as many are drawn as 3 s allow.
+
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
-    ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`.
+    ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`; without
+    ``pictures`` none are drawn; ``clock`` gives seconds.
     """
 
     def __init__(
-        self, prefix: str, num_earlier: int = 0, tag_start: str = "", on_error: Literal["warn", "raise"] = "warn"
+        self,
+        prefix: str,
+        num_earlier: int = 0,
+        tag_start: str = "",
+        on_error: Literal["warn", "raise"] = "warn",
+        *,
+        pictures: bool = True,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._prefix = prefix
         self._num_earlier = num_earlier
@@ -100,7 +116,13 @@ class Media:
         self._num_measurements = 0
         self._adapters: list[Adapter] | None = None
         self._pictures: LivePictures | None = None
-        self._can_draw = True
+        self._can_draw = pictures
+        self._clock = clock
+        self._started = clock()
+        self._spent = 0.0  # seconds
+        self._took: dict[bool, float] = {}  # the last time, if all were due and if some
+        self._num_due = 0  # measurements when all were due
+        self._num_drawn = 0  # measurements when some were
 
     def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
@@ -109,10 +131,13 @@ class Media:
             self._adapters = list(self._working_adapters(loggers))
         if not history or not self._adapters:
             return
+        started = self._clock()
         step = history[-1]["step"]
         self._num_measurements += not last
-        is_due = last or self._num_measurements.bit_count() == 1
         is_first = not self._metrics
+        has_doubled = self._num_measurements >= 2 * self._num_due
+        is_due = is_first or last or (has_doubled and self._has_time(is_due=True))
+        has_grown = not has_doubled and self._num_measurements >= _GROWTH * self._num_drawn
         if is_first:
             self._metrics = in_order(record["metric"] for record in history)
         charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
@@ -120,9 +145,31 @@ class Media:
         if is_first:
             text = "\n".join(_explanation(self._metrics))
             self._write_to_all(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
+        if not (is_due or (has_grown and self._has_time(is_due=False))):
+            return
         if self._can_draw and any(adapter.takes_pictures for adapter in self._adapters):
-            for tag, picture in self._drawn(history, is_due):
-                self._write_to_all(methodcaller("write_image", tag, picture, step))
+            self._write_pictures(history, step, is_due=is_due, deadline=started + _LAST if last else math.inf)
+        self._num_drawn = self._num_measurements
+        self._num_due = self._num_measurements if is_due else self._num_due
+        self._took[is_due] = self._clock() - started
+        self._spent += self._took[is_due]
+
+    def _has_time(self, *, is_due: bool) -> bool:
+        """Tell whether pictures, if they take as long as the last time, stay within their share of the run's time."""
+        expected = self._took.get(is_due, self._took.get(True, 0.0))
+        return self._spent + expected <= _SHARE * (self._clock() - self._started)
+
+    def _write_pictures(self, history: Sequence[Record], step: int, *, is_due: bool, deadline: float) -> None:
+        """Write pictures up to one that would, if it takes as long as any before, end after the deadline."""
+        longest = 0.0
+        before = self._clock()
+        for tag, picture in self._drawn(history, is_due):
+            self._write_to_all(methodcaller("write_image", tag, picture, step))
+            now = self._clock()
+            longest = max(longest, now - before)
+            before = now
+            if now + longest > deadline:
+                break
 
     def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
         for logger in loggers:
@@ -464,6 +511,11 @@ class MLflow(Adapter):
         run = mlflow.active_run()
         return cls(mlflow.MlflowClient(), run.info.run_id) if run else None
 
+    def folder(self) -> str:
+        """Folder of the run's artifacts on this machine, or their address elsewhere."""
+        uri = self._client.get_run(self._run_id).info.artifact_uri
+        return url2pathname(urlsplit(uri).path) if uri.startswith("file:") else uri
+
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._client.log_text(self._run_id, markdown, f"{_artifact_name(tag)}.md")
 
@@ -521,3 +573,31 @@ def adapters(loggers: Iterable[object]) -> list[Adapter]:
     here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
     found = (kind.of(logger) for logger in here for kind in _ADAPTERS)
     return [adapter for adapter in found if adapter is not None]
+
+
+def logger_folder(loggers: Iterable[Any]) -> Path | None:
+    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one: its run's own.
+
+    Of Weights & Biases the directory in which the run began, also where another process goes on with it; of MLflow the
+    artifacts of the run.
+    """
+    first = next(iter(loggers), None)
+    folders = [getattr(first, "log_dir", None), getattr(first, "save_dir", None)]
+    with suppress(Exception):  # of a server that does not answer, or another rank's logger
+        run = _wandb_run(first.experiment if isinstance(first, WandbLogger) else first)
+        if run is not None and not run.disabled:
+            folders.insert(0, _first_wandb_folder(run))
+        elif (of_mlflow := MLflow.of(first)) is not None:
+            folders.insert(0, of_mlflow.folder())
+    for folder in folders:
+        if isinstance(folder, str | Path) and "://" not in str(folder):
+            return Path(folder)
+    return None
+
+
+def _first_wandb_folder(run: Any) -> Path:
+    """The directory of files of a run; of one that goes on, in a directory of its own, that in which it began."""
+    own = Path(run.dir)
+    of_run = re.compile(rf"(?:offline-)?run-(\d+_\d+)-{re.escape(run.id)}")
+    began = [(found[1], path) for path in own.parent.parent.iterdir() if (found := of_run.fullmatch(path.name))]
+    return min(began)[1] / own.name if began else own

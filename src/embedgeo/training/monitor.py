@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.metadata import version
-from inspect import signature
+from inspect import currentframe, signature
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from sysconfig import get_path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
 
 import torch
@@ -48,7 +50,7 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
+_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))  # with no code of the user's
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -152,6 +156,7 @@ class MonitorOptions(TypedDict, total=False):
     compiled: Compiled
     background: bool
     drift: bool | int
+    pictures: bool
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -218,6 +223,7 @@ class Monitor(ABC):
         compiled: Compiled = "eager",
         background: bool = False,
         drift: bool | int = False,
+        pictures: bool = True,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -242,6 +248,7 @@ class Monitor(ABC):
         self.compiled = compiled
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
+        self.pictures = pictures
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -368,7 +375,7 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error)
+        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
         prefix = self._file_prefix()
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
@@ -636,7 +643,9 @@ class Monitor(ABC):
 
     def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
         measured: list[Any] = []
-        for record in records:
+        layers = {record["layer"] for record in records}
+        means = [mean for mean in block_means(records) if mean["layer"] not in layers]  # a layer may have their name
+        for record in [*records, *means]:
             dated = _SharedKeys()
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
@@ -656,10 +665,11 @@ class Monitor(ABC):
             verb = "leave" if len(causes) > 1 else "leaves"
             self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
         try:
-            write()
+            if kept := write():
+                rank_zero_info(f"{type(self).__name__}: the history of an earlier run is kept in {kept}.")
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
@@ -689,7 +699,7 @@ class Monitor(ABC):
             self._drift.forget()
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=3)
+        _warn_at_call(f"{type(self).__name__}: {message}")
 
     def _warn_of_failure(self, error: Exception) -> None:
         kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
@@ -697,15 +707,21 @@ class Monitor(ABC):
 
     def _warn_of_end(self, cause: str) -> None:
         rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
-        warnings.warn(f"{rule}: {cause}", stacklevel=3)
+        _warn_at_call(f"{rule}: {cause}")
 
     def _warn_of_eager_steps(self, cause: str) -> None:
         self._warned_of_eager_steps = True
-        warnings.warn(
-            f'{type(self).__name__}: compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. Call prepare(model) first.",
-            stacklevel=3,
+        self._warn(
+            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured steps run eagerly. '
+            "Call prepare(model) first."
         )
+
+
+def _warn_at_call(message: str) -> None:
+    """Warn where the user's own code has called: neither this package, nor another installed one, nor Python's."""
+    frames = enumerate(walk_stack(currentframe()), 1)
+    own = (level for level, (frame, _) in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS))
+    warnings.warn(message, stacklevel=next(own, 1))
 
 
 def instantiated(value: Any) -> Any:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
-from pathlib import Path
 from typing import Any, Self, Unpack
 from weakref import WeakMethod, finalize
 
@@ -22,7 +21,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
-from embedgeo.training.loggers import wandb_scalar_writer
+from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
 _NOT_MEASURED = nullcontext()
@@ -119,7 +118,8 @@ class StepMonitor(Monitor):
         """Context for the forward and the backward pass of a training batch; every rank calls this.
 
         Args:
-            step: the number of optimizer steps taken so far. It must not go back.
+            step: the number of optimizer steps taken so far. It must not go back: that ends monitoring, with what was
+                being measured.
             batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
         """
         self._now = step
@@ -133,7 +133,7 @@ class StepMonitor(Monitor):
     def close(self, step: int | None = None) -> None:
         """End the run: complete the last measurement, measure the last weights, write the file; nothing comes after.
 
-        While an exception is handled (in a ``finally``, say) several ranks write the file alone, as others may not come.
+        While an exception is handled (in a ``finally``, say) several ranks only write the file: others may not come.
 
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
@@ -219,8 +219,13 @@ class StepMonitor(Monitor):
             )
             self._start(run, step)
         if self._last_step is not None and step < self._last_step:
+            last_step = self._last_step
+            if self._window_start is not None:
+                self._measure(self._window_start)
+            self._complete()
             rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
-            self._fail(ValueError(f"{rule}; got {step} after {self._last_step}."))
+            remedy = "Count on, or make another StepMonitor for another run"
+            self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
         self._after_batch(step)  # the steps before this one are over
         self._before_batch(step, batch)
         self._look_ahead()
@@ -291,15 +296,6 @@ class StepMonitor(Monitor):
 
     def _loggers(self) -> Iterable[object]:
         return [self._logger]
-
-
-def logger_folder(loggers: Iterable[Any]) -> Path | None:
-    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one."""
-    first = next(iter(loggers), None)
-    for folder in (getattr(first, "log_dir", None), getattr(first, "save_dir", None)):
-        if isinstance(folder, str | Path) and "://" not in str(folder):
-            return Path(folder)
-    return None
 
 
 def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
