@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from embedgeo import observe
+from embedgeo import TokenMoments, observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding, submodels
 from embedgeo.results.events import tagged_scalars
@@ -203,6 +203,41 @@ def test_torchs_own_encoder_decoder_has_no_token_ids():
     geometry = observed(model, {"src": source, "tgt": target, "src_key_padding_mask": padding})
     assert torch.equal(rows_seen(geometry, "encoder.embed")[0], source[~padding])
     assert torch.equal(rows_seen(geometry, "decoder.embed")[0], target.flatten(0, 1))
+
+
+class LanguageModel(nn.Transformer):
+    """As in pytorch/examples: torch's encoder, with a table in front and a head in the decoder's place."""
+
+    def __init__(self, width=16):
+        super().__init__(width, 2, 2, 2, 32, dropout=0.0)
+        self.pos_encoder = nn.Dropout(0.0)
+        self.input_emb = nn.Embedding(VOCABULARY, width)
+        self.decoder = nn.Linear(width, VOCABULARY)
+
+    def forward(self, src):
+        x = self.pos_encoder(self.input_emb(src) * self.d_model**0.5 + torch.arange(len(src))[:, None, None])
+        mask = self.generate_square_subsequent_mask(len(src))
+        return self.decoder(self.encoder(x, mask=mask)).log_softmax(-1)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_the_only_table_of_a_language_model_made_from_torchs_transformer():
+    model = LanguageModel()
+    assert layer_names(model) == [f"encoder.{each}" for each in ("embed", "block.00", "block.01", "final_norm")]
+    assert input_embedding(model) is model.input_emb
+    ids = token_batch(4, 7)["input_ids"]  # batch first
+    states = []
+    hook = model.encoder.layers[0].register_forward_hook(lambda m, args, out: states.extend((args[0], out)))
+    with observe(model) as geometry, torch.no_grad():
+        model(ids.T)
+    hook.remove()
+    for layer, state in zip(("encoder.embed", "encoder.block.00"), states, strict=True):
+        expected = TokenMoments(16)
+        expected.update(state.transpose(0, 1), ids)
+        values = {key: float(value) for key, value in expected.compute().items()}
+        found = {key: value for key, value in geometry.compute()[layer].items() if key in values}
+        assert found == pytest.approx(values, rel=1e-12, nan_ok=True)
+        assert 0 < found["V_W"] < found["V"]
 
 
 def test_a_flat_module_whose_own_forward_is_never_called():

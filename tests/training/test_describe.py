@@ -46,6 +46,32 @@ def describe(model, batch=None, *, batch_size=2, seq_len=16, **options):
     return GeometryMonitor(**options).describe(model, batch, batch_size=batch_size, seq_len=seq_len)
 
 
+def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    said = (
+        "StepMonitor: V_W / V and other values over token types will be absent, because TransformerEncoder has no "
+        "embedding table that is called with token ids. Give token_ids=, a function of the batch."
+    )
+    cases = (
+        (encoder, {}, 1),
+        (encoder, {"metrics": lambda dim: [embedgeo.Anisotropy(dim)]}, 0),
+        (encoder, {"token_ids": lambda batch: torch.zeros(2, 3, dtype=torch.int64)}, 0),
+        (encoder, {"rows": "mean"}, 0),
+        (NanoGPT(), {}, 0),
+    )
+    for model, options, count in cases:
+        caplog.clear()
+        with caplog.at_level("INFO", "lightning.pytorch"):
+            monitor = StepMonitor(model, 1, measure_last=False, on_error="raise", **options)
+            with monitor.step(0):
+                model(torch.randn(2, 3, 16) if model is encoder else token_batch(2)["input_ids"])
+            monitor.close()
+        assert caplog.text.splitlines().count(said) == count
+        assert any(record["metric"] == "V_W_over_V_unbiased" for record in monitor.history) == (
+            not (count or {"metrics", "rows"} & options.keys())
+        )
+
+
 @pytest.mark.parametrize("on_meta", [False, True])
 @pytest.mark.parametrize("name", SOURCES)
 def test_where_token_ids_and_mask_come_from(name, on_meta):

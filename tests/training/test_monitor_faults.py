@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, StepMonitor, TokenMoments, observe
 from embedgeo.capture.calls import kept_random_states
-from tests.models import gpt_neox, hooks, token_batch
+from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.loops import loop
 from tests.training.runs import (
@@ -367,6 +368,71 @@ def test_an_unknown_argument_is_refused_with_the_one_that_may_be_meant():
     with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'colour'\.$"):
         GeometryMonitor(3, colour="red")
     assert "every_n_steps" in signature(GeometryMonitor).parameters
+
+
+class Zero(Metric):
+    """A user's metric that gives 0 for any rows."""
+
+    full_state_update = False
+
+    def update(self, embeddings):
+        pass
+
+    def compute(self):
+        return {"nothing": torch.tensor(0.0)}
+
+
+def test_a_value_of_zero_is_not_taken_for_no_token():
+    _, monitor = loop(3, every_n_steps=1, metrics=lambda dim: [Zero()])
+    assert {record["value"] for record in monitor.history} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({}, "the batches are empty"),
+        ({"skip_first_positions": 50}, "skip_first_positions=50 leaves out all of them"),
+        ({"mask": lambda batch: torch.zeros(4, 12)}, "the mask leaves out all of them"),
+    ],
+)
+def test_of_what_leaves_out_all_tokens_only_what_is_there_is_named(options, cause):
+    model = NanoGPT()
+    ids = token_batch(4 if options else 0)["input_ids"]
+    monitor = StepMonitor(model, 1, metrics=moments, probe=[ids], **options)
+    with pytest.warns(UserWarning, match="no token is left") as caught, monitor.step(0):
+        model(ids)
+    assert [str(w.message) for w in caught] == [f"StepMonitor: no token is left to measure at step 0; {cause}."]
+    monitor.close(0)
+
+
+@pytest.mark.parametrize("probe", [[], (), DataLoader([]), {"class_path": "builtins.list", "init_args": {}}])
+def test_a_probe_without_batches_is_refused_when_the_monitor_is_made(probe):
+    with pytest.raises(ValueError, match=r"probe must have at least one batch; got \w+ of length 0"):
+        GeometryMonitor(probe=probe)
+
+
+class Shrinking:
+    """A probe that has fewer batches, or shorter ones, each time."""
+
+    def __init__(self, sizes):
+        self.sizes = iter(sizes)
+
+    def __iter__(self):
+        return iter([token_batch(rows, seed=i) for i, rows in enumerate(next(self.sizes))])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([(4, 4, 4), (4, 4, 4), (4, 4), (4,), ()], "were 2 and 96 at step 2, 3 and 144 at the first one"),
+        ([(4, 4), (3, 4), (2, 4), (4, 4), (4, 4)], "were 2 and 84 at step 1, 2 and 96 at the first one"),
+        ([(4,), (), (), (), ()], "were 0 and 0 at step 1, 1 and 48 at the first one"),
+    ],
+)
+def test_a_probe_that_shrinks_is_told_once(sizes, said):
+    with pytest.warns(UserWarning, match=f"StepMonitor: probe must give the same batches .*{said}") as caught:
+        loop(4, every_n_steps=1, metrics=moments, probe=Shrinking(sizes))
+    assert len(caught) == 1
 
 
 def test_a_probe_that_is_gone_after_one_pass_is_refused():

@@ -148,8 +148,9 @@ def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_
     for place, outcome in first.items():
         other = second[place]
         assert outcome["sums"] == other["sums"] == clean["sums"], place
-        assert repr(outcome["history"]) == repr(other["history"]) == repr(clean["history"][: len(outcome["history"])])
-        assert len(outcome["history"]) < len(clean["history"])
+        for history in (outcome["history"], other["history"]):
+            assert repr(history) == repr(clean["history"][: len(history)])
+        assert len(other["history"]) < len(clean["history"])
         assert len(outcome["warned"]) == 1
         (cause,) = other["warned"]
         assert "tried to allocate 1.5 EiB" in cause

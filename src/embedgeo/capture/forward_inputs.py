@@ -149,6 +149,7 @@ class ForwardInputs:
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
         self._warned_of_rows_without_type = False
+        self.has_mask = False  # of some forward pass, given or found
         self._embedding_modules = {m for m in self.enclosing_modules if structure.contains_any(m, self.tables)}
         self.reset()
 
@@ -297,6 +298,7 @@ class ForwardInputs:
                 f"layer {rows.layer.name!r} was run outside of a call of the model, which would tell the attention "
                 "mask. Call the model or its forward(), or give mask= (all ones if there is no padding)."
             )
+        self.has_mask |= mask is not None
         if self._num_virtual and token_ids is not None:
             tokens = torch.arange(token_ids.shape[-1], device=token_ids.device) >= self._num_virtual
             mask = _intersection(mask, tokens.expand_as(token_ids))

@@ -80,7 +80,11 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
         both = measured.get_encoder(), measured.get_decoder()
     if len({measured, *both}) < 3:
         return {"": measured}
-    return dict(zip(("encoder.", "decoder."), both, strict=True))
+    parts: dict[str, nn.Module] = dict(zip(("encoder.", "decoder."), both, strict=True))
+    stacks = {prefix: stack for prefix, part in parts.items() if (stack := find_stack(part)) is not None}
+    if not is_hugging_face(measured) and [*stacks.values()] == [find_stack(measured)]:
+        return dict.fromkeys(stacks, measured)  # the other one was replaced by a head, say: the tables are beside it
+    return parts
 
 
 def find_stack(submodel: nn.Module) -> Stack | None:

@@ -82,7 +82,7 @@ class OwnGroup:
             )
 
     def issue(self, collective: Callable[..., T]) -> T:
-        """What a collective returns that is called with the group, which ends if that raises."""
+        """Call a collective with the group, which ends if that raises."""
         try:
             return collective(group=self.process_group)
         except BaseException as error:

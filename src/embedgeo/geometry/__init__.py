@@ -73,11 +73,14 @@ class Geometry:
     Attributes:
         layers: of the model, in forward order.
         make_metrics: makes the metrics of a layer, given its width.
+        inputs: reads token ids and masks.
         probe: attaches the hooks, as a context manager.
         norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
+        row_numbers: of the tokens of the next forward pass that count, among those of all ranks; None: not known.
+        num_rows: of the layer that had the most on this rank at the last `hand_over`.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
@@ -118,13 +121,13 @@ class Geometry:
         self.model = model
         self.layers = resolve_layers(model, layers, part)
         self.part = part
-        self._inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self._inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
+        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self._inputs.num_token_types)
+        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -135,11 +138,13 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
+        self.row_numbers: range | None = None
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
         self._drift = drift
         self._is_off = False
+        self.num_rows = 0
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
@@ -157,6 +162,7 @@ class Geometry:
         """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call this."""
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
+        self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         if in_thread:
             self._metrics = {}
         self.reset()
@@ -429,9 +435,9 @@ class Geometry:
         # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
         if unit == "tokens":
             ids = tokens.prepared_once(
-                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self._inputs.sequence_ids(shape))
+                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape))
             )
-            metrics.update(hidden, ids)
+            metrics.update(hidden, ids, self.row_numbers)
         elif unit == "words":
             require_word_ids(unit, tokens.word_ids)
             words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))
@@ -443,7 +449,7 @@ class Geometry:
     def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         assert tokens.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
-        return find_words(device, tokens.word_ids, self._inputs.sequence_ids(shape), **ids, mask=tokens.mask)
+        return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)

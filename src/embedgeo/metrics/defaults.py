@@ -1,11 +1,13 @@
 """Sets of metrics for a layer, given its width: the default, the streaming, the full and the automatic one."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.formatting import did_you_mean, size
@@ -338,6 +340,20 @@ def require_distinct_keys(make: MetricFactory) -> None:
                     f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
                 )
             owners[key] = name
+
+
+def keys_of_types(make: MetricFactory) -> list[str]:
+    """Keys of the metrics made for a width that are absent where rows have no token ids."""
+    rows = torch.eye(2)
+    with_ids, without = dict[str, Tensor](), dict[str, Tensor]()
+    for values, token_ids in ((with_ids, torch.arange(2)), (without, None)):
+        ids = row_ids(rows, token_ids)
+        for metric in make(2):
+            with suppress(Exception):  # of a user's, on rows that are none of the model's
+                update_metric(metric, rows, ids, Rows.of(rows, ids))
+                metric._to_sync = False
+                values.update(require_values(metric.compute()))
+    return [key for key in with_ids if key not in without]
 
 
 def require_samples(make: MetricFactory) -> None:

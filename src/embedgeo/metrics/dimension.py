@@ -163,7 +163,14 @@ class IntrinsicDimension(GeometryMetric):
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
         self.store(
-            sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, stream=stream, num_streams=num_streams)
+            sample.extend(
+                rows.embeddings,
+                rows.sequence_ids,
+                rows.finite,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
+            )
         )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:

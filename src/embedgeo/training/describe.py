@@ -25,8 +25,9 @@ from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import Geometry
+from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import is_auto, metric_name, width_notes
+from embedgeo.metrics.defaults import is_auto, keys_of_types, metric_name, width_notes
 from embedgeo.metrics.layer import LayerMetrics
 
 _TEXT_WIDTH = 100
@@ -132,9 +133,12 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
 
 
 def opening(
-    monitor: str, geometry: Geometry, schedule: object, path: Path | None, num_compared: int, drift_start: int
-) -> str:
-    """Say, when training starts, what a monitor measures, when, and where it goes: ``path`` is the history file's."""
+    geometry: Geometry, schedule: object, path: Path | None, num_compared: int, drift_start: int, *, given: bool
+) -> list[str]:
+    """Sentences, when training starts, on what a monitor measures, and when.
+
+    ``path`` is the history file's; token ids may be ``given`` in place of those that the model's table is called with.
+    """
     width = model_width(geometry.model) or 2
     layers = listed([layer.name for layer in geometry.layers], 4)
     metrics = listed([metric_name(metric) for metric in geometry.make_metrics(width)])
@@ -152,7 +156,14 @@ def opening(
     if drift_start:
         before = f"drift has no rows from before step {drift_start:,}"
         lines.append(f"{before}: the first measurement from now on is its first.")
-    return "\n".join(f"{monitor}: {line}" for line in lines)
+    has_ids = given or geometry.inputs.tables or geometry.part or geometry.settings["rows"] in ("mean", "max")
+    if absent := () if has_ids else [key for key in keys_of_types(geometry.make_metrics) if key in headlines()]:
+        lines.append(
+            f"{listed([term(key).name for key in absent])} and other values over token types will be absent, because "
+            f"{type(measured_model(geometry.model)).__name__} has no embedding table that is called with token ids. "
+            "Give token_ids=, a function of the batch."
+        )
+    return lines
 
 
 def missing_for_history() -> str:

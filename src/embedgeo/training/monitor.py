@@ -14,6 +14,7 @@ from functools import partial, wraps
 from importlib.metadata import version
 from inspect import currentframe, signature
 from itertools import chain, islice, pairwise
+from operator import length_hint
 from pathlib import Path
 from sysconfig import get_path
 from traceback import walk_stack
@@ -236,6 +237,8 @@ class Monitor(ABC):
             raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
         if window > 1 and self.probe is not None:
             raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+        if self.probe is not None and length_hint(self.probe, 1) == 0:
+            raise ValueError(f"probe must have at least one batch; got {type(self.probe).__name__} of length 0.")
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
@@ -337,6 +340,7 @@ class Monitor(ABC):
         self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
         self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
+        self._probe_size: tuple[int, int] | None = None  # batches, and rows of this rank, at the first measurement
         self._failed = False
         self._cannot_write = False
 
@@ -385,7 +389,10 @@ class Monitor(ABC):
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
         with self._guarded():
-            rank_zero_info(opening(type(self).__name__, self._geometry, self.schedule, path, self.drift, drift_start))
+            described = opening(
+                self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+            )
+            rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
 
     def _file_prefix(self) -> str:
         """The prefix, with a number where processes that were launched together do not know of each other."""
@@ -519,9 +526,21 @@ class Monitor(ABC):
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
+        num_batches = 0
         with self._guarded():
-            self._run_model(self.probe)
+            num_batches = self._run_model(self.probe)
         self._measure(step)
+        if self._geometry is None or self._failed or self._drift is not None:  # drift says itself that rows are others
+            return
+        size = num_batches, self._geometry.num_rows
+        first = self._probe_size or size
+        self._probe_size = first
+        if size[0] < first[0] or size[1] < first[1]:
+            self._probe_size = 0, 0  # this is said once
+            self._warn(
+                f"probe must give the same batches at every measurement; batches and rows were {size[0]} and {size[1]} "
+                f"at step {step}, {first[0]} and {first[1]} at the first one. Give fixed batches, such as a list."
+            )
 
     def _measure_recent(self, step: int) -> None:
         """Measure the last weights on the last training batches, if there are any, run again as in a training step."""
@@ -535,6 +554,8 @@ class Monitor(ABC):
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
+            if self._failed:
+                return
             self._warn(
                 f"the weights of the last step, {step}, are not measured, because the model could not be run on a "
                 f"training batch outside of its training step ({reason(error)}). Give probe_forward=, a function of "
@@ -543,8 +564,10 @@ class Monitor(ABC):
         else:
             self._measure(step)
 
-    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> None:
-        """Run the model on batches, without gradients; weights, buffers and modes are what they were afterwards.
+    def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
+        """Run the model on batches, and count them; weights, buffers and modes are what they were afterwards.
+
+        It runs without gradients.
 
         Ranks share the batches, one each in a round. All ranks run the model in a round or none does, because they
         gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
@@ -560,6 +583,7 @@ class Monitor(ABC):
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
         num_taken = num_sharing
+        num_batches = 0
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
@@ -586,12 +610,14 @@ class Monitor(ABC):
                 if error is not None:
                     raise error
                 _require_same_number(num_taken, self._ranks)
+                num_batches += num_taken
                 if num_taken:
                     try:
                         self._forward(own)
                     except Exception as caught:  # the other ranks learn of it in the next round
                         error = caught
                     self._detach()
+        return num_batches
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls this."""
@@ -639,9 +665,10 @@ class Monitor(ABC):
                 with together(self._ranks):
                     records = pending.geometry.agreed(pending.records)
             if not pending.is_recorded:
-                self._record(pending.step, records, pending.why_silent, is_first=pending.is_first)
+                self._record(pending, records)
 
-    def _record(self, step: int, records: list[Record], why_silent: str, *, is_first: bool) -> None:
+    def _record(self, measurement: PendingMeasurement, records: list[Record]) -> None:
+        step = measurement.step
         measured: list[Any] = []
         layers = {record["layer"] for record in records}
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]  # a layer may have their name
@@ -656,14 +683,17 @@ class Monitor(ABC):
         self._log(step, records)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
-        if not is_first:
+        if not measurement.is_first:
             return
-        if why_silent:
-            self._warn(why_silent)
-        elif not any(record["value"] and not math.isnan(record["value"]) for record in records):
-            causes = [*(f"{name}={value!r}" for name, value in self._exclusions.items() if value), "the mask"]
-            verb = "leave" if len(causes) > 1 else "leaves"
-            self._warn(f"no token is left to measure at step {step}; {' and '.join(causes)} {verb} out all of them.")
+        is_empty = not any(record["value"] and not math.isnan(record["value"]) for record in records)  # on all ranks
+        if measurement.why_silent:
+            self._warn(measurement.why_silent)
+        elif is_empty and not measurement.geometry.num_rows:
+            causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
+            if measurement.geometry.inputs.has_mask:
+                causes.append("the mask")
+            why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
+            self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
 
     def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
