@@ -352,9 +352,7 @@ class Geometry:
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
-                torch.empty(
-                    2, *weights.shape, dtype=weights.dtype, device=weights.device
-                )  # where there is no memory, now
+                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)  # fails before they gather
                 meet()
                 weights = weights.full_tensor()
             elif unembedding_may_change:

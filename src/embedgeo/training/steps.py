@@ -138,9 +138,8 @@ class StepMonitor(Monitor):
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
         """
-        is_alone = (
-            self._ranks is not None and sys.exception() is not self._handled
-        )  # others wait in training for this one
+        # where an exception is on its way, others wait for this rank in training
+        is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
             self._finish(self._now + 1 if step is None else step)
         self._stop()
@@ -156,10 +155,12 @@ class StepMonitor(Monitor):
         is_due = start is not None and self._has_stepped and self._now + 1 >= start + self.schedule.window
         if self._ranks is not None and (is_due or self._waits_for_ranks()):
             all_save = False
+            occasion = f"state at step {self._now}" + (", the last of a measurement" if is_due else "")
             with self._guarded():
-                all_save = self._ranks.all_come(f"state at step {self._now}", 0.001 if self._saves_alone else 10.0)
+                all_save = self._ranks.all_come(occasion, 0.001 if self._saves_alone else 10.0)
             if all_save:
-                self._after_batch(self._now + 1)
+                if is_due:
+                    self._after_batch(self._now + 1)
                 self._complete()
             elif not (self._saves_alone or self._failed):
                 self._saves_alone = True
