@@ -212,4 +212,4 @@ def test_an_error_of_a_listener_has_the_name_of_the_layer():
     geometry.probe.is_stable = True
     with geometry.probe:
         torch.compile(model, backend="aot_eager")(torch.randint(0, 96, (2, 6)))
-    assert errors[0].__notes__ == ["at layer 'embed'"]
+    assert errors[0].__notes__ == ["in Breaks", "at layer 'embed'"]
