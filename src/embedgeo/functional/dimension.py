@@ -47,6 +47,7 @@ class DimensionEstimate(NamedTuple):
     dimension: float  # NaN where it is undefined
     num_points: int  # number of distinct points
     left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
+    next_scale: float = math.nan  # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
 
 
 def twonn_dimension(
@@ -69,6 +70,9 @@ def twonn_dimension(
       others only is known that they are larger (Epstein & Sobel 1953). For m = N it is (N - 1) / Σ log μ_i, which is
       DADApy's ``algorithm="ml"`` (DADApy leaves out none there, whatever its ``mu_fraction``).
 
+    Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points: where some have near
+    copies, TwoNN sees the distance to the copy, and is far lower: see `gride_dimensions`.
+
     Without a group only the fit is repeated, for the μ_i of the other points, those with copies in other groups among
     them: their neighbours are those among all points. If these were searched for again, the estimates would be those of
     a thinner sample, and copies of a point, or its absence, move nearest neighbours in a way that resampling does not
@@ -90,15 +94,16 @@ def twonn_dimension(
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     estimate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     nearest, place = distinct_nearest(x, duplicate_tolerance)
-    first, second = nearest.cpu().double().unbind(1)
+    first, second, _, fourth = nearest.cpu().double().unbind(1)
     left_out = None if groups is None else first.new_full((num_groups,), math.nan)
     if not bool(is_normal(torch.stack((first, second)).square()).all()):
         return DimensionEstimate(math.nan, len(nearest), left_out)
+    next_scale = most_likely_dimension((fourth / second).log()[~fourth.isnan()].sort().values, 2)[0]
     log_mu, order = (second / first).log().sort()
     if groups is not None:
         group = point_groups(groups, place, len(nearest)).cpu()[order]
         left_out = torch.stack([estimate(log_mu[group != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(estimate(log_mu)), len(nearest), left_out)
+    return DimensionEstimate(float(estimate(log_mu)), len(nearest), left_out, float(next_scale))
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:

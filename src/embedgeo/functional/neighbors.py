@@ -13,6 +13,7 @@ BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _STRIP_ROWS = 256  # rows whose products with others are taken at a time
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
+_PARTS = 8  # number of parts of a block of products whose smallest give a limit to those of the nearest
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
@@ -24,6 +25,9 @@ _NORM_PARTS = 3  # columns that a squared norm is split into: three of eight bin
 
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from the mean."""
+
+FAR_SIGHTED = 1024
+"""Most rows whose third and fourth neighbours are looked for, too: enough for a dimension to 2 %."""
 
 _FARTHER = 0.1  # share by which an untrained row may be farther than the median of the rows that no token uses
 _DEVIATIONS = 4.0  # and as many standard deviations, relative to the mean, of the norm of Gaussian rows
@@ -53,30 +57,43 @@ def two_nearest_distances(x: Tensor) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
+    return few_nearest_distances(x, 2)
+
+
+def few_nearest_distances(x: Tensor, k: int, most: int | None = None) -> Tensor:
+    """Distances of rows to their k nearest other rows, shape (n, k), as `two_nearest_distances` finds them; k is small.
+
+    Where there are more than ``most`` rows, all but so many, evenly spaced, have two and then NaN.
+    """
     x, n = x.detach(), len(x)
+    ranks = torch.full((n, 1), 2, device=x.device)
+    ranks[:: max(1, math.ceil(n / (most or n or 1)))] = k
+    is_unasked = torch.arange(k, device=x.device) >= ranks
     if n <= _FEW_ROWS:
-        return nearest_distances(x, 2)
+        return nearest_distances(x, k).masked_fill_(is_unasked, torch.nan)
     is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
     has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
     operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
-        return nearest_distances(x, 2)
-    pairs, is_pending = _candidate_pairs(operand)
-    nearest = _measured(x, operand, *pairs)
+        return nearest_distances(x, k).masked_fill_(is_unasked, torch.nan)
+    pairs, is_pending = _candidate_pairs(operand, ranks, k)
+    nearest = _measured(x, operand, *pairs, ranks, k)
     # what underflows in float32 is negligible beside the other squares
-    is_pending |= (nearest.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
+    is_pending |= (nearest[:, :2].square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
     pending = is_pending.nonzero().flatten()
     del operand
     if len(pending) <= _FEW_PENDING:
-        nearest[pending] = _compare_with_all(x, pending)
+        nearest[pending] = _compare_with_all(x, pending, k)
     else:
-        nearest[pending] = _nearest_by_products(x, pending, 2)
-    return nearest
+        nearest[pending] = _nearest_by_products(x, pending, k)
+    return nearest.masked_fill_(is_unasked, torch.nan)
 
 
 def distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Distances of the distinct rows to their two nearest, and for each row the place of its copy: see `distinct_rows`.
+    """Distances of the distinct rows to their four nearest, and for each row the place of its copy: `distinct_rows`.
+
+    The third and fourth are those of at most `FAR_SIGHTED` of them; of the others they are NaN.
 
     Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
     "copies" of ``benchmarks/estimators.py``.
@@ -84,13 +101,13 @@ def distinct_nearest(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
     if len(x) > 2 and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
-        nearest = two_nearest_distances(x)
+        nearest = few_nearest_distances(x, 4, FAR_SIGHTED)
         norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
         scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
         if bool((nearest[:, 0] > 1.5 * tolerance * scale).all()):  # median distances from the mean are at most √2 scale
             return nearest, torch.arange(len(x), device=x.device)
     kept, place = distinct_rows(x, tolerance)
-    return two_nearest_distances(x if len(kept) == len(x) else x[kept]), place
+    return few_nearest_distances(x if len(kept) == len(x) else x[kept], 4, FAR_SIGHTED), place
 
 
 def nearest_distances(x: Tensor, k: int) -> Tensor:
@@ -221,8 +238,8 @@ class Operand(NamedTuple):
         return torch.promote_types(self.rows.dtype, torch.float32)
 
 
-def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Pairs (i, j) of a row and one that may be among its two nearest, with their products; and marks of rows left out.
+def _candidate_pairs(operand: Operand, ranks: Tensor, k: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Pairs (i, j) of a row and one that may be among its nearest, with their products; and marks of rows left out.
 
     Each product serves two rows: those of a square are looked through by row and, off the diagonal, by column. They are
     compared as integers, which takes less time; those that rounding made negative are below all others, too.
@@ -232,7 +249,7 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
     device = operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
-    smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=device)
+    smallest = torch.full((n, k), torch.inf, dtype=dtype, device=device)
     limit = smallest[:, 0].clone()
     is_crowded = torch.zeros(n, dtype=torch.bool, device=device)
     pairs = [(torch.arange(0, device=device), torch.arange(0, device=device), limit[:0])]
@@ -247,11 +264,13 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
             sides.append((first, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
         for begin, offset, groups, minima in sides:
             own = slice(begin, begin + len(minima))
-            one, place = minima.min(1, keepdim=True)  # of a group only the smallest, unless that is within the limit
-            other = minima.view(dtype).scatter(1, place, torch.inf).view(integer).amin(1, keepdim=True)
-            two = torch.cat((smallest[own].view(integer), one, other), dim=1).topk(2, largest=False).values
-            smallest[own] = two.view(dtype)
-            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1]))
+            if minima.shape[1] > _PARTS:  # of some rows only the nearest one, unless others are within the limit
+                near = torch.stack([part.amin(1) for part in minima.tensor_split(_PARTS, dim=1)], dim=1)
+            else:
+                near = groups.flatten(1)
+            near = torch.cat((smallest[own].view(integer), near), dim=1).topk(k, largest=False).values
+            smallest[own] = near.view(dtype)
+            limit[own] = operand.limit(own, operand.farthest(own, smallest[own].gather(1, ranks[own] - 1).squeeze(1)))
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
             most = limit[own].view(integer)
             i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
@@ -269,27 +288,28 @@ def _candidate_pairs(operand: Operand) -> tuple[tuple[Tensor, Tensor, Tensor], T
     return pairs[0], is_crowded
 
 
-def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Tensor:
-    """The two smallest distances of each row, shape (n, 2), in the pairs (i, j) with these products."""
+def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor, ranks: Tensor, k: int) -> Tensor:
+    """The k smallest distances of each row, shape (n, k), in the pairs (i, j) with these products."""
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
-    limit = _two_smallest(products.to(distances.dtype), i, len(x))[:, 1]
-    two = distances
-    for _ in range(2):  # first pairs with a row's two smallest products, then those that may be nearer
+    limit = _smallest(products.to(distances.dtype), i, len(x), k).gather(1, ranks - 1).squeeze(1)
+    nearest = distances
+    for _ in range(2):  # first pairs with a row's smallest products, then those that may be nearer
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
         distances[chosen] = pair_distances(x, i[chosen], j[chosen], torch.float32)
-        two = _two_smallest(distances, i, len(x))
-        limit = operand.limit(slice(None), two[:, 1])
-    return two
+        nearest = _smallest(distances, i, len(x), k)
+        limit = operand.limit(slice(None), nearest.gather(1, ranks - 1).squeeze(1))
+    return nearest
 
 
-def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """The smallest and the second smallest of the distances of each row, shape (num_rows, 2); infinite if none."""
-    first, second = distances.new_full((2, num_rows), torch.inf)
-    first.scatter_reduce_(0, rows, distances, "amin")
-    is_first = (distances == first[rows]).nonzero().flatten()
-    one = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[is_first], is_first, "amin")
-    others = distances.index_fill(0, one[one < len(distances)], torch.inf)
-    return torch.stack((first, second.scatter_reduce_(0, rows, others, "amin")), dim=1)
+def _smallest(distances: Tensor, rows: Tensor, num_rows: int, k: int) -> Tensor:
+    """The k smallest of the distances of each row, shape (num_rows, k), ascending; infinite if there are none."""
+    smallest = distances.new_full((k, num_rows), torch.inf)
+    for each in smallest:
+        each.scatter_reduce_(0, rows, distances, "amin")
+        found = (distances == each[rows]).nonzero().flatten()
+        one = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[found], found, "amin")
+        distances = distances.index_fill(0, one[one < len(distances)], torch.inf)
+    return smallest.T.contiguous()
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
@@ -304,14 +324,14 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) 
     return distances
 
 
-def _compare_with_all(x: Tensor, rows: Tensor) -> Tensor:
-    """The two smallest distances of these rows, shape (m,), to all other rows, by differences alone."""
+def _compare_with_all(x: Tensor, rows: Tensor, k: int) -> Tensor:
+    """The k smallest distances of these rows, shape (m,), to all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     left = x.index_select(0, rows).to(wide)
     mode = "donot_use_mm_for_euclid_dist"
     parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=mode) for chunk in row_chunks(x)]
     distances = torch.cat(parts, dim=1).scatter_(1, rows.unsqueeze(1), torch.inf)
-    return distances.topk(2, largest=False).values
+    return distances.topk(k, largest=False).values
 
 
 def _nearest_by_products(x: Tensor, rows: Tensor, k: int) -> Tensor:

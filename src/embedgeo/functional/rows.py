@@ -151,6 +151,7 @@ class Rows:
     ids: RowIds
     num_nonfinite: int = 0  # number of rows that the mask kept but that had a NaN or Inf
     finite: Tensor | None = None  # marks of the kept rows that these are, shape (n + num_nonfinite,); None: all
+    first: int | None = None  # the number of the first kept row among those of all ranks, where it is known
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
@@ -191,7 +192,7 @@ class Rows:
     def relabelled(self, sequence_ids: Tensor) -> "Rows":
         """These rows with other sequence ids, which those with a NaN or Inf have, too."""
         ids = RowIds.of(BatchIds(self.token_ids, sequence_ids if self.finite is None else sequence_ids[self.finite]))
-        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite)
+        return Rows(self.embeddings, ids, self.num_nonfinite, self.finite, self.first)
 
 
 def select_rows(

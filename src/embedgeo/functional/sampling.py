@@ -72,11 +72,12 @@ class Sample(NamedTuple):
         seed: int | None = None,
         stream: int = 0,
         num_streams: int = 1,
+        first: int | None = None,
     ) -> "Sample":
         """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
 
         ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
-        in turn; of several, as the module says.
+        in turn; of several, as the module says, unless the number of the ``first`` row of the batch is given.
         """
         count = len(x) if kept is None else len(kept)
         seed = self.seed if seed is None else seed
@@ -84,7 +85,8 @@ class Sample(NamedTuple):
         batches = self.batches
         if num_streams > 1:
             batches = torch.cat((batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count)))
-        keys = row_keys(self._next_number(batches, stream, num_streams), count, seed=seed, device=device)
+        number = self._next_number(batches, stream, num_streams) if first is None else first
+        keys = row_keys(number, count, seed=seed, device=device)
         positions = stream_positions(self.seen, count, stream=stream, device=device)
         if kept is not None:
             kept = kept.to(device)

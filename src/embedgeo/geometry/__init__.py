@@ -77,6 +77,7 @@ class Geometry:
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
+        row_numbers: of the tokens of the next forward pass that count, among those of all ranks; None: not known.
         num_rows: of the layer that had the most on this rank at the last `hand_over`.
 
     Raises:
@@ -135,6 +136,7 @@ class Geometry:
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
+        self.row_numbers: range | None = None
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
@@ -420,7 +422,7 @@ class Geometry:
             ids = tokens.prepared_once(
                 device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape))
             )
-            metrics.update(hidden, ids)
+            metrics.update(hidden, ids, self.row_numbers)
         elif unit == "words":
             require_word_ids(unit, tokens.word_ids)
             words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))

@@ -31,6 +31,7 @@ from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _AT_SCALES = {f"intrinsic_dimension_at_{scale}": scale for scale in SCALES}
+_OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 # fmt: off
@@ -47,6 +48,12 @@ _TERMS = {
             "to be expected at `embed` of a model with rotary positions.", gaussian=0.0),
         n_points=Term("distinct rows", "rows used by TwoNN",
             "What the intrinsic dimension rests on.", ranges=True, is_drawn=False),
+    ),
+    **in_group("more", 705,
+        intrinsic_dimension_next_scale=Term("intrinsic dimension at the next scale",
+            "dimensions, GRIDE, neighbours 2 and 4",
+            "As TwoNN, from neighbours that are a little farther away. Where it is far larger, rows have near copies, "
+            "which pull TwoNN down.", ranges=True, is_drawn=False),
     ),
     **in_group("more", 710, **{
         key: Term(f"intrinsic dimension at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
@@ -70,8 +77,9 @@ class IntrinsicDimension(GeometryMetric):
     ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks. ``compute()`` returns
     float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch where
     fewer rows were seen; NaN for fewer than three distinct rows); ``intrinsic_dimension_std`` over batches (NaN for
-    one); ``duplicate_fraction``, the share of rows left out because they equal another one, exactly or but for
-    rounding; ``n_points``, the number of distinct rows in all batches.
+    one); ``intrinsic_dimension_next_scale``, GRIDE's at scale 2 of at most 1,024 rows of each batch, far larger where
+    rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the share of rows left out because they
+    equal another one, exactly or but for rounding; ``n_points``, the number of distinct rows in all batches.
 
     With ``estimator="gride"`` it returns, for each of the ``scales``, ``intrinsic_dimension_at_{scale}`` from the
     neighbours of rank ``scale`` and twice that, and ``intrinsic_dimension_at_{scale}_error``, its standard error by
@@ -163,7 +171,14 @@ class IntrinsicDimension(GeometryMetric):
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
         self.store(
-            sample.extend(rows.embeddings, rows.sequence_ids, rows.finite, stream=stream, num_streams=num_streams)
+            sample.extend(
+                rows.embeddings,
+                rows.sequence_ids,
+                rows.finite,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
+            )
         )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
@@ -186,7 +201,7 @@ class IntrinsicDimension(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         num_points = rows.measured.get("n_points", rows.n)
         return {
-            **rows.simulated(["intrinsic_dimension"], lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
+            **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
             **rows.simulated(_AT_SCALES, lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
         }
 
@@ -239,9 +254,11 @@ class IntrinsicDimension(GeometryMetric):
         dimensions = sample.keys.new_tensor([estimate.dimension for estimate in estimates])
         num_rows = min(len(sample.rows), self.batch_size * len(estimates))
         num_points = sum(estimate.num_points for estimate in estimates)
+        next_scale = dimensions.new_tensor([estimate.next_scale for estimate in estimates]).mean()
         return {
             "intrinsic_dimension": dimensions.mean(),
             "intrinsic_dimension_std": dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan),
+            **({"intrinsic_dimension_next_scale": next_scale} if self.estimator == "twonn" else {}),
             "duplicate_fraction": dimensions.new_tensor(1 - num_points / num_rows if num_rows else torch.nan),
             "n_points": dimensions.new_tensor(float(num_points)),
         }
@@ -255,7 +272,9 @@ def _power(n: int) -> int:
 @cache
 def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
     rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
-    return {"intrinsic_dimension": float(f"{float(twonn_dimension(rows).dimension):.4g}")}
+    found = twonn_dimension(rows)
+    values = zip(_OF_TWONN, (found.dimension, found.next_scale), strict=True)
+    return {key: float(f"{value:.4g}") for key, value in values}
 
 
 @cache

@@ -49,8 +49,11 @@ class LayerMetrics:
         self._has_copies = [isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
 
-    def update(self, hidden: Tensor, ids: RowIds) -> None:
-        """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups."""
+    def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
+        """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups.
+
+        ``numbers`` are those of its rows among those of all ranks, where they are known.
+        """
         for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
@@ -58,7 +61,10 @@ class LayerMetrics:
         if ids.sequence_ids is None and self._num_groups:  # each row is one
             ids = RowIds.of(ids.batch._replace(sequence_ids=torch.arange(num_rows, device=hidden.device)))
         rows = Rows.of(hidden, ids)
-        self.num_rows += len(rows.embeddings) + rows.num_nonfinite
+        count = len(rows.embeddings) + rows.num_nonfinite
+        self.num_rows += count
+        if numbers is not None and len(numbers) == count:
+            rows.first = numbers.start
         groups: Tensor | None = None
         parts: list[tuple[int, RowIds]] = []
         if num_rows:

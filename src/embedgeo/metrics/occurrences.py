@@ -56,7 +56,7 @@ class TokenOccurrences(GeometryMetric):
         labels = None if ids is None else ids[is_chosen]
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(x[is_chosen], labels, kept, stream=stream, num_streams=num_streams))
+        self.store(sample.extend(x[is_chosen], labels, kept, stream=stream, num_streams=num_streams, first=rows.first))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         most = min(num_rows, self.most * len(self.token_types))

@@ -64,7 +64,9 @@ class AfterProcessing(GeometryMetric):
         self.extend(row_scatter(rows.embeddings))
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(rows.embeddings, kept=rows.finite, stream=stream, num_streams=num_streams))
+        self.store(
+            sample.extend(rows.embeddings, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first)
+        )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)

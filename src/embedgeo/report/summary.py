@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
+from embedgeo.functional.neighbors import FAR_SIGHTED
 from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.records import loss_outliers
@@ -14,6 +15,7 @@ from embedgeo.results.records import loss_outliers
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
 FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
+OTHER_DIMENSION = 1.5  # factor by which the dimensions of two scales differ where more than the scale tells them apart
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _UNKNOWN = "–"
 _ROUNDING = 1e-9  # share of V below which V_W is none
@@ -78,6 +80,12 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     points = values.get("n_points") if "intrinsic_dimension" in values else None
     yield Flag("Few rows for the intrinsic dimension", text, _below(run, points, FEW_POINTS, "distinct rows"))
     text = (
+        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more than three standard "
+        f"errors and a factor of {OTHER_DIMENSION}: near copies, as of one token in one place, pull TwoNN "
+        "down, although they count as distinct. Read the next scale, or more of them: the extra metric scales."
+    )
+    yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
+    text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
         "lowers the participation ratio; compare with the dashed line."
     )
@@ -138,6 +146,24 @@ def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str)
         return []
     low = values[values < least].groupby("layer").min()
     return [f"{layer}: {low[layer]:,.3g} {what}" for layer in run.layers if layer in low]
+
+
+def _near_copies(run: Run) -> list[str]:
+    keys = ["intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points"]
+    if not {*keys} <= set(run.values):
+        return []
+    dimension, at_next, num_points = (run.values[key] for key in keys)
+    error = np.sqrt((1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED)))
+    factor = np.maximum(at_next / dimension, dimension / at_next)
+    found = factor[(factor > OTHER_DIMENSION) & ((at_next - dimension).abs() > 3 * error)]
+    details = []
+    for layer in run.layers:
+        of_layer = found[found.index.get_level_values("layer") == layer]
+        if len(of_layer):
+            worst = of_layer.idxmax()
+            when = f" at step {worst[0]:,}" if run.has_steps else ""
+            details.append(f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}")
+    return details
 
 
 def _steps_text(steps: Sequence[int]) -> str:

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
+from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
 from embedgeo.metrics.base import GeometryMetric
@@ -202,8 +203,12 @@ class Worker:
         modules = [call.module for layer in geometry.layers for call in layer.calls]
         loss = TokenLoss(loaded, modules, text.mask_token_id)
         loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
-        for on_cpu in text.batches(self.settings.batch_size, self.fabric.global_rank, self.fabric.world_size):
+        rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
+        batches = text.batches(self.settings.batch_size, rank, num_ranks)
+        numbers = self._row_numbers(text)[rank::num_ranks] if num_ranks > 1 else None
+        for i, on_cpu in enumerate(batches):
             batch = move_data_to_device(on_cpu, device)
+            geometry.row_numbers = None if numbers is None else numbers[i]
             if batch.word_ids is not None:
                 geometry.probe.word_ids = batch.word_ids
                 geometry.probe.token_ids = batch.word_types
@@ -212,6 +217,18 @@ class Worker:
             loss.add(states, batch.token_ids, batch.masked, batch.mask)
             del states  # they may be the logits of the whole batch, and the next ones are made in their place
         return loss
+
+    def _row_numbers(self, text: ProbeText) -> list[range]:
+        """Numbers of the tokens that count of each batch of all ranks, which ranks draw their samples by."""
+        numbers = []
+        start = 0
+        for batch in text.batches(self.settings.batch_size):
+            counts = torch.ones_like(batch.token_ids, dtype=torch.bool) if batch.mask is None else batch.mask
+            counts = counts & (sequence_positions(counts) > self.settings.skip_first_positions)
+            counts &= ~torch.isin(batch.token_ids, torch.tensor([*self.settings.ignore_token_ids], dtype=torch.int64))
+            numbers.append(range(start, start + int(counts.sum())))
+            start = numbers[-1].stop
+        return numbers
 
     def _results(self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]) -> Measured:
         records = geometry.records()
