@@ -198,7 +198,7 @@ def test_copies_and_pickles_of_a_prepared_model_are_not_read_and_its_state_is_as
             other.apply_block = Block.__call__
             assert not Geometry(other).probe.is_prepared()
             other(ids)
-    assert geometry.compute() == {}
+    assert geometry.records() == []
     prepared = Geometry(others[0], metrics=moments).probe
     prepared.prepare(others[0])
     assert prepared.is_prepared()
