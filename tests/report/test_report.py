@@ -31,7 +31,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
 from tests.models import gpt2
-from tests.report.synthetic import make_sweep
+from tests.report.synthetic import layer_names, make_sweep
 
 SOME = (
     *("n", "Q", "M", "V_W_unbiased", "V_B_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension"),
@@ -598,6 +598,14 @@ def test_few_token_types_in_the_regressions_are_flagged(tmp_path: Path) -> None:
     text = " ".join(Page(write_report([folder])).text.split())
     assert "Few token types in the regressions. The C.V. of Q, the slopes and the R² over token types rest on" in text
     assert "1 caseblock.00: 299 token types" in text
+
+
+def test_what_few_token_types_leave_undefined_has_one_flag(tmp_path: Path) -> None:
+    changes = {(step, layer, "token_types_regressed"): 1.0 for step in (0, 8) for layer in layer_names(2)}
+    changes |= {(*place[:2], "V_freq_r2"): np.nan for place in changes}
+    folder = make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", "token_types_regressed", "V_freq_r2"), changes=changes)
+    (run,) = read_runs([folder])
+    assert [flag.title for flag in flags(run)] == ["Few token types in the regressions"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1])

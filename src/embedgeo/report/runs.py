@@ -316,7 +316,7 @@ def _monitored(monitored: MonitoredRun) -> Run:
     path = monitored.path
     loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
-    model = run.model.join(kept, how="outer").rename_axis("step")
+    model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(run, model=model, settings=_settings(monitored.origin), date=_date([path]))
 
 

@@ -117,18 +117,22 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
-    """Places, by step (rows) and layer (columns), at which a metric has no value in a sound run.
+    """Places, by step (rows) and layer (columns), at which it is no news that a metric has no value.
 
-    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; and over
-    token types that do not vary, as where they enter a model with rotary positions, R² is undefined.
+    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; over
+    token types that do not vary, as where they enter a model with rotary positions, R² is undefined; and where token
+    types are few another flag says so.
     """
     table = run.table(metric)
     never = [(layer, metric) not in run.recorded for layer in run.layers]
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
-    if term(metric).group == "token types" and {"V", "V_W"} <= set(run.values):
-        expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+    if term(metric).group == "token types":
+        if {"V", "V_W"} <= set(run.values):
+            expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+        if "token_types_regressed" in run.values:
+            expected |= run.table("token_types_regressed") < FEW_TYPES
     return expected
 
 
