@@ -160,6 +160,7 @@ def test_computing_before_any_forward_pass_is_warned_of_once():
         warnings.simplefilter("always")
         with observe(model) as geometry:
             assert geometry.compute() == {}
+            assert len(caught) == 1
             assert geometry.compute() == {}
         assert geometry.compute() == {}
     (warning,) = caught
