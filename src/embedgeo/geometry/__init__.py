@@ -22,7 +22,7 @@ from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     Group,
     all_reduce_max,
@@ -145,6 +145,7 @@ class Geometry:
         self._drift = drift
         self._is_off = False
         self.num_rows = 0
+        self._warned_of_silence = False
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
@@ -174,9 +175,12 @@ class Geometry:
         return records.result() if self._join_stages is None else self._join_stages(len(self.layers), records)
 
     def compute(self) -> dict[str, dict[str, float]]:
-        """The values of `records` as ``{layer: {metric: value}}``."""
+        """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing was measured."""
         values = dict[str, dict[str, float]]()
-        for record in self.records():
+        records = self.records()
+        if not records:
+            self._warn_of_silence(stacklevel=3)
+        for record in records:
             values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         return values
 
@@ -186,6 +190,14 @@ class Geometry:
         import pandas as pd
 
         return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
+
+    def __repr__(self) -> str:
+        num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
+        rows = f"{num_rows} rows" if num_rows else "nothing measured"
+        layers = listed([layer.name for layer in self.layers], 4)
+        return (
+            f"<Geometry of {type(measured_model(self.model)).__name__}: {len(self.layers)} layers ({layers}), {rows}>"
+        )
 
     def _repr_html_(self) -> str:
         title = f"Geometry of {len(self.layers)} layers"
@@ -238,8 +250,8 @@ class Geometry:
         """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
 
         The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
-        and what it has under others stays. Nothing changes here: more rows may follow. Every rank must call this, and
-        rank 0 writes.
+        with a warning, and what it has under others stays. Nothing changes here: more rows may follow. Every rank must
+        call this, and rank 0 writes.
 
         Args:
             folder: a new one, or one that this method has made with the same settings.
@@ -312,6 +324,12 @@ class Geometry:
             return f"only forward passes without gradients reached {names}: count them by no_grad_passes=True."
         graphs = ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
         return f"no forward pass reached {names}{graphs}."
+
+    def _warn_of_silence(self, stacklevel: int) -> None:
+        """Warn of the `silent_layers`, once, where the user called: so many frames above."""
+        if not self._warned_of_silence and (why := self.why_silent()):
+            self._warned_of_silence = True
+            warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=stacklevel)
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
@@ -568,5 +586,4 @@ def observe(
     )
     with geometry.probe:
         yield geometry
-    if why := geometry.why_silent():
-        warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)
+    geometry._warn_of_silence(stacklevel=4)
