@@ -1,7 +1,7 @@
 """Standard errors by the jackknife: how often their intervals hold the truth, and what they cost.
 
 Run as ``python -m benchmarks.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows in 64
-sequences, whose rows share an effect of their sequence, in 16 groups.
+sequences, whose rows share an effect of their sequence, in 16 groups; and other designs, by what they change.
 """
 
 import sys
@@ -41,10 +41,20 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
     )
 
 
+DESIGNS = {
+    "groups of whole sequences": (Corpus(), {}),
+    "groups of rows, as if they were independent": (Corpus(), {"by_sequence": False}),
+    "16 sequences: most types with two occurrences or fewer": (Corpus(), {"num_sequences": 16}),
+    "200 token types: all of them in most sequences": (Corpus(num_types=200), {}),
+    "4 groups": (Corpus(), {"num_groups": 4}),
+    "documents of 4 sequences, dealt into 4 groups": (Corpus(document=4), {}),
+}
+
+
 if __name__ == "__main__":
     pd.options.display.width = 120
     print(cost(), "\n")
-    for by_sequence in (True, False):
-        print("groups of whole sequences" if by_sequence else "groups of rows, as if they were independent")
-        table = coverage(int(sys.argv[1]) if len(sys.argv) > 1 else 200, Corpus(), by_sequence=by_sequence)
+    for name, (corpus, changes) in DESIGNS.items():
+        print(name)
+        table = coverage(int(sys.argv[1]) if len(sys.argv) > 1 else 200, corpus, **changes)
         print(table.to_string(float_format="{:.4g}".format), "\n")

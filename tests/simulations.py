@@ -51,14 +51,16 @@ class Corpus:
         num_types: number of token types.
         dim: d.
         sequence_effect: standard deviation of the effect of a sequence, where that of the noise is 0.7.
+        document: number of sequences, one after the other, that share an effect, as those cut from one document do.
     """
 
-    def __init__(self, num_types: int = 5000, dim: int = 32, sequence_effect: float = 0.3) -> None:
+    def __init__(self, num_types: int = 5000, dim: int = 32, sequence_effect: float = 0.3, document: int = 1) -> None:
         generator = torch.Generator().manual_seed(1)
         self.probabilities = 1 / torch.arange(1, num_types + 1, dtype=torch.float64)
         self.probabilities /= self.probabilities.sum()
         self.scale = torch.linspace(1.5, 0.5, dim, dtype=torch.float64)
         self.sequence_effect = sequence_effect
+        self.document = document
         means = torch.randn(num_types, dim, dtype=torch.float64, generator=generator) * self.scale * 0.6
         self.means = means + torch.randn(dim, dtype=torch.float64, generator=generator)
 
@@ -68,7 +70,9 @@ class Corpus:
         count = num_sequences * length
         ids = torch.multinomial(self.probabilities, count, replacement=True, generator=generator)
         ids = ids.view(num_sequences, length)
-        effect = torch.randn(num_sequences, 1, len(self.scale), dtype=torch.float64, generator=generator)
+        num_documents = -(-num_sequences // self.document)
+        effect = torch.randn(num_documents, 1, len(self.scale), dtype=torch.float64, generator=generator)
+        effect = effect.repeat_interleave(self.document, 0)[:num_sequences]
         noise = torch.randn(num_sequences, length, len(self.scale), dtype=torch.float64, generator=generator)
         return self.means[ids] + self.scale * (self.sequence_effect * effect + 0.7 * noise), ids
 
@@ -90,14 +94,17 @@ class Corpus:
         }
 
 
-def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_groups: int = 16) -> pd.DataFrame:
+def coverage(
+    num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_groups: int = 16, num_sequences: int = 64
+) -> pd.DataFrame:
     """How often the interval of 1.96 standard errors around an estimate holds the value of the population.
 
     Args:
-        num_runs: samples to draw, of 8,192 rows in 64 sequences, in batches of 8.
+        num_runs: samples to draw, in batches of 8 sequences of 128 rows.
         corpus: what they are drawn from.
         by_sequence: deal sequences into groups; False: rows, as if they were independent.
         num_groups: G of the jackknife.
+        num_sequences: of a sample.
 
     Returns:
         A row for each metric: the value of the population (for anisotropy and intrinsic dimension, which depend on the
@@ -107,7 +114,7 @@ def coverage(num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_gro
     runs = []
     for seed in range(100, 100 + num_runs):
         metrics = LayerMetrics(default_metrics, len(corpus.scale), device=torch.device("cpu"), jackknife=num_groups)
-        embeddings, token_ids = corpus.draw(64, 128, seed)
+        embeddings, token_ids = corpus.draw(num_sequences, 128, seed)
         for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
             sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
             metrics.update(x, row_ids(x, ids, None, sequences))

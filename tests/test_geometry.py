@@ -154,6 +154,29 @@ def test_layers_that_never_fire_are_named_in_one_warning():
     assert geometry.compute() == {}
 
 
+def test_computing_before_any_forward_pass_is_warned_of_once():
+    model = gpt_neox()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with observe(model) as geometry:
+            assert geometry.compute() == {}
+            assert len(caught) == 1
+            assert geometry.compute() == {}
+        assert geometry.compute() == {}
+    (warning,) = caught
+    assert str(warning.message).startswith("No forward pass reached embed")
+    assert warning.filename == __file__
+
+
+def test_the_representation_says_what_was_measured():
+    model, batch = gpt_neox(), token_batch(padding="left")
+    start = "<Geometry of GPTNeoXForCausalLM: 5 layers (embed, block.00, block.01, block.02 and 1 more)"
+    with observe(model) as geometry:
+        assert repr(geometry) == f"{start}, nothing measured>"
+        model(**batch)
+    assert repr(geometry) == f"{start}, {batch['attention_mask'].sum()} rows>"
+
+
 def test_streaming_metrics_keep_no_table():
     model, batch = gpt_neox().eval(), token_batch()
     with observe(model, metrics=embedgeo.streaming_metrics) as geometry, torch.no_grad():

@@ -198,7 +198,7 @@ def test_copies_and_pickles_of_a_prepared_model_are_not_read_and_its_state_is_as
             other.apply_block = Block.__call__
             assert not Geometry(other).probe.is_prepared()
             other(ids)
-    assert geometry.compute() == {}
+    assert geometry.records() == []
     prepared = Geometry(others[0], metrics=moments).probe
     prepared.prepare(others[0])
     assert prepared.is_prepared()
@@ -212,4 +212,4 @@ def test_an_error_of_a_listener_has_the_name_of_the_layer():
     geometry.probe.is_stable = True
     with geometry.probe:
         torch.compile(model, backend="aot_eager")(torch.randint(0, 96, (2, 6)))
-    assert errors[0].__notes__ == ["at layer 'embed'"]
+    assert errors[0].__notes__ == ["in Breaks", "at layer 'embed'"]

@@ -93,7 +93,7 @@ def test_standard_names_win_over_modules_of_the_same_name():
     model = nn.ModuleDict({"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
     (layer,) = resolve_layers(model, "embed")
     assert layer.takes_input
-    assert layer.calls == (ModuleCall(model["layers"][0]),)
+    assert layer.calls == (ModuleCall(model["layers"][0], takes_input=True),)
 
 
 def test_patterns_find_a_models_own_modules_before_numbered_hidden_states():

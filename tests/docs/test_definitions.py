@@ -30,7 +30,7 @@ COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] *
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
 OTHERS = ("previous", "first", "below")
-SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2"}
+SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2", "intrinsic_dimension_next_scale"}
 """The page gives no formula for these."""
 OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
 """The page has tables of these."""

@@ -115,7 +115,9 @@ def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_pat
     measured(gpt2).save(tmp_path, model="b", step=0, save_samples=True)
     before = contents(tmp_path)
     again = measured(seed=2)
-    again.save(tmp_path, model="a", step=10, save_samples=True)
+    with pytest.warns(UserWarning, match=r"save replaces a--step10, which .* has already\. To keep both") as caught:
+        again.save(tmp_path, model="a", step=10, save_samples=True)
+    assert [warning.filename for warning in caught] == [__file__]
     folder = SweepFolder(tmp_path)
     assert folder.done() == {"a--step0", "a--step10", "b--step0"}
     assert folder.read("a--step10")["value"].tolist() == pytest.approx(
@@ -147,6 +149,7 @@ def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, se
     assert contents(tmp_path) == before
 
 
+@pytest.mark.filterwarnings("ignore:save replaces")
 def test_where_replacing_ends_in_the_middle_new_samples_are_not_left_beside_old_records(tmp_path, monkeypatch):
     measured().save(tmp_path, model="a", save_samples=True)
     again = measured(seed=1)

@@ -53,20 +53,6 @@ def test_lightnings_logger_is_given_values_pictures_and_the_explanation(store, t
     assert_complete(logger.run_id, monitor, tmp_path)
 
 
-def test_the_history_is_an_artifact_of_its_run(store, tmp_path):
-    runs = {}
-    for every in (1, 2):
-        logger = MLFlowLogger("histories", tracking_uri=store, artifact_location=f"file://{tmp_path}/my%20artifacts")
-        fit(tmp_path, GeometryMonitor(every, metrics=few, pictures=False, on_error="raise"), logger=logger, max_steps=4)
-        runs[logger.run_id] = [*range(0, 5, every)]
-    with mlflow.start_run() as run:
-        loop(mlflow)
-    runs[run.info.run_id] = [0, 2]
-    for run_id, expected in runs.items():
-        path = mlflow.MlflowClient().download_artifacts(run_id, "history.parquet", str(tmp_path))
-        assert sorted(pd.read_parquet(path)["step"].unique()) == expected
-
-
 def test_the_hugging_face_trainers_run_is(tmp_path):
     monitor = GeometryCallback(metrics=few, on_error="raise")
     hf_trainer(tmp_path, monitor, report_to="mlflow", max_steps=2, run_name="trainer").train()
@@ -91,3 +77,17 @@ def test_a_logger_that_takes_no_picture_costs_one_warning_and_nothing_else(store
     assert steps(monitor) == [0, 2]
     history = logger.experiment.get_metric_history(logger.run_id, "geometry.anisotropy/block.01")
     assert [metric.step for metric in history] == [0, 2]
+
+
+def test_the_history_is_an_artifact_of_its_run(store, tmp_path):
+    runs = {}
+    for every in (1, 2):
+        logger = MLFlowLogger("histories", tracking_uri=store, artifact_location=f"file://{tmp_path}/my%20artifacts")
+        fit(tmp_path, GeometryMonitor(every, metrics=few, pictures=False, on_error="raise"), logger=logger, max_steps=4)
+        runs[logger.run_id] = [*range(0, 5, every)]
+    with mlflow.start_run() as run:
+        loop(mlflow)
+    runs[run.info.run_id] = [0, 2]
+    for run_id, expected in runs.items():
+        path = mlflow.MlflowClient().download_artifacts(run_id, "history.parquet", str(tmp_path))
+        assert sorted(pd.read_parquet(path)["step"].unique()) == expected

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from lightning.pytorch import LightningModule
 from peft import IA3Config, LNTuningConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers.integrations import TensorBoardCallback
@@ -230,6 +231,48 @@ def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
         assert by_step(callback.history)[step]["block.01"]["n"] == num_tokens
     given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
     assert_same_values(by_step(callback.history)[1], recorder.observed(lambda model, inputs: model(**given)))
+
+
+class Wrapped(LightningModule):
+    """A module of Lightning's around a model, which has what it has not itself."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # the reference's own
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # trl's use of it
+def test_a_lightning_module_under_dpo_is_measured_as_the_model_in_it(tmp_path):
+    tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
+    tokenizer.pad_token = tokenizer.eos_token
+    data = {"prompt": ["a prompt, "] * 4, "chosen": ["chosen well"] * 4, "rejected": ["rejected as the worst"] * 4}
+    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    histories = []
+    for wrapped in (lambda model: model, Wrapped):
+        torch.manual_seed(0)
+        models = llama(vocab_size=len(tokenizer)), llama(vocab_size=len(tokenizer))
+        callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
+        DPOTrainer(
+            *map(wrapped, models),
+            DPOConfig(str(tmp_path / wrapped.__name__), max_steps=2, bf16=False, use_cpu=True, **arguments),
+            train_dataset=Dataset.from_dict(data),
+            processing_class=tokenizer,
+            callbacks=[callback],
+        ).train()
+        histories.append(by_step(callback.history))
+    assert list(histories[0]) == [0, 1, 2]
+    for step, values in histories[0].items():
+        assert_same_values(histories[1][step], values)
 
 
 def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):

@@ -156,13 +156,13 @@ def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
 
 def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
     model = gpt_neox()
-    for limit in (10_000, 10_000, 20_000):
+    for step, limit in enumerate((10_000, 10_000, 20_000)):
         with observe(model, metrics="auto", max_state_bytes=limit) as geometry:
             model(**token_batch())
         if limit == 10_000:
-            geometry.save(tmp_path, model="m", step=1)
+            geometry.save(tmp_path, model="m", step=step)
     with pytest.raises(ValueError, match=r"settings|other"):
-        geometry.save(tmp_path, model="m", step=1)
+        geometry.save(tmp_path, model="m", step=2)
     assert geometry.settings["metrics"]["num_token_types"] == VOCABULARY
 
 

@@ -11,7 +11,10 @@ from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
 from tests.simulations import typed_rows
 
-KEYS = {"intrinsic_dimension", "intrinsic_dimension_std", "duplicate_fraction", "n_points"}
+KEYS = {
+    *("intrinsic_dimension", "intrinsic_dimension_std", "intrinsic_dimension_next_scale", "duplicate_fraction"),
+    "n_points",
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -72,6 +75,33 @@ def test_no_more_rows_are_kept_than_wanted_and_all_where_there_are_fewer(seen):
     assert metric.compute()["n_points"] == {10: 10, 99: 50}.get(seen, 100)
 
 
+@pytest.mark.parametrize("n", [4, 5, 26, 900])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
+    x = gaussian(n, 5).to(dtype)
+    expected = gride_dimensions(x, (2,)).dimensions[0]
+    assert expected.isnan() == (n < 5)
+    assert_values(updated(IntrinsicDimension(5), x).compute(), {"intrinsic_dimension_next_scale": expected}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 16, 128])
+def test_the_dimension_at_the_next_scale_of_many_rows_is_that_of_enough_of_them(dim):
+    x = gaussian(4096, dim, dtype=torch.float32)
+    estimates = gride_dimensions(x, (2,))
+    found = updated(IntrinsicDimension(dim), x).compute()["intrinsic_dimension_next_scale"]
+    assert found == pytest.approx(estimates.dimensions.item(), abs=4 * 2 * estimates.errors.item())
+    assert found != estimates.dimensions.item()
+
+
+def test_near_copies_move_twonn_and_not_the_next_scale():
+    x = gaussian(4000, 10, dtype=torch.float32)
+    x[3600:] = x[:400] + 1e-3 * gaussian(400, 10, seed=1, dtype=torch.float32)
+    values = updated(IntrinsicDimension(10), x).compute()
+    assert values["duplicate_fraction"] == 0
+    assert values["intrinsic_dimension"] < 0.5
+    assert values["intrinsic_dimension_next_scale"] == pytest.approx(9, rel=0.15)
+
+
 def test_discard_fraction_is_passed_on():
     x = gaussian(301, 5)  # of a multiple of 5 scikit-dimension takes one ratio fewer
     values = updated(IntrinsicDimension(5, discard_fraction=0.8), x).compute()
@@ -117,6 +147,8 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"scales": (1.5,)}, "scales must be"),
         ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"duplicate_tolerance": math.nan}, "duplicate_tolerance must be at least 0 and less than 1"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
+        ({"seed": 2**63}, "seed must be at least 0"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
         ({"estimator": None}, "estimator must be .* got None"),
         ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),

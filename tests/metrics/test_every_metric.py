@@ -111,7 +111,12 @@ def sampled(rows):
 def dimension(rows):
     estimates = [twonn_dimension(batch) for batch in sampled(rows)]
     dimensions = torch.stack([torch.as_tensor(each.dimension, dtype=torch.float64) for each in estimates])
-    return {"intrinsic_dimension": dimensions.mean(), "intrinsic_dimension_std": dimensions.std()}
+    next_scale = torch.tensor([each.next_scale for each in estimates], dtype=torch.float64).mean()
+    return {
+        "intrinsic_dimension": dimensions.mean(),
+        "intrinsic_dimension_std": dimensions.std(),
+        "intrinsic_dimension_next_scale": next_scale,
+    }
 
 
 def dimensions_at_scales(rows):

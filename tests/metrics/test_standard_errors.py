@@ -197,3 +197,17 @@ def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_s
     else:  # rows of a sequence are not independent
         assert shares["M_over_Q"] < 0.7
         assert shares["mean_cosine"] < 0.7
+
+
+@pytest.mark.slow
+def test_errors_of_pairs_are_too_large_where_types_occur_a_few_times():
+    found = coverage(40, Corpus(dim=8), num_sequences=16)
+    ratios = found["stderr"] / found["sd"]
+    assert 1.1 < ratios["V_W_over_V_unbiased"] < 1.8
+    assert 0.7 < ratios["M_over_Q"] < 1.3
+
+
+@pytest.mark.slow
+def test_errors_are_too_small_where_several_sequences_are_of_one_document():
+    found = coverage(40, Corpus(dim=8, document=4), num_sequences=16)
+    assert found["stderr"]["M_over_Q"] / found["sd"]["M_over_Q"] < 0.7

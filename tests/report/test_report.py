@@ -4,18 +4,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import load_results
+from embedgeo import IntrinsicDimension, load_results, observe
 from embedgeo.cli import main
 from embedgeo.drawing import FigureData
 from embedgeo.report import comparison, figures, write_report
@@ -27,7 +30,8 @@ from embedgeo.report.summary import flags, origins
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
-from tests.report.synthetic import make_sweep
+from tests.models import gpt2
+from tests.report.synthetic import layer_names, make_sweep
 
 SOME = (
     *("n", "Q", "M", "V_W_unbiased", "V_B_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension"),
@@ -594,6 +598,69 @@ def test_few_token_types_in_the_regressions_are_flagged(tmp_path: Path) -> None:
     text = " ".join(Page(write_report([folder])).text.split())
     assert "Few token types in the regressions. The C.V. of Q, the slopes and the R² over token types rest on" in text
     assert "1 caseblock.00: 299 token types" in text
+
+
+def test_what_few_token_types_leave_undefined_has_one_flag(tmp_path: Path) -> None:
+    changes = {(step, layer, "token_types_regressed"): 1.0 for step in (0, 8) for layer in layer_names(2)}
+    changes |= {(*place[:2], "V_freq_r2"): np.nan for place in changes}
+    folder = make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", "token_types_regressed", "V_freq_r2"), changes=changes)
+    (run,) = read_runs([folder])
+    assert [flag.title for flag in flags(run)] == ["Few token types in the regressions"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
+def test_near_copies_are_flagged_where_they_move_the_intrinsic_dimension(tmp_path: Path, share: float) -> None:
+    rows, copies = torch.randn(2, 4000, 10, generator=torch.Generator().manual_seed(0))
+    num_copies = int(4000 * share)
+    rows[4000 - num_copies :] = rows[:num_copies] + 1e-3 * copies[:num_copies]
+    metric = IntrinsicDimension(10)
+    metric.update(rows)
+    values = {key: float(value) for key, value in metric.compute().items()}
+    changes = {(step, "block.01", key): value for step in (0, 8) for key, value in values.items()}
+    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 9.5, "n_points": 4000.0}
+    changes |= {
+        (step, layer, key): value
+        for step in (0, 8)
+        for layer in ("embed", "block.00", "final_norm")
+        for key, value in usual.items()
+    }
+    changes[8, "block.01", "intrinsic_dimension"] = 9.0
+    changes[8, "block.01", "intrinsic_dimension_next_scale"] = 9.5
+    (run,) = read_runs([make_sweep(tmp_path / "a", (0, 8), 2, metrics=("n", *usual), changes=changes)])
+    found = [flag.details for flag in flags(run) if flag.title == "Near copies in the intrinsic dimension"]
+    assert len(found) == (share == 0.1)
+    if found:
+        assert re.fullmatch(r"block.01: 0\.3\d*, and \d\.\d+ at the next scale at step 0", found[0][0])
+        assert len(found[0]) == 1
+
+
+@pytest.mark.slow
+def test_plain_text_has_no_flag_of_near_copies_once_a_model_is_trained(tmp_path: Path) -> None:
+    words = re.findall(r"\w+|[^\w\s]|\s+", "\n".join(topics.values()))
+    known = {word: i for i, (word, _) in enumerate(Counter(words).most_common(1999))}
+    ids = torch.tensor([known.get(word, 1999) for word in words])
+    torch.manual_seed(0)
+    model = gpt2(vocab_size=2000, n_positions=64, n_embd=64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def measure(step: int) -> None:
+        with torch.no_grad(), observe(model.eval()) as geometry:
+            for batch in ids[: 64 * 64].view(8, 8, 64):
+                model(input_ids=batch)
+        geometry.save(tmp_path / "a", model="gpt2", step=step)
+        model.train()
+
+    measure(0)
+    for starts in torch.randint(0, len(ids) - 64, (100, 16)).tolist():
+        batch = torch.stack([ids[start : start + 64] for start in starts])
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    measure(100)
+    (run,) = read_runs([tmp_path / "a"])
+    (flag,) = [flag for flag in flags(run) if flag.title == "Near copies in the intrinsic dimension"]
+    assert {line.split(":")[0] for line in flag.details} >= {"block.00"}  # random: a token in one place is a near copy
+    assert all(line.endswith(" at step 0") for line in flag.details)
 
 
 def test_backticks_are_code(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """The folder of a sweep, and what is rebuilt from its Parquet files."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
 
 from embedgeo.results.files import make_empty
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import read_table
+from embedgeo.results.parquet import read_table, write_parquet
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)
@@ -25,6 +27,27 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
     assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    with TemporaryDirectory(dir="/tmp") as name:
+        out = SweepFolder(name)
+        out.open({}, {})
+        for folder in (out.path, out.checkpoints):
+            folder.chmod(0o555)
+        try:
+            if os.geteuid() == 0:  # who may write anywhere
+                os.seteuid(65534)
+            with pytest.raises(OSError, match=r"a folder that can be written; it is not .*denied: '[^']*'\)\.$") as at:
+                out.open({}, {})
+            with pytest.raises(PermissionError) as written:
+                write_parquet(out.checkpoints / "step1.parquet", pd.DataFrame({"n": [1]}), None)
+        finally:
+            os.seteuid(os.getuid())
+            out.path.chmod(0o755)
+            out.checkpoints.chmod(0o755)
+        assert written.value.filename == str(out.checkpoints)
+        assert ".tmp-" not in f"{at.value} {written.value}"
 
 
 @pytest.mark.parametrize(("model", "run"), [("lab/a", "step"), ("..", "step"), ("/runs/lab/tiny/", "tiny")])

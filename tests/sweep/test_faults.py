@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,8 @@ from transformers import modeling_utils
 from transformers.models.albert import modeling_albert
 
 from embedgeo.checkpoints import hub as hub_source
+from embedgeo.checkpoints.loading import load_model, load_tokenizer
+from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.cli import main
 from embedgeo.sweep.measure import TokenLoss
 from tests.files import Payload
@@ -143,6 +146,39 @@ def test_a_broken_checkpoint_fails_alone(hub, options, changes, reason):
     assert done(options) == ["step0", "step2"]
     assert reason in reasons(options)["step1"]
     assert sweep(REPOSITORY, **options) == 3
+
+
+CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "mine", **CODE}, "auto_map names code that comes with the model, .*; --trust-remote-code runs"),
+        ({"model_type": "mine"}, "model_type must be one that transformers .* knows; got mine"),
+        ({"hidden_act": "nope"}, r"transformers cannot take hidden_act \(KeyError: 'nope'\)"),
+        ({"hidden_size": "x"}, "transformers cannot take hidden_size .* expected int, got str"),
+        ({"rope_scaling": {"type": "what", "factor": 2}}, r"transformers cannot take rope_scaling.type \(KeyError"),
+        ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible by the number of att"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "transformers cannot take quantization_config"),
+    ],
+)
+def test_an_error_about_a_configuration_names_its_key_and_no_page(tmp_path, changes, reason, capsys):
+    files = broken(**{"config.json": changed_config(**changes)})
+    folder = write_files(tmp_path / "step1", files)
+    (checkpoint,) = list_checkpoints(str(folder))
+    with pytest.raises(ValueError, match=rf"^config\.json: {reason}") as refused:
+        load_model(folder, checkpoint.contents(), dtype=torch.float32)
+    assert not re.search("https?://|trust_remote_code|contains custom code", str(refused.value))
+    assert main(["doctor", str(folder)]) == (0 if "quantization_config" in changes else 2)
+    assert "quantization_config" in changes or re.search(rf"error: config\.json: {reason}", capsys.readouterr().err)
+
+
+def test_code_of_a_tokenizer_is_named(tmp_path):
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    write_files(tmp_path, {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"})
+    with pytest.raises(ValueError, match=r"^tokenizer_config\.json: auto_map names code .*; --trust-remote-code runs"):
+        load_tokenizer(tmp_path)
 
 
 class WithManyParameters(nn.Module):
@@ -391,7 +427,7 @@ def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
 
 def test_no_tokenizer_anywhere(hub, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
-    refused("none loads: main of lab/tiny .* tokenizer.json by tokenizer=", REPOSITORY, **options)
+    refused("none loads: main of lab/tiny .* tokenizer.json by --tokenizer", REPOSITORY, **options)
 
 
 def test_no_tokenizer_in_a_folder(tmp_path, options):

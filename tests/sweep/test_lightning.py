@@ -162,6 +162,19 @@ def test_a_model_that_is_too_short_is_refused_with_the_number(tmp_path, asked):
     assert not Path(asked["out"]).exists()
 
 
+def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(tmp_path, asked, capsys):
+    model = Forward()
+    save(tmp_path / "step=1.ckpt", model, 1)
+    with pytest.raises(ValueError, match=r"step=1\.ckpt; got none\. Give --model-class package\.module\.Class\."):
+        sweep(str(tmp_path / "step=1.ckpt"), **asked)
+    torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
+    assert sweep(str(tmp_path / "step=2.ckpt"), **asked, model_class=class_of(model)) == 3
+    assert "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by" in capsys.readouterr().out
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    with pytest.raises(FileNotFoundError, match=r"a folder with config\.json, a \.ckpt file, or .*model\.pt is none"):
+        sweep(str(tmp_path / "model.pt"), **{**asked, "out": str(tmp_path / "new")})
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

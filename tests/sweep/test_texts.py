@@ -13,6 +13,7 @@ from transformers import GPT2Config, RobertaConfig, RobertaForMaskedLM, T5Config
 import embedgeo
 from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints.loading import load_tokenizer
+from embedgeo.report.runs import read_runs
 from embedgeo.results.records import MODEL
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.plan import make_plan
@@ -231,7 +232,12 @@ def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one
     assert sweep(str(tmp_path / "run"), **options, seq_len=64, out=str(tmp_path / "asked")) == 0
     by_default, asked = (pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("default", "asked"))
     pd.testing.assert_frame_equal(by_default, asked)
-    assert json.loads((tmp_path / "default/manifest.json").read_text())["asked"]["seq_len"] == 512
+    manifest = json.loads((tmp_path / "default/manifest.json").read_text())
+    assert manifest["asked"]["seq_len"] == 512
+    if unit == "sequence":
+        assert manifest["text"]["seq_len"] == 64
+        (run,) = read_runs([tmp_path / "default"])
+        assert run.settings["seq_len"] == "64"
     local_run(tmp_path / "run", (1, 2))
     assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
     (tmp_path / "run/step1/model.safetensors").write_bytes(b"no weights")

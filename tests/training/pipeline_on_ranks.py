@@ -212,3 +212,20 @@ def on_two(rank):
 
 def on_four(rank):
     return {"gpipe": measured("gpipe"), "tensor parallel": measured("1f1b", other="tp")}
+
+
+def raise_in_forward(rank, failing):
+    """A measured step of training that raises on one stage; the monitor is closed in a ``finally``."""
+    pipeline = Pipeline(masked=())
+
+    def forward(*call):
+        raise ZeroDivisionError("in the forward pass")
+
+    if rank == failing:
+        next(pipeline.model.layers.children()).register_forward_hook(forward)
+    monitor = pipeline.monitor()
+    try:
+        with monitor.step(0, batch_at(0, 0)):
+            pipeline.forward(pipeline.schedule.step, batch_at(0, 0))
+    finally:
+        monitor.close()

@@ -131,8 +131,7 @@ def run(form, rank, **options):
                 getattr(out, "logits", out).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if rank:
-                later.state_dict()  # of one rank alone
+            later.state_dict()
         for monitor in (train, later, held):
             monitor.close()
     warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]

@@ -14,11 +14,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from torch import nn
 
 from embedgeo import GeometryMonitor, StepMonitor, load_results, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY, HistoryFile
+from embedgeo.results.parquet import HISTORY, HistoryFile, read_histories
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
@@ -319,3 +320,21 @@ def test_a_file_that_is_none_of_ours_is_named(tmp_path):
     (tmp_path / "history.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match=r"history.parquet must be a Parquet file.*Remove it"):
         HistoryFile(tmp_path).add(layer_records(0))
+
+
+def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(tmp_path, monkeypatch):
+    def train(num_rows):
+        model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+        with StepMonitor(model, 1, layers="1", metrics=moments, folder=tmp_path, measure_last=False) as monitor:
+            for step in range(2):
+                with monitor.step(step):
+                    model(torch.arange(num_rows)).sum().backward()
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.warns(UserWarning, match=f"this is process {rank} of 2") as warned:
+            train(num_rows=3 + rank)
+        assert len(warned) == 1
+    numbers = {prefix: records["value"][records["metric"] == "n"] for _, prefix, records in read_histories(tmp_path)}
+    assert {prefix: set(of_file) for prefix, of_file in numbers.items()} == {"geometry": {3.0}, "rank1": {4.0}}

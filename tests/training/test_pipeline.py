@@ -1,5 +1,7 @@
 """StepMonitor on the stages of a pipeline, on gloo ranks: the numbers are those of the whole model in one process."""
 
+import time
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from tests.training.pipeline_on_ranks import (
     on_four,
     on_two,
     probe_batches,
+    raise_in_forward,
 )
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
@@ -154,3 +157,11 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
                 f"must be the one stage that this rank has, a module that is called; got {several}." in refused[several]
             )
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_forward_that_raises_ends_both_ranks_at_once_also_where_the_monitor_is_closed_then(tmp_path, failing):
+    started = time.monotonic()
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match=r"in the forward pass|[Cc]onnection"):
+        on_two_ranks(raise_in_forward, tmp_path, failing)
+    assert time.monotonic() - started < 45  # of the 60 seconds after which a rank gives up waiting

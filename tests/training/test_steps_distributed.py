@@ -4,6 +4,7 @@ import pytest
 
 from embedgeo import StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
+from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import probe_batches
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 from tests.training.steps_on_ranks import (
@@ -97,12 +98,12 @@ def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
 
 
 def test_a_failure_to_compute_on_one_rank_turns_monitoring_off_on_all_also_in_the_background(two):
-    for rank, cause in zip(two, ("it failed on another rank before step 2", "OutOfMemoryError"), strict=True):
+    for rank, cause in zip(two, ("it failed on another rank", "OutOfMemoryError"), strict=True):
         outcome = rank["late fault"]
         for warning in outcome["warned"]:
             assert cause in warning
         assert len(outcome["warned"]) == 2
-        assert list(by_step(outcome["later"])) == list(by_step(outcome["train"]))
+        assert outcome["later"] == outcome["train"] == []
 
 
 def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_others(two):
@@ -130,3 +131,65 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
             "same modules on every rank; they differ, as those of pipeline stages do. Give device_mesh="
             in refused["stage"]
         )
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    return on_two_ranks(with_failures, tmp_path_factory.mktemp("failing"), seconds=400)
+
+
+@pytest.mark.parametrize("how", ["at once", "in the background", "of the last weights", "of a probe"])
+def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_off_on_all(failing, how):
+    first, second = (rank[how] for rank in failing)
+    clean = first.pop(-1)
+    assert clean["warned"] == []
+    assert repr(second.pop(-1)) == repr(clean)  # with NaN
+    assert len(first) > 5
+    for place, outcome in first.items():
+        other = second[place]
+        assert outcome["sums"] == other["sums"] == clean["sums"], place
+        for history in (outcome["history"], other["history"]):
+            assert repr(history) == repr(clean["history"][: len(history)])
+        assert len(other["history"]) < len(clean["history"])
+        assert len(outcome["warned"]) == 1
+        (cause,) = other["warned"]
+        assert "tried to allocate 1.5 EiB" in cause
+
+
+def test_the_values_of_the_first_rank_are_those_of_all(failing):
+    first, second = (rank["other digits"] for rank in failing)
+    assert repr(first["history"]) == repr(second["history"]) != "[]"
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ends")
+    return on_two_ranks(at_the_ends, folder, folder)
+
+
+@pytest.mark.parametrize("how", ["saved on all", "saved on all, a mesh"])
+def test_a_measurement_whose_steps_are_over_is_completed_before_the_state_is_taken(ends, how):
+    for rank in ends:
+        outcome = rank[how]
+        assert outcome["saved"] == [(0, 48), (2, 48)]
+        assert outcome["all"] == [(0, 48), (2, 48), (4, 48)]
+        assert outcome["then"] == [(4, 48)]
+        assert outcome["warned"] == []
+
+
+def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(ends):
+    first, second = (rank["saved on one"] for rank in ends)
+    assert first["saved"] == second["saved"] == [(0, 48)]
+    assert first["all"] == second["all"] == [(0, 48), (2, 48), (4, 48)]
+    assert first["then"] == second["then"] == [(4, 48)]
+    (warning,) = first["warned"]
+    assert "state_dict must be called on every rank" in warning
+    assert second["warned"] == []
+
+
+def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(ends):
+    for rank in ends:
+        for name, (measured, warned) in rank["without group"].items():
+            assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name
+            assert len(warned) == (name != "nothing left")
+            assert all("process group must be there until" in warning for warning in warned)

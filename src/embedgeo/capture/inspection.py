@@ -73,7 +73,7 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
             hooks.callback(table.register_forward_hook(inputs.record_token_ids, with_kwargs=True).remove)
         for layer in layers:
             note = partial(found.add_hidden, layer)
-            hooks.callback(_hooked(layer.calls[-1].module, note, of_input=layer.takes_input))
+            hooks.callback(_hooked(layer.calls[-1].module, note, of_input=layer.calls[-1].takes_input))
         error = _run_small(model, inputs.enclosing_modules, batch)
     found.token_ids = [*inputs.token_ids]
     found.error = error if any(layer.name not in found.hidden for layer in layers) else None

@@ -28,16 +28,21 @@ class ModuleCall:
     module: nn.Module
     index: int = 0
     calls_per_forward: int = 1
+    takes_input: bool = False  # the hidden state is its input instead of its output
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A hidden state of the model: the output of a module call, or the mean of several."""
+    """A hidden state of the model: that of a module call, or the mean of several."""
 
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
-    takes_input: bool = False  # it is the input of the (only) call instead
     positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
+
+    @property
+    def takes_input(self) -> bool:
+        """Tell whether it is what enters a module."""
+        return self.calls[0].takes_input
 
 
 def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None) -> list[Layer]:
@@ -45,9 +50,11 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
 
     ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each block) and
     ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
-    A block that is applied several times is a layer each time. Patterns match these names and the names of modules
-    inside the outermost Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
-    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, before the final norm.
+    A block that is applied several times is a layer each time. Where blocks are lists of modules (x-transformers,
+    vit-pytorch), a block's output is what enters the next one, or the final norm. Patterns match these names and the
+    names of modules inside the outermost Hugging Face model, with or without zero-padding and without wrappers (FSDP,
+    compile, checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without the final
+    norm.
 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give for
     ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
@@ -96,22 +103,29 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
 
 
 class _Submodel(NamedTuple):
-    """A part of the model with its blocks: none if it has none, or only lists of modules that are never called."""
+    """A part of the model with its blocks, as calls that give their outputs; none if it has none, or cannot tell."""
 
     prefix: str
     module: nn.Module
     stack: Stack | None
     blocks: tuple[ModuleCall, ...]
+    embed: tuple[ModuleCall, ...]  # the call that takes what enters the first block
 
 
 def _submodels(model: nn.Module) -> Iterator[_Submodel]:
     for prefix, module in structure.submodels(model).items():
         stack = structure.find_stack(module)
-        if stack is not None and not all(map(structure.is_callable, stack.blocks)):
-            stack = None
-        blocks = [] if stack is None else stack.blocks
-        calls = tuple(ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks))
-        yield _Submodel(prefix, module, stack, calls)
+        entries = [] if stack is None else [structure.entered(block) for block in stack.blocks]
+        if stack is None or None in entries:
+            yield _Submodel(prefix, module, None, (), ())
+            continue
+        blocks = [entry for entry in entries if entry is not None]
+        calls = [ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks)]
+        before = [replace(call, takes_input=True) for call in calls]
+        if blocks != stack.blocks:  # lists of modules: the outputs are what enters the next one
+            norm = structure.final_norm(stack)
+            calls = [*before[1:], ModuleCall(stack.parent) if norm is None else ModuleCall(norm, takes_input=True)]
+        yield _Submodel(prefix, module, stack, tuple(calls), tuple(before[:1]))
 
 
 def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
@@ -160,12 +174,12 @@ def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
-    prefix, _, stack, blocks = submodel
+    prefix, _, stack, blocks, embed = submodel
     if stack is None:
         return
     first, total = part or (0, len(blocks))
     if first == 0:
-        yield Layer(f"{prefix}embed", blocks[:1], takes_input=True)
+        yield Layer(f"{prefix}embed", embed)
     for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
     norm = structure.final_norm(stack)
@@ -174,7 +188,7 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
-    prefix, module, stack, blocks = submodel
+    prefix, module, stack, blocks, embed = submodel
     if stack is None:
         return
     last = getattr(stack.parent, "project_out", None)  # OPT's, after the final norm
@@ -183,9 +197,9 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     if getattr(module, "main_input_name", None) == "pixel_values":
         last = None  # models of images leave out what is after the blocks
     is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
-    calls = [*blocks[:1], *(blocks[1:] if is_late else blocks[:-1]), blocks[-1] if last is None else ModuleCall(last)]
+    calls = [*(blocks if is_late else (*embed, *blocks[:-1])), blocks[-1] if last is None else ModuleCall(last)]
     for i, call in enumerate(calls):
-        yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,), takes_input=i == 0 and not is_late)
+        yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,))
 
 
 def _padded(number: int, count: int) -> str:
@@ -217,7 +231,7 @@ def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
 
 
 def _numbered_in_model(names: Mapping[str, nn.Module], model: nn.Module, part: Part) -> dict[str, nn.Module]:
-    blocks = [call.module for submodel in _submodels(model) for call in submodel.blocks]
+    blocks = [block for submodel in _submodels(model) if submodel.stack for block in submodel.stack.blocks]
     own = [next(name for name, module in names.items() if module is block) for block in blocks]
     stem = {
         name: f"{name.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")

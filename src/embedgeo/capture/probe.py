@@ -158,7 +158,7 @@ class Probe:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for layer in self._layers:
             for i, call in enumerate(layer.calls):
-                event: Event = "input" if layer.takes_input else "output"
+                event: Event = "input" if call.takes_input else "output"
                 yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
 
     @contextmanager
@@ -183,11 +183,11 @@ class Probe:
         num_calls[layer.name, i] += 1
         if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
             return
-        hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
+        hidden = first_input(args, kwargs) if call.takes_input else first_float(output)
         if hidden is None:
             raise TypeError(
                 "a layer must have a floating-point tensor as its hidden state; got "
-                f"{type(kwargs if layer.takes_input else output).__name__}. Leave the layer out."
+                f"{type(kwargs if call.takes_input else output).__name__}. Leave the layer out."
             )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())

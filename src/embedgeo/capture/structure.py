@@ -127,6 +127,27 @@ def is_callable(block: nn.Module) -> bool:
     return getattr(block.forward, "__func__", None) is not nn.Module.forward
 
 
+def entered(block: nn.Module) -> nn.Module | None:
+    """The module whose input is what enters a block: itself, or of a list of modules the first one that is called.
+
+    None where a list does not tell: the first one must be a norm or have one inside, or follow a list of norms in whose
+    first place, that of a norm before the others, there is none.
+    """
+    if is_callable(block):
+        return block
+    follows_norms = False
+    for each in block.values() if isinstance(block, nn.ModuleDict) else block.children():
+        module = unwrapped(each)
+        if is_callable(module):
+            has_norm = any(type(inner).__name__.endswith("Norm") for inner in module.modules())
+            return module if has_norm or follows_norms else None
+        first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
+        if first is not None:
+            return unwrapped(first) if type(unwrapped(first)).__name__.endswith("Norm") else None
+        follows_norms = True
+    return None
+
+
 def final_norm(stack: Stack) -> nn.Module | None:
     """The norm after the last block; None if the model has none."""
     if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's only norm here is applied to relative positions

@@ -5,9 +5,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -36,9 +38,10 @@ from embedgeo.checkpoints.files import (
     reading,
     require_readable,
     require_whole_index,
+    stored_values,
     weight_files,
 )
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 _MOST_LAYERS = 1000  # a configuration expands their number into lists before there is a model to compare with the files
@@ -56,7 +59,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
         for key, value in pairs:
             if key.endswith("_implementation") and "/" in str(value) and not trust_remote_code:
                 raise ValueError(
-                    f"config.json: {key} must not name code on the Hub; got {value!r}. trust_remote_code allows it."
+                    f"config.json: {key} must not name code on the Hub; got {value!r}. --trust-remote-code allows it."
                 )
             if isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.search(key):
                 raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
@@ -67,13 +70,55 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
         if not isinstance(json.loads(text), dict):
             raise TypeError("it must be an object")
     json.loads(text, object_pairs_hook=require_harmless)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder and not may_be_both:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. Measure it by hand: "
             "embedgeo.observe."
         )
     return config
+
+
+@contextmanager
+def _naming_keys(path: Path, *, is_trusted: bool, errors: type[Exception] = Exception) -> Iterator[None]:
+    """Raise a ValueError that names keys of a configuration, and our option, in place of an error of transformers."""
+    try:
+        yield
+    except errors as error:
+        message = " ".join(str(error).split())
+        values: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            values = dict(json.loads(path.read_text()))
+        is_of_model = path.name == "config.json"
+        is_known = is_of_model and values.get("model_type") in CONFIG_MAPPING
+        if "auto_map" in values and not is_trusted and (not is_known or "trust_remote_code" in message):
+            why = "auto_map names code that comes with the model, which is not run; --trust-remote-code runs it"
+        elif not is_of_model or message.startswith("config.json"):
+            raise
+        elif not is_known and "auto_map" not in values:
+            kind = values.get("model_type", "none")
+            why = f"model_type must be one that transformers {version('transformers')} knows; got {kind}"
+        else:
+            named = [key for key, value in _entries(values) if _is_about(error, key, value)]
+            first = re.split(r"(?<=\w[.!]) ", message[:300], maxsplit=1)[0].rstrip(".")
+            why = f"transformers cannot take {listed(named) or 'it'} ({type(error).__name__}: {first})"
+        raise ValueError(f"{path.name}: {why}.") from error
+
+
+def _entries(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        yield f"{start}{key}", value
+        if isinstance(value, Mapping):
+            yield from _entries(value, f"{start}{key}.")
+
+
+def _is_about(error: Exception, key: str, value: Any) -> bool:
+    """Tell if an error names an entry of a configuration, by its key or by its value in quotes, or needs a package."""
+    message = str(error)
+    is_quoted = isinstance(value, str) and re.search(f"[\"'`]{re.escape(value)}[\"'`]", message) is not None
+    is_package = isinstance(error, ImportError) and key == "quantization_config"
+    return is_quoted or is_package or ("_" in key and key.removeprefix("_") in re.findall(r"\w+", message))
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -106,7 +151,8 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
 def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """The model that the configuration in a folder describes, an encoder and decoder, too; without memory for it."""
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
-    return empty_model(config, trust_remote_code=trust_remote_code)
+    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+        return empty_model(config, trust_remote_code=trust_remote_code)
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
@@ -191,7 +237,8 @@ def load_model(
     for file in weight_files(contents.weights):
         require_readable(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=may_be_both)
-    empty = empty_model(config, trust_remote_code=trust_remote_code)
+    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+        empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
     num_bytes = sum(file.size for file in weight_files(contents.weights))
     if described > 4 * num_bytes:  # a weight takes half a byte or more; some are tied, or of a head that is not there
@@ -201,18 +248,19 @@ def load_model(
     placed = None if device_map is None else placement(empty, device_map)
     del empty
     auto_class = _auto_class(config)
-    model, info = auto_class.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        device_map=placed,
-        offload_folder=offload_folder,
-        local_files_only=True,
-        output_loading_info=True,
-        trust_remote_code=trust_remote_code,
-        use_safetensors=contents.weights[0].name.endswith((".safetensors", ".safetensors.index.json")),
-        weights_only=True,
-    )
+    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code, errors=ImportError):  # of a quantization
+        model, info = auto_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            device_map=placed,
+            offload_folder=offload_folder,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=contents.weights[0].name.endswith((".safetensors", ".safetensors.index.json")),
+            weights_only=True,
+        )
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
@@ -234,7 +282,8 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
     if file == path:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=parsed)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        with _naming_keys(path / "tokenizer_config.json", is_trusted=trust_remote_code):
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     tokenizer.model_max_length = 10**12  # documents are cut into sequences afterwards: no warning about their length
     return tokenizer
 
@@ -242,7 +291,12 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
     """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its ``predict_step``."""
     module_class = import_class(model_class)
-    require_readable(path)
+    stored = stored_values(path)
+    if not isinstance(stored, dict) or "state_dict" not in stored:
+        raise ValueError(
+            f"a .ckpt must be what Lightning saves, with a state_dict; {path.name} has none. Save it by "
+            "trainer.save_checkpoint, or a Hugging Face model as a folder by its save_pretrained."
+        )
     with harmless_allowed():
         module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
     if measured_model(module) is module and not has_own(module, "forward") and has_own(module, "predict_step"):

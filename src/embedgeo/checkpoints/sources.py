@@ -1,5 +1,6 @@
 """Sources of checkpoints: repositories on the Hub and local folders, one or several."""
 
+import errno
 import json
 import math
 import os
@@ -30,7 +31,7 @@ _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$", re.IGNORECASE
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_REPOSITORY = re.compile(r"\w[\w.-]*(/[\w*?\[][\w.*?\[\]-]*)?")
+_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/[\w*?\[][\w.*?\[\]-]{0,95})?", re.ASCII)
 _MOST_BYTES = 200  # of a checkpoint's name: file systems take 255 for a file's, which adds what it holds, and its step
 
 UNREADABLE = -1
@@ -143,13 +144,23 @@ def local_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 def is_local(model: str) -> bool:
     """Tell a folder or file from a repository."""
-    return Path(model).expanduser().exists()
+    try:
+        return Path(os.path.expanduser(model)).exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def require_source(name: str, source: str) -> None:
     """Check that an argument may name something: a path that exists, or else what a repository can be called."""
     if not is_local(source) and not _REPOSITORY.fullmatch(source):
-        raise ValueError(f"{name} must be a local path that exists or a repository on the Hub; got {source!r}.")
+        other = next((letter for letter in source if not letter.isascii()), "")
+        why = f", where {other!r} (U+{ord(other):04X}) is no letter of such a name" if other else ""
+        raise ValueError(
+            f"{name} must be a local path that exists or a repository on the Hub, author/name of at most 96 "
+            f"letters each; got {source[:200]!r}{why}."
+        )
 
 
 def place(source: str) -> str:

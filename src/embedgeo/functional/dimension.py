@@ -50,6 +50,7 @@ class DimensionEstimate(NamedTuple):
     dimension: float  # NaN where it is undefined
     num_points: int  # number of distinct points
     left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
+    next_scale: float = math.nan  # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
 
 
 def twonn_dimension(
@@ -71,6 +72,9 @@ def twonn_dimension(
     - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without its bias, where of the
       others only is known that they are larger (Epstein & Sobel 1953). For m = N it is (N - 1) / Σ log μ_i, which is
       DADApy's ``algorithm="ml"`` (DADApy leaves out none there, whatever its ``mu_fraction``).
+
+    Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points: where some have near
+    copies, TwoNN sees the distance to the copy, and is far lower: see `gride_dimensions`.
 
     Without a group only the fit is repeated, for the μ_i of the other points, those with copies in other groups among
     them: their neighbours are those among all points. If these were searched for again, the estimates would be those of
@@ -98,18 +102,23 @@ def twonn_dimension(
 def _of_distances(
     distances: Tensor, method: str, discard_fraction: float | None, group: Tensor | None, num_groups: int
 ) -> DimensionEstimate:
-    """TwoNN from the distances of points to their two nearest, shape (N, 2), and the points' groups."""
+    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the points' groups."""
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     rate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
-    first, second = distances.cpu().double().unbind(1)
+    distances = distances.cpu().double()
+    first, second = distances[:, :2].unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
     if not bool(is_normal(torch.stack((first, second)).square()).all()):
         return DimensionEstimate(math.nan, len(first), left_out)
+    next_scale = math.nan
+    if distances.shape[1] > 3:
+        log_next = (distances[:, 3] / second).log()
+        next_scale = float(most_likely_dimension(log_next[~log_next.isnan()].sort().values, 2)[0])
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
         left_out = torch.stack([rate(log_mu[in_order != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(rate(log_mu)), len(first), left_out)
+    return DimensionEstimate(float(rate(log_mu)), len(first), left_out, next_scale)
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:

@@ -14,6 +14,7 @@ _BLOCK_ROWS = 128  # rows of several labels whose neighbours among their own lab
 _STRIP_ROWS = 256  # rows whose products with others are taken at a time
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
+_PARTS = 8  # number of parts of a block of products whose smallest give a limit to those of the nearest
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
@@ -27,20 +28,23 @@ _NORM_PARTS = 3  # columns that a squared norm is split into: three of eight bin
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from the mean."""
 
+FAR_SIGHTED = 1024
+"""Most rows whose third and fourth neighbours are looked for, too: enough for a dimension to 2 %."""
+
 _FARTHER = 0.1  # share by which an untrained row may be farther than the median of the rows that no token uses
 _DEVIATIONS = 4.0  # and as many standard deviations, relative to the mean, of the norm of Gaussian rows
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 
 class Nearest(NamedTuple):
-    """The two nearest other rows of every row."""
+    """The k nearest other rows of every row."""
 
-    distances: Tensor  # shape (n, 2), float64 (float32 on a device without), ascending; NaN where there is none
-    places: Tensor  # of these rows, shape (n, 2), int64; any where there is none
+    distances: Tensor  # shape (n, k), float64 (float32 on a device without), ascending; NaN where there is none
+    places: Tensor  # of these rows, shape (n, k), int64; any where there is none
 
 
 def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
-    """Euclidean distances of every row to its nearest and second nearest other row: see `two_nearest`.
+    """Euclidean distances of every row to its nearest and second nearest other row: see `few_nearest`.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -55,58 +59,70 @@ def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return two_nearest(x, apart).distances
+    return few_nearest(x, 2, apart=apart).distances
 
 
-def two_nearest(x: Tensor, apart: Tensor | None = None) -> Nearest:
-    """The two nearest rows of every row, of those of another label ``apart`` where that is given.
+def few_nearest(x: Tensor, k: int, most: int | None = None, apart: Tensor | None = None) -> Nearest:
+    """The k nearest rows of every row, of those of another label ``apart`` where that is given; k is small.
 
-    Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the two nearest rows of
-    each row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32.
-    Rows that have too many, or whose distances are too small for float32, are left to `nearest_distances`. Exact
-    duplicates have distance 0. No setting of the process is changed, and none matters.
+    Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the nearest rows of each
+    row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32. Rows
+    that have too many, or whose distances are too small for float32, are left to products in float64. Exact duplicates
+    have distance 0. No setting of the process is changed, and none matters.
+
+    Where there are more than ``most`` rows, all but so many, evenly spaced, have two and then NaN.
 
     Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``. Beyond ``x`` and
     one copy of it, in bfloat16 or, where that does not do, in float64, the memory needed is bounded by a few numbers a
     row; with ``apart`` rows are put in the order of their labels first, which takes another copy.
     """
     x, n = x.detach(), len(x)
-    if apart is not None:
-        order = apart.argsort(stable=True)
-        found = _two_nearest_in_order(x.index_select(0, order), apart[order])
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=x.device))
-        return Nearest(found.distances[back], order[found.places[back]])
-    return _two_nearest_in_order(x, None)
+    ranks = torch.full((n, 1), 2, device=x.device)
+    ranks[:: max(1, math.ceil(n / (most or n or 1)))] = k
+    if apart is None:
+        return _few_nearest(x, ranks, k, None)
+    order = apart.argsort(stable=True)
+    found = _few_nearest(x.index_select(0, order), ranks, k, apart[order])
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=x.device))
+    return Nearest(found.distances[back], order[found.places[back]])
 
 
-def _two_nearest_in_order(x: Tensor, apart: Tensor | None) -> Nearest:
+def _few_nearest(x: Tensor, ranks: Tensor, k: int, apart: Tensor | None) -> Nearest:
+    """The nearest rows of rows in the order of their labels ``apart``, as many as their ``ranks``, shape (n, 1)."""
     n = len(x)
     every = torch.arange(n, device=x.device)
+    is_unasked = torch.arange(k, device=x.device) >= ranks
     if n <= _FEW_ROWS:
-        return _nearest_by_products(x, every, 2, apart)
+        return _masked(_nearest_by_products(x, every, k, apart), is_unasked)
     is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
     has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
     operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
     finfo = torch.finfo(torch.float32)
     if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
-        return _nearest_by_products(x, every, 2, apart)
-    pairs, is_pending = _candidate_pairs(operand, apart)
-    nearest = _measured(x, operand, *pairs)
+        return _masked(_nearest_by_products(x, every, k, apart), is_unasked)
+    pairs, is_pending = _candidate_pairs(operand, ranks, k, apart)
+    nearest = _measured(x, operand, *pairs, ranks, k)
     # what underflows in float32 is negligible beside the other squares
-    is_pending |= (nearest.distances.square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
+    is_pending |= (nearest.distances[:, :2].square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
     pending = is_pending.nonzero().flatten()
     del operand
     if len(pending) <= _FEW_PENDING:
-        found = _compare_with_all(x, pending, apart)
+        found = _compare_with_all(x, pending, k, apart)
     else:
-        found = _nearest_by_products(x, pending, 2, apart)
+        found = _nearest_by_products(x, pending, k, apart)
     for of_all, of_pending in zip(nearest, found, strict=True):
         of_all[pending] = of_pending
-    return nearest
+    return _masked(nearest, is_unasked)
+
+
+def _masked(nearest: Nearest, is_unasked: Tensor) -> Nearest:
+    return nearest._replace(distances=nearest.distances.masked_fill_(is_unasked, torch.nan))
 
 
 def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -> tuple[Nearest, Tensor]:
-    """The two nearest of the distinct rows, and for each row the place of its copy: see `two_nearest`, `distinct_rows`.
+    """The four nearest of the distinct rows, and for each row the place of its copy: `few_nearest`, `distinct_rows`.
+
+    The third and fourth are those of at most `FAR_SIGHTED` of them; of the others they are NaN.
 
     Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
     "copies" of ``benchmarks/estimators.py``. Of copies with different labels the one that is kept counts.
@@ -114,7 +130,7 @@ def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
     if len(x) > 2 and apart is None and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
-        nearest = two_nearest(x)
+        nearest = few_nearest(x, 4, FAR_SIGHTED)
         norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
         scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
         # median distances from the mean are at most √2 scale
@@ -122,7 +138,7 @@ def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -
             return nearest, torch.arange(len(x), device=x.device)
     kept, place = distinct_rows(x, tolerance)
     points = x if len(kept) == len(x) else x[kept]
-    return two_nearest(points, None if apart is None else apart[kept]), place
+    return few_nearest(points, 4, FAR_SIGHTED, None if apart is None else apart[kept]), place
 
 
 def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
@@ -132,7 +148,7 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     half. A random neighbour is any row that is no copy of the row.
 
     Args:
-        nearest: the two nearest of the distinct rows, N of them.
+        nearest: two or more nearest of the distinct rows, N of them.
         place: the place among these of each row, shape (n,): see `distinct_nearest`.
         labels: of the rows, shape (n,), int64.
 
@@ -153,8 +169,10 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
         at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
         return torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
 
-    first, second = (with_label(points[place]) / num_copies[points[place]] for points in nearest.places.unbind(1))
-    near, next_one = nearest.distances.unbind(1)
+    first, second = (
+        with_label(points[place]) / num_copies[points[place]] for points in nearest.places[:, :2].unbind(1)
+    )
+    near, next_one = nearest.distances[:, :2].unbind(1)
     is_tied = (next_one <= (1 + _TIED) * near)[place]
     shares = torch.where(is_tied, (first + second) / 2, first)
     at_random = (counts[label] - with_label(place)) / (len(place) - num_copies[place])
@@ -299,8 +317,10 @@ class Operand(NamedTuple):
         return torch.promote_types(self.rows.dtype, torch.float32)
 
 
-def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Pairs (i, j) of a row and one that may be among its two nearest, with their products; and marks of rows left out.
+def _candidate_pairs(
+    operand: Operand, ranks: Tensor, k: int, apart: Tensor | None
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Pairs (i, j) of a row and one that may be among its nearest, with their products; and marks of rows left out.
 
     ``apart`` is ascending; rows of a label that more than half of all rows have are left out. Each product serves two
     rows: those of a square are looked through by row and, off the diagonal, by column. They are compared as integers,
@@ -311,7 +331,7 @@ def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tup
     device = operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
-    smallest = torch.full((n, 2), torch.inf, dtype=dtype, device=device)
+    smallest = torch.full((n, k), torch.inf, dtype=dtype, device=device)
     limit = smallest[:, 0].clone()
     is_crowded = torch.zeros(n, dtype=torch.bool, device=device)
     if apart is not None:
@@ -333,11 +353,14 @@ def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tup
             sides.append((first, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
         for begin, offset, groups, minima in sides:
             own = slice(begin, begin + len(minima))
-            one, place = minima.min(1, keepdim=True)  # of a group only the smallest, unless that is within the limit
-            other = minima.view(dtype).scatter(1, place, torch.inf).view(integer).amin(1, keepdim=True)
-            two = torch.cat((smallest[own].view(integer), one, other), dim=1).topk(2, largest=False).values
-            smallest[own] = two.view(dtype)
-            limit[own] = operand.limit(own, operand.farthest(own, smallest[own, 1])).clamp(max=torch.finfo(dtype).max)
+            if minima.shape[1] > _PARTS:  # of some rows only the nearest one, unless others are within the limit
+                near = torch.stack([part.amin(1) for part in minima.tensor_split(_PARTS, dim=1)], dim=1)
+            else:
+                near = groups.flatten(1)
+            near = torch.cat((smallest[own].view(integer), near), dim=1).topk(k, largest=False).values
+            smallest[own] = near.view(dtype)
+            farthest = operand.farthest(own, smallest[own].gather(1, ranks[own] - 1).squeeze(1))
+            limit[own] = operand.limit(own, farthest).clamp(max=torch.finfo(dtype).max)
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
             most = limit[own].view(integer)
             i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
@@ -355,30 +378,30 @@ def _candidate_pairs(operand: Operand, apart: Tensor | None = None) -> tuple[tup
     return pairs[0], is_crowded
 
 
-def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor) -> Nearest:
-    """The two nearest of each row in the pairs (i, j) with these products; infinitely far where there are none."""
+def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor, ranks: Tensor, k: int) -> Nearest:
+    """The k nearest of each row in the pairs (i, j) with these products; infinitely far where there are none."""
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
-    limit = _two_smallest(products.to(distances.dtype), i, len(x))[0][:, 1]
-    two, at = distances, i
-    for _ in range(2):  # first pairs with a row's two smallest products, then those that may be nearer
+    limit = _smallest(products.to(distances.dtype), i, len(x), k)[0].gather(1, ranks - 1).squeeze(1)
+    nearest, at = distances, i
+    for _ in range(2):  # first pairs with a row's smallest products, then those that may be nearer
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
         distances[chosen] = pair_distances(x, i[chosen], j[chosen], torch.float32)
-        two, at = _two_smallest(distances, i, len(x))
-        limit = operand.limit(slice(None), two[:, 1])
-    return Nearest(two, torch.cat((j, j.new_zeros(1)))[at])
+        nearest, at = _smallest(distances, i, len(x), k)
+        limit = operand.limit(slice(None), nearest.gather(1, ranks - 1).squeeze(1))
+    return Nearest(nearest, torch.cat((j, j.new_zeros(1)))[at])
 
 
-def _two_smallest(distances: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The two smallest of the distances of each row, shape (num_rows, 2), and their places; infinite, m if none."""
-    found = []
-    for _ in range(2):
-        least = distances.new_full((num_rows,), torch.inf).scatter_reduce_(0, rows, distances, "amin")
-        is_least = (distances == least[rows]).nonzero().flatten()
-        at = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[is_least], is_least, "amin")
-        found.append((least, at))
-        distances = distances.index_fill(0, at[at < len(distances)], torch.inf)
-    least, at = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
-    return least, at
+def _smallest(distances: Tensor, rows: Tensor, num_rows: int, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of the distances of each row, shape (num_rows, k), and their places; infinite if none."""
+    smallest = distances.new_full((k, num_rows), torch.inf)
+    places = []
+    for each in smallest:
+        each.scatter_reduce_(0, rows, distances, "amin")
+        found = (distances == each[rows]).nonzero().flatten()
+        one = rows.new_full((num_rows,), len(distances)).scatter_reduce_(0, rows[found], found, "amin")
+        distances = distances.index_fill(0, one[one < len(distances)], torch.inf)
+        places.append(one)
+    return smallest.T.contiguous(), torch.stack(places, dim=1)
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
@@ -393,14 +416,14 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) 
     return distances
 
 
-def _compare_with_all(x: Tensor, rows: Tensor, apart: Tensor | None) -> Nearest:
-    """The two nearest of these rows, shape (m,), among all other rows, by differences alone."""
+def _compare_with_all(x: Tensor, rows: Tensor, k: int, apart: Tensor | None) -> Nearest:
+    """The k nearest of these rows, shape (m,), among all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     left = x.index_select(0, rows).to(wide)
     mode = "donot_use_mm_for_euclid_dist"
     parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=mode) for chunk in row_chunks(x)]
     distances = _without_others(torch.cat(parts, dim=1), rows, apart)
-    nearest, places = distances.topk(2, largest=False)
+    nearest, places = distances.topk(k, largest=False)
     return Nearest(nearest if apart is None else nearest.masked_fill(nearest.isinf(), torch.nan), places)
 
 

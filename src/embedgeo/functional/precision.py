@@ -62,8 +62,9 @@ def is_normal(x: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype."""
-    return torch.linalg.vector_norm(rows, dim=-1, dtype=accumulator_dtype(rows.device))
+    """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype, or a wider one."""
+    dtype = torch.promote_types(rows.dtype, accumulator_dtype(rows.device))
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
 
 
 def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -23,13 +22,16 @@ from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
+    Group,
     all_reduce_max,
     all_reduce_sum,
     current_rank,
     has_other_ranks,
     is_distributed,
+    meet,
+    together,
 )
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import (
@@ -101,10 +103,10 @@ class Geometry:
         max_state_bytes: float = MAX_STATE_BYTES,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
-        stage_group: dist.ProcessGroup | None = None,
+        stage_group: Group = None,
         join_stages: Callable[[int, Future[list[Record]]], list[Record]] | None = None,
         drift: Drift | None = None,
     ) -> None:
@@ -143,6 +145,7 @@ class Geometry:
         self._drift = drift
         self._is_off = False
         self.num_rows = 0
+        self._warned_of_silence = False
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
@@ -172,9 +175,12 @@ class Geometry:
         return records.result() if self._join_stages is None else self._join_stages(len(self.layers), records)
 
     def compute(self) -> dict[str, dict[str, float]]:
-        """The values of `records` as ``{layer: {metric: value}}``."""
+        """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing was measured."""
         values = dict[str, dict[str, float]]()
-        for record in self.records():
+        records = self.records()
+        if not records:
+            self._warn_of_silence(stacklevel=3)
+        for record in records:
             values.setdefault(record["layer"], {})[record["metric"]] = record["value"]
         return values
 
@@ -184,6 +190,14 @@ class Geometry:
         import pandas as pd
 
         return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
+
+    def __repr__(self) -> str:
+        num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
+        rows = f"{num_rows} rows" if num_rows else "nothing measured"
+        layers = listed([layer.name for layer in self.layers], 4)
+        return (
+            f"<Geometry of {type(measured_model(self.model)).__name__}: {len(self.layers)} layers ({layers}), {rows}>"
+        )
 
     def _repr_html_(self) -> str:
         title = f"Geometry of {len(self.layers)} layers"
@@ -236,8 +250,8 @@ class Geometry:
         """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
 
         The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
-        and what it has under others stays. Nothing changes here: more rows may follow. Every rank must call this, and
-        rank 0 writes.
+        with a warning, and what it has under others stays. Nothing changes here: more rows may follow. Every rank must
+        call this, and rank 0 writes.
 
         Args:
             folder: a new one, or one that this method has made with the same settings.
@@ -311,6 +325,12 @@ class Geometry:
         graphs = ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
         return f"no forward pass reached {names}{graphs}."
 
+    def _warn_of_silence(self, stacklevel: int) -> None:
+        """Warn of the `silent_layers`, once, where the user called: so many frames above."""
+        if not self._warned_of_silence and (why := self.why_silent()):
+            self._warned_of_silence = True
+            warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=stacklevel)
+
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         for metrics in self._metrics.values():
@@ -350,6 +370,8 @@ class Geometry:
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
+                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)  # fails before they gather
+                meet()
                 weights = weights.full_tensor()
             elif unembedding_may_change:
                 weights = weights.clone()
@@ -385,25 +407,34 @@ class Geometry:
         """This rank's records, or the exception to raise once the ranks have agreed on it."""
         records = Future[list[Record]]()
         try:
-            layers = self.measured_layers(unembedding_may_change=in_thread)
-            if self._drift is not None:
-                self._drift.compare(layers)
-            if in_thread:
-                return compute_in_thread(layers)
-            records.set_result(compute(layers))
+            with together(self._stage_group):
+                layers = self.measured_layers(unembedding_may_change=in_thread)
+                if self._drift is not None:
+                    self._drift.compare(layers)
+                if in_thread:
+                    return compute_in_thread(layers)
+                found = compute(layers)
         except Exception as error:
             records.set_exception(error)
+        else:
+            records.set_result(found)
         return records
 
     def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> Future[list[Record]]:
         agreed = Future[list[Record]]()
         try:
-            failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-            if not all_reduce_max(failed, self._stage_group):
-                _require_same_values(own_records.result(), self.device, self._stage_group)
-            agreed.set_result(own_records.result())
+            with together(self._stage_group):
+                failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
+                others_failed = bool(all_reduce_max(failed, self._stage_group))
+                records = own_records.result()
+                if not others_failed:
+                    if self._group is not self._stage_group:
+                        _require_same_values(records, self.device, self._stage_group)
+                    records = _of_first_rank(records, self.device, self._stage_group)
         except Exception as error:
             agreed.set_exception(error)
+        else:
+            agreed.set_result(records)
         return agreed
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
@@ -451,7 +482,7 @@ def _unembedding(model: nn.Module) -> Tensor | None:
     return weights if is_usable else None
 
 
-def _require_same_values(records: list[Record], device: torch.device, process_group: dist.ProcessGroup | None) -> None:
+def _require_same_values(records: list[Record], device: torch.device, process_group: Group) -> None:
     """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
     if not records:
         return
@@ -465,6 +496,19 @@ def _require_same_values(records: list[Record], device: torch.device, process_gr
             f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a part of it. "
             "Leave the layer out."
         )
+
+
+def _of_first_rank(records: list[Record], device: torch.device, process_group: Group) -> list[Record]:
+    """The records with the values of the first rank: others may have another last digit, of another library's call."""
+    if not records:
+        return records
+    own = torch.tensor([(record["value"], record["stderr"]) for record in records], dtype=torch.float64)
+    bits = own.view(torch.int64) if current_rank(process_group) == 0 else torch.zeros(own.shape, dtype=torch.int64)
+    values = all_reduce_sum(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    return [
+        Record(**{**record, "value": value, "stderr": stderr})
+        for record, (value, stderr) in zip(records, values, strict=True)
+    ]
 
 
 @contextmanager
@@ -542,5 +586,4 @@ def observe(
     )
     with geometry.probe:
         yield geometry
-    if why := geometry.why_silent():
-        warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=3)
+    geometry._warn_of_silence(stacklevel=4)

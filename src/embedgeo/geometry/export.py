@@ -2,6 +2,7 @@
 
 import platform
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
@@ -145,6 +146,10 @@ def write_checkpoint(
                 f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
                 f"{before['model']}. Give another model, or another folder."
             )
+        warnings.warn(
+            f"save replaces {name}, which {out.path} has already. To keep both, give another model, step or folder.",
+            stacklevel=3,
+        )
     origin = {"model": model, "revision": revision, "step": step or 0, "commit": "", "series": model}
     frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
     out.write(name, frame, tables, facts, samples)

@@ -9,13 +9,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import all_reduce_sum
+from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
@@ -39,7 +38,7 @@ class State(Protocol):
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Self:
+    def all_reduce(self, group: Group = None) -> Self:
         """The state of the rows of all ranks of a process group."""
 
     def _asdict(self) -> dict[str, Any]: ...

@@ -30,6 +30,7 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
+_OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 Neighbors = Literal["all", "other_sequences"]
 _KINDS = (
     ("", "", "the embeddings"),
@@ -84,6 +85,12 @@ _TERMS = {
             "What the dimension within tokens rests on: rows of types with 8 distinct ones or more.", ranges=True,
             is_drawn=False),
     ),
+    **in_group("more", 705,
+        intrinsic_dimension_next_scale=Term("intrinsic dimension at the next scale",
+            "dimensions, GRIDE, neighbours 2 and 4",
+            "As TwoNN, from neighbours that are a little farther away. Where it is far larger, rows have near copies, "
+            "which pull TwoNN down.", ranges=True, is_drawn=False),
+    ),
     **in_group("more", 710, **{
         key: Term(f"intrinsic dimension{of} at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
             f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank {2 * scale}: noise "
@@ -107,8 +114,9 @@ class IntrinsicDimension(GeometryMetric):
     ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks. ``compute()`` returns
     float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch where
     fewer rows were seen; NaN for fewer than three distinct rows); ``intrinsic_dimension_std`` over batches (NaN for
-    one); ``duplicate_fraction``, the share of rows left out because they equal another one, exactly or but for
-    rounding; ``n_points``, the number of distinct rows in all batches.
+    one); ``intrinsic_dimension_next_scale``, GRIDE's at scale 2 of at most 1,024 rows of each batch, far larger where
+    rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the share of rows left out because they
+    equal another one, exactly or but for rounding; ``n_points``, the number of distinct rows in all batches.
 
     Where rows came with token ids, also ``intrinsic_dimension_between`` of one row of each token type; with sequences,
     ``intrinsic_dimension_within``, of rows among the occurrences of their type in other sequences: see
@@ -245,7 +253,7 @@ class IntrinsicDimension(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         num_points = rows.measured.get("n_points", rows.n)
         return {
-            **rows.simulated(["intrinsic_dimension"], lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
+            **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
             **rows.simulated(_at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
         }
 
@@ -317,6 +325,9 @@ class IntrinsicDimension(GeometryMetric):
                 num_rows = min(len(sample.rows), self.batch_size * len(each))
                 spread = dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan)
                 values["intrinsic_dimension_std"] = spread
+                if self.estimator == "twonn":
+                    next_scale = dimensions.new_tensor([estimate.next_scale for estimate in each]).mean()
+                    values["intrinsic_dimension_next_scale"] = next_scale
                 values["duplicate_fraction"] = 1 - num_points / num_rows if num_rows else spread.new_tensor(torch.nan)
             values[f"n_points{infix}"] = num_points
         for key in ("same_type", "same_sequence"):
@@ -342,7 +353,9 @@ def _power(n: int) -> int:
 @cache
 def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
     rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
-    return {"intrinsic_dimension": float(f"{float(twonn_dimension(rows).dimension):.4g}")}
+    found = twonn_dimension(rows)
+    values = zip(_OF_TWONN, (found.dimension, found.next_scale), strict=True)
+    return {key: float(f"{value:.4g}") for key, value in values}
 
 
 @cache

@@ -5,11 +5,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import current_rank, num_ranks
+from embedgeo.functional.distributed import Group, all_gather, current_rank, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
@@ -33,7 +32,7 @@ class LayerMetrics:
         dim: int,
         *,
         device: torch.device,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         jackknife: int = 0,
     ) -> None:
         self.dim = dim
@@ -125,7 +124,7 @@ class LayerMetrics:
     def reduce(self) -> None:
         """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
         for metric in self.with_copies:
-            metric.sync()
+            metric.sync(all_gather)
             metric._cache = None
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
@@ -191,7 +190,7 @@ def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
     with ExitStack() as stack:
         for metric in metrics:
             if not metric._is_synced:
-                metric.sync()
+                metric.sync(all_gather)
                 stack.callback(metric.unsync, should_unsync=metric._is_synced)
         return stack.pop_all()
 

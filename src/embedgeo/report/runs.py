@@ -316,7 +316,7 @@ def _monitored(monitored: MonitoredRun) -> Run:
     path = monitored.path
     loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
-    model = run.model.join(kept, how="outer").rename_axis("step")
+    model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(run, model=model, settings=_settings(monitored.origin), date=_date([path]))
 
 
@@ -342,6 +342,8 @@ def _settings_of_sweep(sweep: SweepFolder) -> dict[str, str]:
     used = max((entry["num_tokens"] for entry in entries), default=0)
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
+    if shorter := [entry["seq_len"] for entry in entries if "seq_len" in entry]:
+        asked["seq_len"] = min(shorter)  # of models with fewer positions than were asked for by default
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
+from embedgeo.functional.neighbors import FAR_SIGHTED
 from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.records import loss_outliers
@@ -15,6 +16,7 @@ FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
 FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
+OTHER_DIMENSION = 1.5  # factor by which the dimensions of two scales differ where more than the scale tells them apart
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _UNKNOWN = "–"
 _ROUNDING = 1e-9  # share of V below which V_W is none
@@ -90,6 +92,12 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         details = [f"{layer}: up to {value:.0%} of the rows" for layer, value in shares.items() if value > 0]
         yield Flag(f"Neighbours of the same {what}", text, details)
     text = (
+        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more than three standard "
+        f"errors and a factor of {OTHER_DIMENSION}: near copies, as of one token in one place, pull TwoNN "
+        "down, although they count as distinct. Read the next scale, or more of them: the extra metric scales."
+    )
+    yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
+    text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
         "lowers the participation ratio; compare with the dashed line."
     )
@@ -121,18 +129,22 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
-    """Places, by step (rows) and layer (columns), at which a metric has no value in a sound run.
+    """Places, by step (rows) and layer (columns), at which it is no news that a metric has no value.
 
-    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; and over
-    token types that do not vary, as where they enter a model with rotary positions, R² is undefined.
+    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; over
+    token types that do not vary, as where they enter a model with rotary positions, R² is undefined; and where token
+    types are few another flag says so.
     """
     table = run.table(metric)
     never = [(layer, metric) not in run.recorded for layer in run.layers]
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
-    if term(metric).group == "token types" and {"V", "V_W"} <= set(run.values):
-        expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+    if term(metric).group == "token types":
+        if {"V", "V_W"} <= set(run.values):
+            expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+        if "token_types_regressed" in run.values:
+            expected |= run.table("token_types_regressed") < FEW_TYPES
     return expected
 
 
@@ -150,6 +162,24 @@ def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str)
         return []
     low = values[values < least].groupby("layer").min()
     return [f"{layer}: {low[layer]:,.3g} {what}" for layer in run.layers if layer in low]
+
+
+def _near_copies(run: Run) -> list[str]:
+    keys = ["intrinsic_dimension", "intrinsic_dimension_next_scale", "n_points"]
+    if not {*keys} <= set(run.values):
+        return []
+    dimension, at_next, num_points = (run.values[key] for key in keys)
+    error = np.sqrt((1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED)))
+    factor = np.maximum(at_next / dimension, dimension / at_next)
+    found = factor[(factor > OTHER_DIMENSION) & ((at_next - dimension).abs() > 3 * error)]
+    details = []
+    for layer in run.layers:
+        of_layer = found[found.index.get_level_values("layer") == layer]
+        if len(of_layer):
+            worst = of_layer.idxmax()
+            when = f" at step {worst[0]:,}" if run.has_steps else ""
+            details.append(f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}")
+    return details
 
 
 def _steps_text(steps: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Files written whole or not at all, however a process ends; folders of one's own; locks."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
@@ -18,6 +20,15 @@ def temporary_path(path: Path) -> Path:
     """A hidden path beside ``path`` whose name says which process of which machine uses it."""
     end = path.name[-100:]  # all of a long name could be too long for the file system
     return path.parent / f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{end}"
+
+
+def require_writable(folder: Path) -> None:
+    """Raise an OSError that names a folder in which no file can be made."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 @contextmanager
@@ -39,6 +50,8 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
             except OSError:  # a file system without hard links
                 temporary.replace(path)
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # of the folder, which nothing can be written to
+            raise OSError(error.errno, os.strerror(error.errno), str(path.parent)) from error
         error.filename = error.filename or str(path)  # of a full disk, the system names none
         raise
     finally:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import remove_leftovers, replacing
+from embedgeo.results.files import remove_leftovers, replacing, require_writable
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
@@ -80,6 +80,8 @@ class SweepFolder:
         self.require_settings(settings)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.checkpoints):
+                require_writable(folder)
             written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in (*TABLES, "samples")))
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             if not self.manifest():

@@ -39,7 +39,7 @@ def sweep(settings: SweepSettings) -> int:
     require_extra("sweep", "embedgeo sweep")
     require_sources(settings.models, settings.tokenizer)
     for path in settings.texts:
-        if not path.startswith("hf://datasets/") and not Path(path).expanduser().exists():
+        if not path.startswith("hf://datasets/") and not os.path.exists(os.path.expanduser(path)):
             raise ValueError(f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME.")
     if settings.on == "ray":
         require_extra("ray", "embedgeo sweep --on ray")

@@ -97,7 +97,7 @@ def _open(
     folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText], text_files: Sequence[str]
 ) -> None:
     """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
-    now = {
+    now: dict[str, dict[str, Any]] = {
         model: {
             "sha256": text.text_sha256,
             "tokens_sha256": text.sha256,
@@ -106,6 +106,10 @@ def _open(
         }
         for model, text in texts.items()
     }
+    for model, text in texts.items():
+        length = int(text.lengths.max())
+        if manifest["unit"] == "sequence" and length < manifest["seq_len"]:  # as many as the model has positions
+            now[model]["seq_len"] = length
     recorded = folder.manifest().get("text", {})
     for model, entry in now.items():
         before = recorded if "tokens_sha256" in recorded else recorded.get(model, {})

@@ -113,7 +113,9 @@ def prepare_texts(
     if settings.model_class is not None:
         loading.import_class(settings.model_class)
     elif file := next(filter(None, map(_lightning_file, plan)), None):
-        raise ValueError(f"model_class must name the LightningModule of {file}; got none.")
+        raise ValueError(
+            f"model_class must name the LightningModule of {file}; got none. Give --model-class package.module.Class."
+        )
     cut = cut_texts(
         documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
     )

@@ -31,6 +31,7 @@ _MARKED = (  # in the order to look for them: the mark of UTF-32 begins with tha
 )
 _PREFIX = "hf://datasets/"
 _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
+_PART_OF_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}", re.ASCII)
 _DRAWN_AT_ONCE = 4096
 _MOST_OF_PIPE = 2**28  # bytes, as nobody knows how many will come
 _PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")  # what is cut into sentences at once, in quadratic time
@@ -140,7 +141,8 @@ def parse_address(url: str) -> Address:
     path, has_column, column = url.removeprefix(_PREFIX).partition("#")
     path, has_split, split = path.partition(":")
     parts = path.split("/")
-    if not all(parts) or len(parts) not in (2, 3) or (has_column and not column) or (has_split and not split):
+    is_named = all(parts) and len(parts) in (2, 3) and all(_PART_OF_NAME.fullmatch(part) for part in parts[:2])
+    if not is_named or (has_column and not column) or (has_split and not split):
         raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}.")
     return Address(url, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
 

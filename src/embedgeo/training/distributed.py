@@ -18,7 +18,15 @@ from embedgeo.capture.calls import running_stage, watched_calls
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, module_names, unwrapped
 from embedgeo.formatting import listed, reason
-from embedgeo.functional.distributed import all_reduce_max, is_distributed
+from embedgeo.functional.distributed import (
+    OwnGroup,
+    all_gather_object,
+    all_reduce_max,
+    current_rank,
+    num_ranks,
+    own_group,
+    together,
+)
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
 
@@ -29,8 +37,8 @@ _REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*", re.I)
 _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 
 
-def data_parallel_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The ranks that have other rows than this one; every rank must call this.
+def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
+    """A new group of the ranks that have other rows than this one; every rank must call this.
 
     Rows differ along dimensions of data parallelism, told by their names (``dp``, ``dp_replicate``, ``dp_shard``,
     ``data_parallel``, ``fsdp`` …), and repeat along those of tensor and sequence parallelism (``tp``,
@@ -59,12 +67,10 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     return mesh[names[0]] if len(names) == 1 else None
 
 
-def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.ProcessGroup | None) -> None:
-    """Raise ValueError if ranks (None: all) have models of other modules; each of them must call this."""
-    if not is_distributed():
-        return
+def require_same_modules(model: nn.Module, ranks: OwnGroup) -> None:
+    """Raise ValueError if ranks have models of other modules; each of them must call this."""
     number = int.from_bytes(blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest())
-    largest, least = all_reduce_max(torch.tensor([number, -number], device=device), ranks).tolist()
+    largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(
             "model must have the same modules on every rank; they differ, as those of pipeline stages do. Give "
@@ -75,9 +81,9 @@ def require_same_modules(model: nn.Module, device: torch.device, ranks: dist.Pro
 class PipelineStage:
     """One stage of a pipeline, which is given a batch cut along its first axis into microbatches, in order."""
 
-    def __init__(self, model: nn.Module, stages: dist.ProcessGroup, ranks: dist.ProcessGroup) -> None:
+    def __init__(self, model: nn.Module, stages: OwnGroup, ranks: OwnGroup) -> None:
         self.ranks = ranks  # that have this stage
-        self.is_part = dist.get_world_size(stages) > 1
+        self.is_part = num_ranks(stages) > 1
         self._stages = stages  # the ranks of the stages of one model, in forward order
         self._model = unwrapped(model)
         self._attached = ExitStack()
@@ -103,7 +109,7 @@ class PipelineStage:
 
         Stages after the first see hidden states alone: the probe gets their token ids from a Hugging Face batch.
         """
-        if probe.token_ids is None and probe.word_ids is None and dist.get_rank(self._stages):
+        if probe.token_ids is None and probe.word_ids is None and current_rank(self._stages):
             probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         names = ("token_ids", "mask", "word_ids")
         whole = {name: tensor for name in names if (tensor := getattr(probe, name)) is not None}
@@ -129,6 +135,11 @@ class PipelineStage:
         """Undo `attach`."""
         self._attached.close()
 
+    def end(self) -> None:
+        """Close the connections to the other ranks."""
+        for group in (self.ranks, self._stages):
+            group.end()
+
     def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
         """Make the `Geometry` of this stage's layers, named as in the whole model; every rank must call this.
 
@@ -137,7 +148,7 @@ class PipelineStage:
         if not self.is_part:
             return make()
         before = [0, *accumulate(self._gathered(lambda: _num_blocks(self._model)))]
-        part = Part(before[dist.get_rank(self._stages)], before[-1])
+        part = Part(before[current_rank(self._stages)], before[-1])
         made: list[Geometry] = []
 
         def own_names() -> list[str]:
@@ -155,11 +166,10 @@ class PipelineStage:
         """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:
-            num_ranks = dist.get_world_size(self._stages)
-            if self._num_stages not in (None, num_ranks):
+            if self._num_stages not in (None, num_ranks(self._stages)):
                 raise ValueError(
-                    f"a pipeline must have one stage a rank; got {self._num_stages} stages on {num_ranks} ranks, as "
-                    "interleaved schedules have. Sweep over the checkpoints."
+                    f"a pipeline must have one stage a rank; got {self._num_stages} stages on "
+                    f"{num_ranks(self._stages)} ranks, as interleaved schedules have. Sweep over the checkpoints."
                 )
             return num_layers, own_records.result()
 
@@ -181,8 +191,8 @@ class PipelineStage:
             made = make()
         except Exception as caught:
             error = caught
-        every: list[Any] = [None] * dist.get_world_size(self._stages)
-        dist.all_gather_object(every, (made, "" if error is None else reason(error)), group=self._stages)
+        with together(self._stages):
+            every: list[Any] = all_gather_object((made, "" if error is None else reason(error)), self._stages)
         if error is not None:
             raise error
         for number, (_, why) in enumerate(every):
@@ -191,13 +201,12 @@ class PipelineStage:
         return [value for value, _ in every]
 
 
-def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> dist.ProcessGroup:
+def _group(mesh: DeviceMesh, dimensions: Sequence[int]) -> OwnGroup:
     """The ranks that differ from this one along these dimensions alone."""
     others = [i for i in range(mesh.ndim) if i not in dimensions]
     num_groups = math.prod(mesh.shape[i] for i in others)
     ranks = mesh.mesh.permute([*others, *dimensions]).reshape(num_groups, -1)
-    group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    return group
+    return own_group(ranks.tolist())
 
 
 def _num_blocks(model: nn.Module) -> int:

@@ -21,7 +21,6 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
@@ -31,7 +30,19 @@ from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restor
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import did_you_mean, listed, reason, shell_command
-from embedgeo.functional.distributed import all_reduce_max, current_rank, has_other_ranks, is_distributed
+from embedgeo.functional.distributed import (
+    Group,
+    OtherRankError,
+    OwnGroup,
+    all_reduce_max,
+    current_rank,
+    has_other_ranks,
+    is_distributed,
+    num_ranks,
+    own_copy,
+    own_group,
+    together,
+)
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
@@ -102,7 +113,7 @@ class TrainingRun:
 
     model: nn.Module
     device: torch.device  # of this process
-    process_group: dist.ProcessGroup | None = None  # the ranks that have different rows; None: all
+    process_group: Group = None  # the ranks that have different rows; None: all
     writes_files: bool = True
     folder: Path | None = None  # in which the trainer writes its results
     is_followed: bool = False  # by decisions of the trainer, so that values cannot be late
@@ -117,6 +128,7 @@ class PendingMeasurement(NamedTuple):
     why_silent: str
     is_first: bool  # of the run
     process: int  # with the thread that computes it; a fork of it has none
+    is_recorded: bool = False  # by this rank alone
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -258,6 +270,8 @@ class Monitor(ABC):
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
         self._pending: PendingMeasurement | None = None
+        self._ranks: OwnGroup | None = None  # all, where there are several
+        self._row_group: Group = None  # those that have different rows
         self._reset()
 
     def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
@@ -311,7 +325,12 @@ class Monitor(ABC):
         make = partial(self._geometry_of, model, sequence_mesh=self._sequence_mesh)
         if run is not None:
             make = partial(
-                make, on_error=self._fail, device=run.device, process_group=run.process_group, drift=self._drift
+                make,
+                on_error=self._fail,
+                device=run.device,
+                process_group=self._row_group,
+                stage_group=self._ranks,
+                drift=self._drift,
             )
         return make() if self._stage is None else self._stage.make_geometry(make)
 
@@ -339,9 +358,19 @@ class Monitor(ABC):
             self._drift.load(state["drift"])
 
     def _start(self, run: TrainingRun, step: int) -> None:
+        try:
+            self._join_ranks(run.process_group)
+            with together(self._ranks):
+                geometry = self._make_geometry(run.model, run)
+            self._geometry = geometry
+        except (TypeError, ValueError):  # what was asked for cannot be measured
+            raise
+        except Exception as error:
+            self._fail(error)
         self._run = run
         self._first_step = step
-        self._geometry = self._make_geometry(run.model, run)
+        if self._geometry is None:
+            return
         if self.compiled == "stable":
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
             if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
@@ -351,17 +380,48 @@ class Monitor(ABC):
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
+        prefix = self._file_prefix()
         folder = self.folder or run.folder
         if run.writes_files and folder is not None and not missing_for_history():
             from embedgeo.results.parquet import HistoryFile
 
-            self._file = HistoryFile(Path(folder), self.prefix, self._geometry.origin())
+            self._file = HistoryFile(Path(folder), prefix, self._geometry.origin())
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         path = None if self._file is None else self._file.path
-        described = opening(
-            self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+        with self._guarded():
+            described = opening(
+                self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+            )
+            rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
+
+    def _file_prefix(self) -> str:
+        """The prefix, with a number where processes that were launched together do not know of each other."""
+        rank, num_processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if is_distributed() or not (rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1):
+            return self.prefix
+        self._warn(
+            f"torch.distributed must be initialized where several processes train one model; this is process {rank} of "
+            f"{num_processes} (RANK, WORLD_SIZE) without it, and measures its own rows alone, into a file of its own. "
+            "Call init_process_group() before the first step."
         )
-        rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
+        return self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
+
+    def _join_ranks(self, process_group: Group) -> None:
+        """Make the process groups of the run, none of which is the training's; every rank calls this."""
+        self._row_group = process_group
+        if has_other_ranks():
+            self._ranks = own_group()
+            if process_group is None:
+                self._row_group = self._ranks
+            elif not isinstance(process_group, OwnGroup):
+                self._row_group = own_copy(process_group, self._ranks)
+
+    def _leave_ranks(self) -> None:
+        for group in (self._ranks, self._row_group, self._stage):
+            if isinstance(group, OwnGroup | PipelineStage):
+                group.end()
+        self._ranks = None
+        self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
         # several ranks would differ in when they are done, and wait for the next measured step
@@ -418,6 +478,8 @@ class Monitor(ABC):
 
     def _finish(self, step: int) -> None:
         self._detach()
+        if self._ranks is not None and not is_distributed():
+            self._leave_out_last(step)
         if self._window_start is not None:
             self._measure(self._window_start)
         if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
@@ -425,10 +487,21 @@ class Monitor(ABC):
                 self._measure_recent(step)
             else:
                 self._measure_probe(step)
-        self._complete()
+        self._complete(alone=self._ranks is not None and not is_distributed())
         if not self._failed:
             with self._guarded():
                 self._media.write(self._loggers(), self.history, last=True)
+
+    def _leave_out_last(self, step: int) -> None:
+        """Drop what is not computed yet, which would be of this rank's rows alone."""
+        is_last_due = self.measure_last and step not in (self._first_step, self._measured_step)
+        if self._geometry is not None and (self._window_start is not None or is_last_due):
+            self._warn(
+                "the process group must be there until the last measurement is complete; it was destroyed before, and "
+                "what was not complete is left out. End training, or call close(), before destroy_process_group()."
+            )
+        self._window_start = None
+        self._geometry = None
 
     def _stop(self) -> None:
         """Leave the run, after an exception too; its place in the schedule may still be saved to a checkpoint."""
@@ -438,6 +511,7 @@ class Monitor(ABC):
         except Exception as error:  # which must not take the place of one in training
             self._warn_of_failure(error)
         self._pending = None
+        self._leave_ranks()
         atexit.unregister(self._complete)
         if self._file is not None:
             self._write(self._file.close)
@@ -480,6 +554,8 @@ class Monitor(ABC):
             if self.on_error == "raise":
                 raise
             self._geometry.reset()
+            if self._failed:
+                return
             self._warn(
                 f"the weights of the last step, {step}, are not measured, because the model could not be run on a "
                 f"training batch outside of its training step ({reason(error)}). Give probe_forward=, a function of "
@@ -502,13 +578,13 @@ class Monitor(ABC):
         assert run is not None
         assert self._geometry is not None
         is_shared = is_distributed() and not as_training
-        num_ranks = dist.get_world_size(run.process_group) if is_shared else 1
-        rank = current_rank(run.process_group) if is_shared else 0
+        num_sharing = num_ranks(self._row_group) if is_shared else 1
+        rank = current_rank(self._row_group) if is_shared else 0
         remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
         error: Exception | None = None
-        num_taken = num_ranks
+        num_taken = num_sharing
         num_batches = 0
-        with ExitStack() as stack, torch.no_grad():
+        with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
             stack.callback(self._detach)
             stack.callback(mode_restorer(run.model))
@@ -521,7 +597,7 @@ class Monitor(ABC):
                 num_taken = 0
                 own = None
                 try:
-                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_ranks), 1):
+                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_sharing), 1):
                         if num_taken <= rank + 1:
                             own = batch
                     if num_taken:
@@ -531,9 +607,9 @@ class Monitor(ABC):
                             self._attach(own)
                 except Exception as caught:
                     error = caught
-                error = _agree_on_error(error, num_taken, run.device)
                 if error is not None:
                     raise error
+                _require_same_number(num_taken, self._ranks)
                 num_batches += num_taken
                 if num_taken:
                     try:
@@ -550,22 +626,27 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        failed = torch.tensor(int(self._failed), device=self._run.device)
-        if bool(all_reduce_max(failed) if is_distributed() else failed):
-            if not self._failed:
-                self._warn_of_end(f"it failed on another rank before step {step}")
+        if self._ranks is not None:
+            with self._guarded():
+                self._ranks.agree(f"before step {step}", failed=self._failed)
+        if self._failed:
             self._geometry = None
             return
         is_first = self._measured_step is None
         self._measured_step = step
         in_thread = self.background and not self._run.is_followed and can_start_threads()
         with self._guarded():
-            records, why_silent = geometry.hand_over(in_thread=in_thread)
+            with together(self._ranks):
+                records, why_silent = geometry.hand_over(in_thread=in_thread)
             self._pending = PendingMeasurement(step, geometry, records, why_silent, is_first, os.getpid())
         if in_thread:
             atexit.register(self._complete, alone=True)
         else:
             self._complete()
+
+    def _waits_for_ranks(self) -> bool:
+        """Tell whether there is a measurement that takes all ranks to complete."""
+        return self._pending is not None and self._run is not None and self._run.process_group is not None
 
     def _complete(self, *, alone: bool = False) -> None:
         """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes all of them."""
@@ -573,13 +654,18 @@ class Monitor(ABC):
         if pending is None or pending.process != os.getpid():
             return
         wait([pending.records])
-        if alone and self._run is not None and self._run.process_group is not None:
+        if alone and (pending.is_recorded or self._waits_for_ranks()):
             return
-        self._pending = None
+        self._pending = pending._replace(is_recorded=True) if alone and has_other_ranks() else None
         atexit.unregister(self._complete)
         with self._guarded():
-            records = pending.geometry.agreed(pending.records)
-            self._record(pending, records)
+            if alone:
+                records = pending.records.result()
+            else:
+                with together(self._ranks):
+                    records = pending.geometry.agreed(pending.records)
+            if not pending.is_recorded:
+                self._record(pending, records)
 
     def _record(self, measurement: PendingMeasurement, records: list[Record]) -> None:
         step = measurement.step
@@ -646,7 +732,8 @@ class Monitor(ABC):
         _warn_at_call(f"{type(self).__name__}: {message}")
 
     def _warn_of_failure(self, error: Exception) -> None:
-        self._warn_of_end(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
+        kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
+        self._warn_of_end(" ".join([f"{kind}{error}", *getattr(error, "__notes__", [])]))
 
     def _warn_of_end(self, cause: str) -> None:
         rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
@@ -707,17 +794,13 @@ def _require_compiled(compiled: str) -> None:
             raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 
-def _agree_on_error(error: Exception | None, num_taken: int, device: torch.device) -> Exception | None:
-    """The error to raise on this rank, its own or one because of another rank."""
-    if not is_distributed():
-        return error
-    state = torch.tensor([int(error is not None), num_taken, -num_taken], device=device)
-    failed, most, least = all_reduce_max(state).tolist()
-    if error is None and failed:
-        return RuntimeError("it failed on another rank")
-    if error is None and most != -least:
-        return ValueError(
+def _require_same_number(num_taken: int, ranks: Group) -> None:
+    """Raise ValueError if the ranks have taken other numbers of batches; each of them must call this."""
+    if ranks is None:
+        return
+    most, least = all_reduce_max(torch.tensor([num_taken, -num_taken]), ranks).tolist()
+    if most != -least:
+        raise ValueError(
             f"probe must give the same batches on every rank, because ranks share them; one rank has {-least} left, "
             f"another one {most}. Do not shard the probe's data."
         )
-    return error

@@ -1,5 +1,6 @@
 """The monitor for a training loop that is written by hand."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
@@ -15,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.functional.distributed import current_rank, has_other_ranks
+from embedgeo.functional.distributed import Group, current_rank, has_other_ranks
+from embedgeo.geometry import Geometry
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
@@ -86,7 +88,7 @@ class StepMonitor(Monitor):
         if process_group is not None and device_mesh is not None:
             raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
         self._model = model
-        self._process_group = process_group
+        self._process_group: Group = process_group
         if device_mesh is not None:
             self._process_group = data_parallel_group(device_mesh)
             self._sequence_mesh = sequence_mesh(device_mesh)
@@ -108,6 +110,8 @@ class StepMonitor(Monitor):
         self._now = -1
         self._is_inside = False
         self._has_stepped = False
+        self._saves_alone = False  # without the other ranks
+        self._handled: BaseException | None = None  # when the run began
         self._unwatch: finalize[..., Any] | None = None
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
@@ -129,15 +133,41 @@ class StepMonitor(Monitor):
     def close(self, step: int | None = None) -> None:
         """End the run: complete the last measurement, measure the last weights, write the file; nothing comes after.
 
+        While an exception is handled (in a ``finally``, say) several ranks only write the file: others may not come.
+
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
         """
-        if self._run is not None:
+        # where an exception is on its way, others wait for this rank in training
+        is_alone = self._ranks is not None and sys.exception() is not self._handled
+        if self._run is not None and not is_alone:
             self._finish(self._now + 1 if step is None else step)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows."""
+        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows.
+
+        On several ranks all call this: a measurement whose last step has just been taken is completed before. One that
+        calls it alone waits ten seconds for the others, once, and warns that a run which goes on from the checkpoint
+        will not have this measurement.
+        """
+        start = self._window_start
+        is_due = start is not None and self._has_stepped and self._now + 1 >= start + self.schedule.window
+        if self._ranks is not None and (is_due or self._waits_for_ranks()):
+            all_save = False
+            occasion = f"state at step {self._now}" + (", the last of a measurement" if is_due else "")
+            with self._guarded():
+                all_save = self._ranks.all_come(occasion, 0.001 if self._saves_alone else 10.0)
+            if all_save:
+                if is_due:
+                    self._after_batch(self._now + 1)
+                self._complete()
+            elif not (self._saves_alone or self._failed):
+                self._saves_alone = True
+                self._warn(
+                    "state_dict must be called on every rank, which complete the measurement of the steps just taken "
+                    "together; called on some, a run that goes on from this state will not have it."
+                )
         self._complete(alone=True)
         return self._state()
 
@@ -154,6 +184,11 @@ class StepMonitor(Monitor):
         else:
             self._stop()
 
+    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        if run is not None and self._ranks is not None:
+            require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
+        return super()._make_geometry(model, run)
+
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
         self._begin(step, batch)
@@ -167,14 +202,14 @@ class StepMonitor(Monitor):
         finally:
             self._is_inside = False
             self._detach()
-        if self._has_stepped:
+        if self._has_stepped and not has_other_ranks():
             self._after_batch(step + 1)
 
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
         if self._run is None:
+            self._handled = sys.exception()
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-            require_same_modules(self._model, device, None if self._stage is None else self._stage.ranks)
             self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
                 model=self._model,
@@ -207,8 +242,8 @@ class StepMonitor(Monitor):
             self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
         if self._geometry is None or self._window_start is None:
             self._ignore_optimizers()
-        elif not has_other_ranks():
-            self._watch_optimizers()  # several ranks must agree on when to measure; one of them may skip a step
+        else:
+            self._watch_optimizers()
 
     def _watch_optimizers(self) -> None:
         """Put a hook on the steps of all of torch's optimizers that does not keep this object alive."""
@@ -231,7 +266,7 @@ class StepMonitor(Monitor):
         own = set(self._model.parameters())
         if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
             self._has_stepped = True
-            if not self._is_inside:
+            if not (self._is_inside or has_other_ranks()):  # ranks must agree on when; one of them may skip a step
                 self._after_batch(self._now + 1)
 
     def _stop(self) -> None:

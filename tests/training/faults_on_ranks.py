@@ -1,0 +1,218 @@
+"""What two processes do while a failure is injected on one of them, at each collective of a monitor."""
+
+import warnings
+from contextlib import ExitStack
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchmetrics import MeanMetric
+
+from embedgeo import StepMonitor
+from embedgeo.metrics import TokenMoments
+from tests.models import VOCABULARY, token_batch
+
+STEPS = 2
+
+
+class Injected(TorchDispatchMode):
+    """Numbers what torch is called for, operations and collectives, and fails at one of these numbers."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at = at
+        self.events = []
+        self.is_inside = False
+
+    def happens(self, kind):
+        self.events.append(kind)
+        if len(self.events) - 1 == self.at:
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self.is_inside:
+            self.happens("operation")
+        return func(*args, **(kwargs or {}))
+
+    def watched(self, collective):
+        def call(*args, **kwargs):
+            self.happens("before")
+            self.is_inside = True
+            try:
+                collective(*args, **kwargs)
+            finally:
+                self.is_inside = False
+            self.happens("after")
+
+        return call
+
+    def on_collectives(self):
+        stack = ExitStack()
+        for name in ("all_reduce", "all_gather"):
+            stack.enter_context(mock.patch.object(dist, name, self.watched(getattr(dist, name))))
+        return stack
+
+
+class MeanOfBatches(MeanMetric):
+    """A metric that is none of this package's."""
+
+    def update(self, embeddings, token_ids=None):
+        super().update(embeddings.sum())
+
+    def compute(self):
+        return {"mean_of_batches": super().compute()}
+
+
+class OtherDigits(MeanOfBatches):
+    """A metric whose values differ between ranks in the last digits."""
+
+    def compute(self):
+        return {"other_digits": super().compute()["mean_of_batches"].double() + 1e-12 * dist.get_rank()}
+
+
+def some_metrics(dim):
+    return [TokenMoments(dim), MeanOfBatches()]
+
+
+def new_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, 4))
+
+
+def batch_at(rank, step):
+    return token_batch(2, seed=10 * step + rank)["input_ids"]
+
+
+def train(rank, injected, **options):
+    """A loop with collectives before, in and after each step: their sums, the monitor's history and warnings."""
+    model = new_model()
+    options = {"every_n_steps": 1, "layers": "0", "metrics": some_metrics, "measure_last": False, **options}
+    monitor = StepMonitor(model, **options)
+    sums = []
+
+    def add(number, collective=dist.all_reduce):
+        total = torch.tensor([number + rank])
+        collective(total)
+        sums.append(int(total))
+
+    def in_monitor(call, *args):
+        with injected.on_collectives(), injected:
+            call(*args)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            add(10)
+            measured = monitor.step(step, batch_at(rank, step))
+            in_monitor(measured.__enter__)
+            add(20)
+            model(batch_at(rank, step)).square().mean().backward()
+            in_monitor(measured.__exit__, None, None, None)
+            add(30)
+        in_monitor(monitor.close)
+        add(40)
+    return {"sums": sums, "history": monitor.history, "warned": of_monitors(caught)}
+
+
+def of_monitors(caught):
+    return [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
+
+
+def chosen(events):
+    """Numbers of the events beside each collective but the last, after which nothing is exchanged any more."""
+    collectives = [i for i, kind in enumerate(events) if kind == "before"]
+    after = [i + 1 for i in collectives]
+    beside = {*collectives, *after, *(i - 1 for i in collectives), *(i + 1 for i in after)}
+    return sorted(i for i in beside if 0 < i < collectives[-1])
+
+
+def at_collectives(rank, stride, **options):
+    """The run without a failure, and those with one on rank 1 at each ``stride``-th place, by its number."""
+    clean = Injected()
+    outcomes = {-1: train(rank, clean, **options)}
+    places = [chosen(clean.events)[::stride]]
+    dist.broadcast_object_list(places, src=1)
+    for place in places[0]:
+        outcomes[place] = train(rank, Injected(place if rank else None), **options)
+    return outcomes
+
+
+def with_failures(rank):
+    return {
+        "at once": at_collectives(rank, 7),
+        "in the background": at_collectives(rank, 31, background=True),
+        "of the last weights": at_collectives(rank, 37, measure_last=True, every_n_steps=5),
+        "of a probe": at_collectives(rank, 37, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True),
+        "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
+    }
+
+
+def go_on(model, monitor, rank, steps, save=lambda step: None):
+    """Train for some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in steps:
+        with monitor.step(step, batch_at(rank, step)):
+            model(batch_at(rank, step)).square().mean().backward()
+        optimizer.step()
+        save(step)
+
+
+def measured_steps(monitor):
+    """The steps that were measured, with the numbers of rows."""
+    return [(record["step"], record["value"]) for record in monitor.history if record["metric"] == "n"]
+
+
+def monitored(**options):
+    """A model, and its monitor."""
+    model = new_model()
+    return model, StepMonitor(model, 2, layers="0", metrics=some_metrics, **options)
+
+
+def saved_on(rank, savers, **options):
+    """A run whose state is saved on some ranks after the last step of a window, and one that goes on from it."""
+    states = []
+    (model, first), (resumed, then) = monitored(**options), monitored(**options)
+
+    def save(step):
+        if step == 2 and rank in savers:
+            states.append(first.state_dict())
+        dist.barrier()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        go_on(model, first, rank, range(3), save)
+        here = measured_steps(first)
+        go_on(model, first, rank, range(3, 4))
+        first.close()
+        dist.broadcast_object_list(states := states or [None], src=savers[0])
+        then.load_state_dict(states[0])
+        go_on(resumed, then, rank, range(3, 4))
+        then.close()
+    return {"saved": here, "all": measured_steps(first), "then": measured_steps(then), "warned": of_monitors(caught)}
+
+
+def without_group(rank, folder):
+    """Runs whose process group is destroyed before they are closed."""
+    outcomes = {}
+    for name, options in {"": {}, "background": {"background": True}, "nothing left": {"measure_last": False}}.items():
+        model, monitor = monitored(**options)
+        go_on(model, monitor, rank, range(4 if name == "nothing left" else 3))
+        dist.destroy_process_group()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            monitor.close()
+        outcomes[name] = measured_steps(monitor), of_monitors(caught)
+        dist.init_process_group("gloo", f"file://{folder}/after {name}", rank=rank, world_size=2)
+    return outcomes
+
+
+def at_the_ends(rank, folder):
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    return {
+        "saved on all": saved_on(rank, (0, 1)),
+        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh, background=True),
+        "saved on one": saved_on(rank, (0,)),
+        "without group": without_group(rank, folder),
+    }
