@@ -77,8 +77,11 @@ def all_nan(values) -> bool:
     return all(math.isnan(value) for value in values.values())
 
 
-def listed_metrics(dim: int, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind and with each optional part, of the kinds that tests know more of than what all share."""
+def listed_metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
+    """One metric of each kind and with each optional part, of the kinds that tests know more of than what all share.
+
+    ``seed`` is that of intrinsic dimensions.
+    """
     return {
         "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
         "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
@@ -86,9 +89,9 @@ def listed_metrics(dim: int, **kwargs) -> dict[str, Metric]:
         "Anisotropy": Anisotropy(dim, **kwargs),
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
         "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
-        "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, **kwargs),
+        "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, seed=seed, **kwargs),
         "IntrinsicDimension at scales": IntrinsicDimension(
-            dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), **kwargs
+            dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), seed=seed, **kwargs
         ),
         "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
         "OutlierCoordinates": OutlierCoordinates(dim, **kwargs),
@@ -108,9 +111,9 @@ OTHER_METRICS = [
 """The package's further classes of metrics; occurrences are of chosen token types and have no values."""
 
 
-def metrics(dim: int, **kwargs) -> dict[str, Metric]:
+def metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
     """One metric of each kind: those listed, and the others, which are made of the width alone."""
-    return listed_metrics(dim, **kwargs) | {kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS}
+    return listed_metrics(dim, seed=seed, **kwargs) | {kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS}
 
 
 KINDS = list(metrics(1))

@@ -30,7 +30,7 @@ def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lig
     text = "\n\n".join(builtin_corpus()[:3])
     tokenizer = train_tokenizer(text, settings.vocab_size)
     ids = tokenizer.encode(text)
-    options = {"every_n_steps": 3, "extra_steps": log_spaced_steps(4), "jackknife": 3, "on_error": "raise"}
+    options = {"every_n_steps": 3, "extra_steps": log_spaced_steps(4), "jackknife": 2, "on_error": "raise"}
     if with_probe:
         options["probe"] = DataLoader(torch.tensor(ids[:320]).view(10, 32), batch_size=4)
         options["probe_forward"] = lambda module, batch: getattr(module, "model", module)(input_ids=batch)

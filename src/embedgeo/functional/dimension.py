@@ -317,9 +317,9 @@ def labelled_dimensions(
         nearest = None
         distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
     else:
-        nearest, place = distinct_nearest(x, duplicate_tolerance, sequences)
+        nearest, place = distinct_nearest(x, duplicate_tolerance, labels.order, sequences)
         distances = nearest.distances
-    num_neighbors = distances.shape[1]
+    num_neighbors = 2 * max(scales, default=1)
 
     def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
         if scales:

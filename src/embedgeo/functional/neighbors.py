@@ -33,6 +33,7 @@ FAR_SIGHTED = 1024
 
 _FARTHER = 0.1  # share by which an untrained row may be farther than the median of the rows that no token uses
 _DEVIATIONS = 4.0  # and as many standard deviations, relative to the mean, of the norm of Gaussian rows
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 
@@ -62,7 +63,7 @@ def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
     return few_nearest(x, 2, apart=apart).distances
 
 
-def few_nearest(x: Tensor, k: int, most: int | None = None, apart: Tensor | None = None) -> Nearest:
+def few_nearest(x: Tensor, k: int, far_sighted: Tensor | None = None, apart: Tensor | None = None) -> Nearest:
     """The k nearest rows of every row, of those of another label ``apart`` where that is given; k is small.
 
     Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the nearest rows of each
@@ -70,19 +71,20 @@ def few_nearest(x: Tensor, k: int, most: int | None = None, apart: Tensor | None
     that have too many, or whose distances are too small for float32, are left to products in float64. Exact duplicates
     have distance 0. No setting of the process is changed, and none matters.
 
-    Where there are more than ``most`` rows, all but so many, evenly spaced, have two and then NaN.
+    Of rows other than those at the indices ``far_sighted``, default all, two are looked for; the others are NaN.
 
     Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``. Beyond ``x`` and
     one copy of it, in bfloat16 or, where that does not do, in float64, the memory needed is bounded by a few numbers a
     row; with ``apart`` rows are put in the order of their labels first, which takes another copy.
     """
     x, n = x.detach(), len(x)
-    ranks = torch.full((n, 1), 2, device=x.device)
-    ranks[:: max(1, math.ceil(n / (most or n or 1)))] = k
+    ranks = torch.full((n, 1), k if far_sighted is None else 2, device=x.device)
+    if far_sighted is not None:
+        ranks[far_sighted] = k
     if apart is None:
         return _few_nearest(x, ranks, k, None)
     order = apart.argsort(stable=True)
-    found = _few_nearest(x.index_select(0, order), ranks, k, apart[order])
+    found = _few_nearest(x.index_select(0, order), ranks[order], k, apart[order])
     back = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=x.device))
     return Nearest(found.distances[back], order[found.places[back]])
 
@@ -119,30 +121,36 @@ def _masked(nearest: Nearest, is_unasked: Tensor) -> Nearest:
     return nearest._replace(distances=nearest.distances.masked_fill_(is_unasked, torch.nan))
 
 
-def distinct_nearest(x: Tensor, tolerance: float, apart: Tensor | None = None) -> tuple[Nearest, Tensor]:
+def distinct_nearest(
+    x: Tensor, tolerance: float, order: Tensor | None = None, apart: Tensor | None = None
+) -> tuple[Nearest, Tensor]:
     """The four nearest of the distinct rows, and for each row the place of its copy: `few_nearest`, `distinct_rows`.
 
-    The third and fourth are those of at most `FAR_SIGHTED` of them; of the others they are NaN.
+    The third and fourth are those of at most `FAR_SIGHTED` of them, those with the least ``order``, random numbers of
+    the rows, shape (n,); of the others they are NaN. Without ``order`` these are spread evenly over the rows.
 
     Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
     "copies" of ``benchmarks/estimators.py``. Of copies with different labels the one that is kept counts.
     """
+    every = torch.arange(len(x), device=x.device)
+    order = every * _GOLDEN % 1 if order is None else order
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
     if len(x) > 2 and apart is None and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
-        nearest = few_nearest(x, 4, FAR_SIGHTED)
+        nearest = few_nearest(x, 4, order.argsort()[:FAR_SIGHTED])
         norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
         scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
         # median distances from the mean are at most √2 scale
         if bool((nearest.distances[:, 0] > 1.5 * tolerance * scale).all()):
-            return nearest, torch.arange(len(x), device=x.device)
+            return nearest, every
     kept, place = distinct_rows(x, tolerance)
+    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
     points = x if len(kept) == len(x) else x[kept]
-    return few_nearest(points, 4, FAR_SIGHTED, None if apart is None else apart[kept]), place
+    return few_nearest(points, 4, least.argsort()[:FAR_SIGHTED], None if apart is None else apart[kept]), place
 
 
 def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
-    """How often the nearest distinct row of a row has its label: the share of rows, and that of random neighbours.
+    """Share of rows whose nearest distinct row has their label, and what it would be of random neighbours.
 
     A row that stands for copies counts by the share of those with the label; of two that are equally near, each counts
     half. A random neighbour is any row that is no copy of the row.
@@ -209,7 +217,7 @@ def nearest_distances(x: Tensor, k: int, apart: Tensor | None = None, together: 
         return _nearest_by_products(x, every, k, apart).distances
     order = together.argsort(stable=True)
     nearest = torch.full((len(x), k), torch.nan, dtype=accumulator_dtype(x.device), device=x.device)
-    start = end = 0
+    start, end = 0, 0
     for count in [*together[order].unique_consecutive(return_counts=True)[1].tolist(), 0]:
         if end > start and (end - start + count > _BLOCK_ROWS or not count):
             rows = order[start:end]

@@ -59,7 +59,7 @@ class RowIds:
 
     @cached_property
     def first_places(self) -> Tensor | None:
-        """For each row the place of the first one of its sequence, (n,), int64; None where each row is one."""
+        """Place of the first row of the sequence of each row, (n,), int64; None where each row is one."""
         if self.sequence_ids is None:
             return None
         sequence = self.sequence_ids.unique(return_inverse=True)[1]

@@ -230,8 +230,8 @@ class IntrinsicDimension(GeometryMetric):
         none = -1 - places  # a row without a type or a sequence has one of its own, below 0
         types = none if types is None else torch.where(types < 0, none, types)
         labels = torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
-        x, kept, first = rows.embeddings, rows.finite, rows.first
-        self.store(sample.extend(x, labels, kept, stream=stream, num_streams=num_streams, first=first))
+        x, first = rows.embeddings, rows.first
+        self.store(sample.extend(x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)
