@@ -19,7 +19,7 @@ from torch import nn
 from embedgeo import GeometryMonitor, StepMonitor, load_results, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY, HistoryFile, read_histories
+from embedgeo.results.parquet import HISTORY, HistoryFile, monitored_runs
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
@@ -186,7 +186,7 @@ def test_a_prefix_that_is_a_number_is_no_earlier_run(tmp_path):
         "history.2.parquet",
         "history.parquet",
     ]
-    assert [prefix for _, prefix, _ in parquet.read_histories(tmp_path)] == ["1", "geometry"]
+    assert [run.name for run in monitored_runs(tmp_path)] == [f"{tmp_path.name} 1", tmp_path.name]
 
 
 def test_a_second_fit_of_one_trainer_goes_on_with_the_file(tmp_path):
@@ -336,5 +336,6 @@ def test_processes_that_were_launched_together_but_do_not_know_of_each_other_hav
         with pytest.warns(UserWarning, match=f"this is process {rank} of 2") as warned:
             train(num_rows=3 + rank)
         assert len(warned) == 1
-    numbers = {prefix: records["value"][records["metric"] == "n"] for _, prefix, records in read_histories(tmp_path)}
-    assert {prefix: set(of_file) for prefix, of_file in numbers.items()} == {"geometry": {3.0}, "rank1": {4.0}}
+    records = load_results(tmp_path).query("metric == 'n'")
+    numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
+    assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}

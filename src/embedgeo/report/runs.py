@@ -331,19 +331,19 @@ def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
     return texts | {name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts}
 
 
-def _settings_of_sweep(sweep: SweepFolder) -> dict[str, str]:
-    """The settings that its values depend on, and the text, as the manifest has them."""
+def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
+    """The settings that the values of a model depend on, and the text, as the manifest has them."""
     manifest = sweep.manifest()
     asked = dict(manifest.get("asked", {}))
     if isinstance(asked.get("metrics"), list):  # of `Geometry.save`, which has them in another form
         del asked["metrics"]
     text = manifest.get("text", {})
-    entries = [text] if "sha256" in text else [*text.values()]
-    used = max((entry["num_tokens"] for entry in entries), default=0)
+    of_model = text if "sha256" in text else text.get(model, {})
+    used = of_model.get("num_tokens", 0)
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
-    if shorter := [entry["seq_len"] for entry in entries if "seq_len" in entry]:
-        asked["seq_len"] = min(shorter)  # of models with fewer positions than were asked for by default
+    if "seq_len" in of_model:
+        asked["seq_len"] = of_model["seq_len"]  # of a model with fewer positions than were asked for by default
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):
@@ -363,7 +363,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
-    settings = _settings_of_sweep(sweep)
     cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
@@ -391,7 +390,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
             other_models=other_models if series in other_models else {},
-            settings=settings,
+            settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=_date([sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
         )
         failures = {}

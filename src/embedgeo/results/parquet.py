@@ -214,12 +214,6 @@ class MonitoredRun(NamedTuple):
     origin: dict[str, str]  # see `HistoryFile`
 
 
-def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
-    """The folder, prefix and records of monitors, from the files in a folder or else in the folders inside it."""
-    for path, prefix in _histories(folder):
-        yield path.parent, prefix, _read_history(path)
-
-
 def _histories(source: Path) -> Iterator[tuple[Path, str]]:
     """The histories in a folder or else in the folders inside it, or one history itself, with their prefixes.
 
@@ -272,18 +266,19 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
     """The monitored runs in a folder, or of one history, from histories or else from event files.
 
     A run has the name of its own folder, from wherever it is read, and its prefix unless that is the default one.
-    Folders of one name have what is before it in their paths, as far as that tells them apart.
+    Folders of one name have what is before it in their paths, as far as that tells them apart: names are longer where
+    several such folders are read together. ``files``, in which W&B keeps those of a run, is no name.
     """
     found = [(path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)]
     if not found:
         folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
         found = [(each, prefix, pd.DataFrame(own), each) for each in folders for prefix, own in read_events(each)]
-    every = {folder.resolve().parts for folder, *_ in found}
+    folders = [folder.resolve() for folder, *_ in found]
+    every = [(folder.parent if folder.name == "files" else folder).parts for folder in folders]
     runs = []
-    for folder, prefix, records, path in found:
-        parts = folder.resolve().parts
+    for parts, (_, prefix, records, path) in zip(every, found, strict=True):
         lengths = range(1, len(parts))
-        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in every) == 1), len(parts))
+        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1), len(parts))
         name = "/".join(parts[-length:])
         origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
         named = records if "model" in records else records.assign(model=origin.get("model", ""))
