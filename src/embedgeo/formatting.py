@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from math import inf
 
-import numpy as np
-
 
 def short(number: float, digits: int = 3) -> str:
     """A number for an axis."""
+    import numpy as np
+
     if 0 < abs(number) < 1e-3:
         return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
     size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))

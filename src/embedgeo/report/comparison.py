@@ -60,9 +60,9 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
     curves, is_spread = _profiles(runs, metric)
     named = term(metric)
-    figure, (ax,), groups = _comparison(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
+    figure, (ax,), groups = _comparison(f"{named.name} over relative depth", f"{_last_step(runs)}{named.unit}", curves)
     _draw(ax, metric, curves)
-    ax.set(xlabel="relative depth (1: output of the last block)", xlim=(-0.02, 1.02))
+    ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers, bands_text = with_errors(*_columns(curves, metric), is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
     return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_trends(curves)}{bands_text}{groups}")
@@ -72,7 +72,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, over token types, of all models against relative depth."""
     profiles = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
     labels = profiles[OVER_TYPES[0]][0]
-    subtitle = f"over the token types in the regressions{_last_step(runs)}"
+    subtitle = f"{_last_step(runs)}over the token types in the regressions"
     figure, axes, groups = _comparison("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
@@ -140,7 +140,7 @@ def _columns(curves: Curves, metric: str) -> list[pd.DataFrame]:
 
 def _last_step(runs: Sequence[Run]) -> str:
     training = [run.has_steps for run in runs]
-    return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
+    return "last step; " if all(training) else "runs at their last step; " if any(training) else ""
 
 
 def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:

@@ -3,7 +3,7 @@
 import os
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedgeo.extras import require_extra
 from embedgeo.results.records import MEANS, block_means
@@ -70,9 +70,10 @@ def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
     of_layers = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
     layers = {*of_layers["layer"]}  # one of them may have the name of a mean
     at = ["step", *({"model", "revision"} & {*records})]
+    measurements: Any = of_layers.groupby(at, sort=False, dropna=False)
     means = [
         mean
-        for _, measured in of_layers.groupby(at, sort=False, dropna=False)
+        for _, measured in measurements
         for mean in block_means(measured.to_dict("records"))
         if mean["layer"] not in layers
     ]
