@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -520,6 +521,27 @@ def test_the_head_says_how_each_run_was_measured(tmp_path: Path) -> None:
     for words in ("lab/tiny", "wiki.txt (0a1b0a1b)", "tokens", "256", "4,096", "float32", "2001-09-09"):
         assert words in text
     assert "embedgeo 0.1.0, torch 2.13.0" in text
+
+
+def test_the_date_of_a_run_is_recorded_and_not_that_of_a_copy(tmp_path: Path) -> None:
+    before = datetime.now(UTC).date()
+    for name in ("a", "b"):
+        file = HistoryFile(tmp_path / name, origin={"model": "GPT2Model"})
+        file.add([{"step": 0, "layer": "embed", "layer_index": 0, "width": 8, "metric": "M", "value": 1.0}])
+        file.close()
+        os.utime(file.path, (1e9, 1e9))
+    swept = make_sweep(tmp_path / "c", (0, 1), 1, metrics=("n", "M"))
+    for path in swept.glob("checkpoints/*"):
+        os.utime(path, (1e9, 1e9))
+    today = {before.isoformat(), datetime.now(UTC).date().isoformat()}
+    runs = read_runs([tmp_path / name for name in "abc"])
+    assert {run.date for run in runs} <= today
+    assert all(not run.differences for run in runs)
+    manifest = swept / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "date": "2001-02-03"}))
+    SweepFolder(swept).open({"model": ["lab/tiny"]}, {})  # goes on another day
+    (run,) = read_runs([swept])
+    assert run.date == "2001-02-03"
 
 
 @pytest.mark.parametrize(

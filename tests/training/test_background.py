@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_loop_waits(gate):
             model(**token_batch())
     assert monitor.history == []
     opens_soon(gate)
-    assert monitor.state_dict() == {"last_step": 1, "window_start": None}
+    assert monitor.state_dict() == {"last_step": 1, "window_start": None, "is_new": False}
     assert steps(monitor) == [0]
     monitor.close()
 

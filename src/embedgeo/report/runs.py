@@ -32,7 +32,7 @@ _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "token_tables", "spectrum", "extra"),
-    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by"),
+    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
 )
 SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
@@ -317,11 +317,13 @@ def _monitored(monitored: MonitoredRun) -> Run:
     loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
-    return replace(run, model=model, settings=_settings(monitored.origin), date=_date([path]))
+    return replace(run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path]))
 
 
-def _date(paths: Sequence[Path]) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(max(path.stat().st_mtime for path in paths)))
+def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
+    """The recorded date; where there is none, that of the files, which a copy of them may have changed."""
+    written = time.gmtime(max(path.stat().st_mtime for path in paths))
+    return str(recorded.get("date") or time.strftime("%Y-%m-%d", written))
 
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
@@ -391,7 +393,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             failures=failures,
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
-            date=_date([sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
+            date=_date(sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
         )
         failures = {}
 
