@@ -12,10 +12,13 @@ import pytest
 import embedgeo
 from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
 
-FILES, LINES = 110, 23_082
-"""Python files of the package and their lines, at most."""
-FUNCTIONS, MODULES = 117, 20
-"""Besides `embedgeo.functional`, that one measured step runs, at most."""
+FILES, LINES = 110, 23_600
+"""Python files of the package and their lines, at most.
+
+Lines were 23,082 before exchanges that survive the failure of a rank, and dimensions by token type and sequence.
+"""
+FUNCTIONS, MODULES = 120, 20
+"""Besides `embedgeo.functional`, that one measured step runs, at most: 3 more for values of several kinds."""
 WAY = 22
 """Calls that a number takes from the hook on a layer to the logger, at most."""
 

@@ -28,7 +28,7 @@ SENTENCES = [
     *("So it is.", "Is it?", "It is!", "A line\nand another of the same sentence."),
 ]
 AROUND = {"bert": ("[CLS]", "[SEP]"), "gpt2": ("<|endoftext|>", "<|endoftext|>")}
-SAMPLED = ("intrinsic_dimension", "intrinsic_dimension_std")
+SAMPLED = ("intrinsic_dimension", "intrinsic_dimension_std", "intrinsic_dimension_between")
 """Of the rows in the order in which they came."""
 
 

@@ -235,7 +235,7 @@ def test_the_text_is_readable_at_100_columns():
     found = GeometryMonitor(layers=["blocks", "mean(last3)"]).describe(gpt_neox())
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 100
-    assert "block.00 … 02  16     380 kB  gpt_neox.layers.0 … 2 (GPTNeoXLayer)" in lines
+    assert "block.00 … 02  16     446 kB  gpt_neox.layers.0 … 2 (GPTNeoXLayer)" in lines
     assert "rows       4,096 a measurement (1 × 8 sequences × 512 tokens), of at most 96 token types" in lines
     assert any(line.startswith("time       about ") and "estimate for this machine" in line for line in lines)
     assert found.seconds > 0

@@ -18,6 +18,7 @@ FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
 OTHER_DIMENSION = 1.5  # factor by which the dimensions of two scales differ where more than the scale tells them apart
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
+_FEWEST_POINTS = 3  # that have a dimension
 _UNKNOWN = "–"
 _ROUNDING = 1e-9  # share of V below which V_W is none
 _ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")  # settings that are named at the head of the page
@@ -132,19 +133,22 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     """Places, by step (rows) and layer (columns), at which it is no news that a metric has no value.
 
     It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; over
-    token types that do not vary, as where they enter a model with rotary positions, R² is undefined; and where token
-    types are few another flag says so.
+    token types that do not vary, as where they enter a model with rotary positions, R² is undefined; where token types
+    are few another flag says so; and of a few rows between or within token types there is no dimension.
     """
     table = run.table(metric)
     never = [(layer, metric) not in run.recorded for layer in run.layers]
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
-    if term(metric).group == "token types":
-        if {"V", "V_W"} <= set(run.values):
-            expected |= run.table("V_W") <= _ROUNDING * run.table("V")
-        if "token_types_regressed" in run.values:
-            expected |= run.table("token_types_regressed") < FEW_TYPES
+    is_over_types = term(metric).group == "token types"
+    if (is_over_types or metric == "V_W_text_over_V_W") and {"V", "V_W"} <= set(run.values):
+        expected |= run.table("V_W") <= _ROUNDING * run.table("V")
+    if is_over_types and "token_types_regressed" in run.values:
+        expected |= run.table("token_types_regressed") < FEW_TYPES
+    points = metric.replace("intrinsic_dimension", "n_points")
+    if points != metric and points in run.values:
+        expected |= run.table(points) < _FEWEST_POINTS
     return expected
 
 
