@@ -28,7 +28,10 @@ SENTENCES = [
     *("So it is.", "Is it?", "It is!", "A line\nand another of the same sentence."),
 ]
 AROUND = {"bert": ("[CLS]", "[SEP]"), "gpt2": ("<|endoftext|>", "<|endoftext|>")}
-SAMPLED = ("intrinsic_dimension", "intrinsic_dimension_std", "intrinsic_dimension_between")
+SAMPLED = (
+    *("intrinsic_dimension", "intrinsic_dimension_std"),
+    *("intrinsic_dimension_between", "intrinsic_dimension_within"),  # of a type's rows, or of copies, one is drawn
+)
 """Of the rows in the order in which they came."""
 
 
