@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from math import inf
 
-import numpy as np
-
 
 def short(number: float, digits: int = 3) -> str:
     """A number for an axis."""
+    import numpy as np
+
     if 0 < abs(number) < 1e-3:
         return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
     size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))
@@ -52,13 +52,13 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to be put after an unknown name; empty where none that is known is like it.
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question to be put after an unknown name; empty where none that is known is like it, to the cutoff or more.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
     """
-    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1))
+    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff))
 
 
 def reason(error: BaseException) -> str:

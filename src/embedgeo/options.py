@@ -4,7 +4,6 @@ import re
 import sys
 from argparse import Action, ArgumentError
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -13,6 +12,7 @@ from docstring_parser import parse
 from jsonargparse import ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
+from embedgeo.formatting import did_you_mean
 
 _POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG"}  # as the help calls them
 
@@ -65,8 +65,8 @@ class _Parser(ArgumentParser):
         asked = f"{of_command.prog.replace(' [options]', '')} --help"
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            close = get_close_matches(unknown[1], of_command.option_names(), 1, 0.75)
-            message += "".join(f". Did you mean {name}?" for name in close)
+            hint = did_you_mean(unknown[1], of_command.option_names(), 0.75)
+            message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
         message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
         print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)
@@ -85,20 +85,17 @@ def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], C
     return parser
 
 
-def _literals(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
 def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
     described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         annotation = parameter.annotation
+        literals = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
         kind: dict[str, Any] = {"type": annotation}
         if annotation is bool:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
-        elif choices := [each for part in (annotation, *get_args(annotation)) for each in _literals(part)]:
-            kind = {"choices": choices}
+        elif literals:
+            kind = {"choices": [choice for part in literals for choice in get_args(part)]}
         elif annotation == Sequence[int]:
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):

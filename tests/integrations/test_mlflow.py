@@ -91,3 +91,12 @@ def test_the_history_is_an_artifact_of_its_run(store, tmp_path):
     for run_id, expected in runs.items():
         path = mlflow.MlflowClient().download_artifacts(run_id, "history.parquet", str(tmp_path))
         assert sorted(pd.read_parquet(path)["step"].unique()) == expected
+
+
+@pytest.mark.parametrize("place", ["mlflow-artifacts:/1/abc", "dbfs:/mlflow/1"])
+def test_artifacts_on_a_server_are_no_folder_here(store, tmp_path, place):
+    logger = MLFlowLogger(place, tracking_uri=store, artifact_location=place)
+    with pytest.warns(UserWarning, match="gets no more"):  # that server does not answer
+        fit(tmp_path, GeometryMonitor(1, metrics=few, pictures=False), logger=logger, max_steps=1)
+    assert not (tmp_path / place.partition("/")[0]).exists()
+    assert not list(tmp_path.rglob("*.parquet"))

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,18 +22,17 @@ from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import IntrinsicDimension, load_results, observe
 from embedgeo.cli import main
-from embedgeo.drawing import FigureData
+from embedgeo.drawing import SMALL, FigureData, style
 from embedgeo.report import comparison, figures, write_report
 from embedgeo.report import page as plan
-from embedgeo.report.live import draw_pictures
 from embedgeo.report.page import BUDGET
 from embedgeo.report.runs import read_runs
-from embedgeo.report.summary import flags, origins
+from embedgeo.report.summary import apart, flags, origins
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
 from tests.models import gpt2
-from tests.report.synthetic import layer_names, make_sweep
+from tests.report.synthetic import layer_names, make_models, make_sweep
 
 SOME = (
     *("n", "Q", "M", "V_W_unbiased", "V_B_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension"),
@@ -206,11 +207,9 @@ def test_the_training_loss_of_a_monitored_run_stands_beside_its_numbers(tmp_path
     numbers = pd.read_csv(tmp_path / "a" / "report" / "figures" / "training-loss-small.csv", index_col=0)["a"]
     assert numbers.to_dict() == pytest.approx({step: 9 - 0.01 * step for step in range(300)})
     (run,) = read_runs([tmp_path / "a"])
-    (live,) = (png for tag, png in draw_pictures(records, "geometry", ["curves"]) if tag.endswith("M_over_Q"))
-    assert live
     axes = [figures.curves(run, "M_over_Q"), figures.dynamics(run, "M_over_Q"), figures.heatmap(run, "M_over_Q")]
     axes += comparison.training_losses([run])
-    for data in axes:  # as in TensorBoard's picture
+    for data in axes:
         assert data.figure.axes[0].get_xlabel() == "optimizer step (log scale)"
 
 
@@ -221,10 +220,12 @@ def test_of_metrics_that_are_named_alone_there_are_figures(tmp_path: Path, capsy
     drawn = {path.stem for path in (folder / "report" / "figures").glob("*.png")}
     kinds = ("dynamics-small", "dynamics", "profile", "heatmap")
     assert drawn == {f"{metric}-{kind}" for metric in ("M_over_Q", "Q") for kind in kinds}
-    assert main(["report", str(folder), "--metrics", "M_over_q"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "metrics must be some of those measured at layers, " in line
-    assert line.endswith("got M_over_q.")
+    capsys.readouterr()
+    for asked, end in (("anisotropi", "got anisotropi. Did you mean anisotropy?"), ("n", "got n.")):
+        assert main(["report", str(folder), "--metrics", asked]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "metrics must be some of those that have several values at layers, V_W_over_V_unbiased, " in line
+        assert f" and 3 more; {end}" in line
 
 
 def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
@@ -522,6 +523,27 @@ def test_the_head_says_how_each_run_was_measured(tmp_path: Path) -> None:
     assert "embedgeo 0.1.0, torch 2.13.0" in text
 
 
+def test_the_date_of_a_run_is_recorded_and_not_that_of_a_copy(tmp_path: Path) -> None:
+    before = datetime.now(UTC).date()
+    for name in ("a", "b"):
+        file = HistoryFile(tmp_path / name, origin={"model": "GPT2Model"})
+        file.add([{"step": 0, "layer": "embed", "layer_index": 0, "width": 8, "metric": "M", "value": 1.0}])
+        file.close()
+        os.utime(file.path, (1e9, 1e9))
+    swept = make_sweep(tmp_path / "c", (0, 1), 1, metrics=("n", "M"))
+    for path in swept.glob("checkpoints/*"):
+        os.utime(path, (1e9, 1e9))
+    today = {before.isoformat(), datetime.now(UTC).date().isoformat()}
+    runs = read_runs([tmp_path / name for name in "abc"])
+    assert {run.date for run in runs} <= today
+    assert all(not run.differences for run in runs)
+    manifest = swept / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "date": "2001-02-03"}))
+    SweepFolder(swept).open({"model": ["lab/tiny"]}, {})  # goes on another day
+    (run,) = read_runs([swept])
+    assert run.date == "2001-02-03"
+
+
 @pytest.mark.parametrize(
     ("asked", "difference"),
     [
@@ -543,7 +565,7 @@ def test_what_was_measured_otherwise_is_named_first_and_drawn_dashed(
     runs = read_runs(folders)
     axes = comparison.compare_dynamics(runs, "M").figure.axes[0]
     curves = [line for line in axes.lines if len(line.get_xdata())]
-    assert [line.is_dashed() for line in curves] == ([False, True, False] if difference else [False, True, True])
+    assert [line.is_dashed() for line in curves] == [False, bool(difference), False]
     if difference:
         sentence = f"These runs are not measured alike: {difference}. The curves of bb are dashed"
         assert 0 < text.index(sentence) < text.index("At a glance")
@@ -552,6 +574,65 @@ def test_what_was_measured_otherwise_is_named_first_and_drawn_dashed(
         assert named in comparison.compare_profiles(runs, "M").text
     else:
         assert "alike" not in text
+
+
+@pytest.mark.parametrize("groups", [{}, {"a": "one", "b": "two"}])
+def test_the_words_on_runs_not_measured_alike_are_true_of_their_curves(tmp_path: Path, groups: dict[str, str]) -> None:
+    folders = [make_sweep(tmp_path / name, (0, 8), 1, metrics=("n", "M")) for name in "ab"]
+    for folder, dtype in zip(folders, ("float32", "bfloat16"), strict=True):
+        record_settings(folder, dtype=dtype)
+    losses = pd.DataFrame({"training_loss": [3.0, 2.0]}, pd.Index([0, 8], name="step"))
+    runs = [replace(run, model=losses) for run in read_runs(folders, groups)]
+    assert f"The curves of b {'have hollow marks' if groups else 'are dashed'} beside" in apart(runs)
+    for data in (comparison.compare_dynamics(runs, "M"), *comparison.training_losses(runs)):
+        assert f"{'Hollow marks' if groups else 'Dashed'}, for not measured like the first run: b, dtype" in data.text
+        first, other = (line for line in data.figure.axes[0].lines if len(line.get_xdata()))
+        assert [line.get_marker() in ("", "None") for line in (first, other)] == [False, False]
+        assert first.get_markerfacecolor() == first.get_color()
+        assert other.get_markerfacecolor() == "white"
+        assert (first.is_dashed(), other.is_dashed()) == (False, True)
+
+
+def test_small_figures_of_several_runs_say_first_that_they_are_means_over_blocks(tmp_path: Path) -> None:
+    runs = read_runs([make_sweep(tmp_path / name, (0, 8), 1, metrics=("n", "V_W_over_V_unbiased")) for name in "ab"])
+    with style(), mpl.rc_context(SMALL):
+        data = comparison.compare_dynamics(runs, "V_W_over_V_unbiased")
+    assert any(text.get_text().startswith("mean over blocks") for text in data.figure.texts)
+
+
+def test_models_of_one_sweep_have_settings_of_their_own(tmp_path: Path) -> None:
+    folder = record_settings(make_models(tmp_path / "a", {"lab/short": 1, "lab/long": 1}, metrics=("n", "M")))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entry = manifest["text"]
+    manifest["text"] = {"lab/short": entry | {"num_tokens": 1500, "seq_len": 128}, "lab/long": entry}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    runs = {run.label: run for run in read_runs([folder])}
+    lengths = {label: (run.settings["seq_len"], run.settings["num_tokens"]) for label, run in runs.items()}
+    assert lengths == {"short": ("128", "1,500"), "long": ("256", "4,096")}
+    assert set(runs["short"].differences_of(runs["long"])) == {"sequence length", "tokens"}
+
+
+def write_history(folder: Path, value: float) -> None:
+    """Write the history of a run anew."""
+    file = HistoryFile(folder)
+    place = {"layer": "embed", "layer_index": 0, "width": 8, "metric": "Q", "stderr": np.nan}
+    for step in (0, 8):
+        file.add([{"step": step, "value": value + step, **place}])
+    file.close()
+
+
+@pytest.mark.parametrize("names", [("b", "a"), ("a", "b"), ("a", "a")])
+def test_the_training_loss_of_a_folder_is_the_last_runs_and_before_it_that_of_the_one_it_goes_on_with(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    write_history(tmp_path, 1.0)
+    for name, steps, loss, time in zip(names, (range(0, 20, 2), range(5, 12, 2)), (3.0, 2.0), (1e9, 2e9), strict=True):
+        with SummaryWriter(str(tmp_path / "logs" / name), filename_suffix=f".{loss}") as writer:
+            for step in steps:
+                writer.add_scalar("loss", loss, step, walltime=time + step)
+    (run,) = read_runs([tmp_path])
+    loss = run.model["training_loss"].dropna()
+    assert loss.to_dict() == {0: 3.0, 2: 3.0, 4: 3.0, 5: 2.0, 7: 2.0, 9: 2.0, 11: 2.0}
 
 
 def test_monitored_runs_of_other_numbers_of_rows_are_not_measured_alike(tmp_path: Path) -> None:
@@ -814,8 +895,30 @@ def test_a_report_of_several_folders_leaves_their_own_reports_alone(
     before = contents(tmp_path)
     assert main(["report", *map(str, folders)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("a report of several folders needs a folder of its own; got 2 and no out. Give --out FOLDER.")
+    got = ", ".join(map(str, folders))
+    assert line.endswith(
+        f"a report of several folders needs a folder of its own; got {got} without one. Give --out FOLDER."
+    )
     assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_report_of_an_earlier_history_leaves_that_of_the_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in (1.0, 2.0):
+        write_history(tmp_path / "a", value)
+    write_report([tmp_path / "a"])
+    before = contents(tmp_path)
+    earlier = str(tmp_path / "a" / "history.1.parquet")
+    assert main(["report", earlier]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        f"a report of a history itself needs a folder of its own; got {earlier} without one. Give --out FOLDER."
+    )
+    assert contents(tmp_path) == before
+    assert main(["report", earlier, "--out", str(tmp_path / "earlier")]) == 0
+    assert pd.read_csv(tmp_path / "earlier" / "metrics.csv")["value"].max() == 1 + 8
 
 
 @pytest.mark.slow

@@ -156,6 +156,7 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
     [
         ({"model_type": "mine", **CODE}, "auto_map names code that comes with the model, .*; --trust-remote-code runs"),
         ({"model_type": "mine"}, "model_type must be one that transformers .* knows; got mine"),
+        ({"model_type": ["gpt2"]}, r"model_type must be one that transformers .* knows; got \['gpt2'\]"),
         ({"hidden_act": "nope"}, r"transformers cannot take hidden_act \(KeyError: 'nope'\)"),
         ({"hidden_size": "x"}, "transformers cannot take hidden_size .* expected int, got str"),
         ({"rope_scaling": {"type": "what", "factor": 2}}, r"transformers cannot take rope_scaling.type \(KeyError"),
@@ -178,6 +179,12 @@ def test_code_of_a_tokenizer_is_named(tmp_path):
     settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
     write_files(tmp_path, {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"})
     with pytest.raises(ValueError, match=r"^tokenizer_config\.json: auto_map names code .*; --trust-remote-code runs"):
+        load_tokenizer(tmp_path)
+
+
+def test_settings_of_a_tokenizer_that_are_no_object_are_named(tmp_path):
+    write_files(tmp_path, {"tokenizer_config.json": b"[1, 2]", "vocab.txt": b"a\nb"})
+    with pytest.raises(ValueError, match=r"^tokenizer_config\.json cannot be read: .*it must be an object"):
         load_tokenizer(tmp_path)
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
-from embedgeo.results.parquet import read_histories
+from embedgeo.results.parquet import monitored_runs
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
@@ -89,7 +89,7 @@ def test_lightning_logs_and_writes_the_same(tmp_path):
         folder = tmp_path / str(background)
         monitor = GeometryMonitor(3, background=background, on_error="raise")
         module, run = fit(folder, monitor, max_steps=5, logger=CSVLogger(folder, version=0))
-        ((_, _, file),) = read_histories(folder)
+        ((_, file, *_),) = monitored_runs(folder)
         metrics = pd.read_csv(folder / "lightning_logs" / "version_0" / "metrics.csv").dropna(axis=1, how="all")
         scalars = metrics[[name for name in metrics if name == "step" or name.startswith("geometry.")]]
         runs[background] = monitor, module, file, scalars.dropna(thresh=2).reset_index(drop=True), run.callback_metrics
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_loop_waits(gate):
             model(**token_batch())
     assert monitor.history == []
     opens_soon(gate)
-    assert monitor.state_dict() == {"last_step": 1, "window_start": None}
+    assert monitor.state_dict() == {"last_step": 1, "window_start": None, "is_new": False}
     assert steps(monitor) == [0]
     monitor.close()
 
@@ -249,7 +249,7 @@ def test_an_interpreter_that_exits_completes_measurements_without_new_threads(tm
     done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
-    found = {path.name: [*table["step"].unique()] for path, _, table in read_histories(tmp_path)}
+    found = {run.name: [*run.records["step"].unique()] for run in monitored_runs(tmp_path)}
     assert found == {"pending": [0], "closed": [0, 1], "closed in the background": [0, 1]}
 
 

@@ -24,7 +24,7 @@ from torch import nn
 from embedgeo import GeometryMonitor, StepMonitor, load_results, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY, HistoryFile, read_histories
+from embedgeo.results.parquet import HISTORY, HistoryFile, monitored_runs
 from tests.models import VOCABULARY, gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.loops import loop
@@ -156,10 +156,72 @@ def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_
     state = run(range(5))
     run(range(5, 9), state if with_state else None)
     assert (written(), len(list(tmp_path.iterdir()))) == ([0, 2, 4, 6, 8], 1)
-    run(range(1, 4))  # another one, that counts from 1, goes on after 0
-    assert (written(), len(list(tmp_path.iterdir()))) == ([0, 2], 1)
+    run(range(1, 4))  # another one, that counts from 1
+    assert (written(), written("history.1.parquet")) == ([2], [0, 2, 4, 6, 8])
     run(range(4))
-    assert (written(), written("history.1.parquet")) == ([0, 2], [0, 2])
+    assert (written(), written("history.2.parquet")) == ([0, 2], [2])
+
+
+def test_a_loop_that_counts_from_1_loses_no_measurement_of_the_one_before(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "lightning.pytorch")
+
+    def run(steps, every, state=None):
+        monitor = StepMonitor(model, every, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+        monitor.load_state_dict(state or {})
+        for step in steps:
+            with monitor.step(step):
+                model(**token_batch())
+        state = monitor.state_dict()
+        monitor.close()
+        return state
+
+    def written():
+        return {path.name: sorted(read(tmp_path, path.name)["step"].unique()) for path in tmp_path.iterdir()}
+
+    model = gpt_neox()
+    run(range(1, 9), 2)
+    state = run(range(1, 2), 5)  # broken off before its first measurement
+    assert written() == {"history.parquet": [2, 4, 6, 8]}
+    run(range(2, 11), 5, state)
+    assert written() == {"history.parquet": [5, 10], "history.1.parquet": [2, 4, 6, 8]}
+    run(range(1, 6), 5)
+    assert written()["history.2.parquet"] == [5, 10]
+    kept = [message for message in caplog.messages if "of an earlier run is kept" in message]
+    assert [message.rpartition("/")[2] for message in kept] == ["history.1.parquet.", "history.2.parquet."]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_fit_that_was_raised_from_one_step_goes_on(tmp_path):
+    monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+    module, run = fit(tmp_path, monitor, data=loader(4), max_epochs=1)
+    first = run.global_step
+    run.fit_loop.max_epochs = 2
+    run.fit(module, loader(4))
+    assert (first, sorted(read(tmp_path)["step"].unique())) == (1, [0, 1])
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["history.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("place", "is_local"),
+    [
+        ("mlflow-artifacts:/1/abc/artifacts", False),
+        ("dbfs:/databricks/mlflow/1", False),
+        ("s3://bucket/runs", False),
+        ("file:runs/my%20artifacts", True),
+        ("my runs/abc", True),
+    ],
+)
+def test_a_logger_on_a_server_makes_no_folder_here(tmp_path, monkeypatch, place, is_local):
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+    monitor = StepMonitor(model, 1, layers="1", metrics=moments, log=Remote(place), on_error="raise")
+    with monitor, monitor.step(0):
+        model(torch.arange(3))
+    assert steps(monitor) == [0]
+    folder = place.removeprefix("file:").replace("%20", " ")
+    found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")]
+    assert found == ([f"{folder}/history.parquet"] if is_local else [])
+    assert is_local or not list(tmp_path.iterdir())
 
 
 def test_a_new_run_that_does_not_measure_or_cannot_write_leaves_the_file_where_it_is(tmp_path, monkeypatch):
@@ -192,7 +254,7 @@ def test_a_prefix_that_is_a_number_is_no_earlier_run(tmp_path):
         "history.2.parquet",
         "history.parquet",
     ]
-    assert [prefix for _, prefix, _ in parquet.read_histories(tmp_path)] == ["1", "geometry"]
+    assert [run.name for run in monitored_runs(tmp_path)] == [f"{tmp_path.name} 1", tmp_path.name]
 
 
 def test_a_second_fit_of_one_trainer_goes_on_with_the_file(tmp_path):
@@ -385,5 +447,6 @@ def test_processes_that_were_launched_together_but_do_not_know_of_each_other_hav
         with pytest.warns(UserWarning, match=f"this is process {rank} of 2") as warned:
             train(num_rows=3 + rank)
         assert len(warned) == 1
-    numbers = {prefix: records["value"][records["metric"] == "n"] for _, prefix, records in read_histories(tmp_path)}
-    assert {prefix: set(of_file) for prefix, of_file in numbers.items()} == {"geometry": {3.0}, "rank1": {4.0}}
+    records = load_results(tmp_path).query("metric == 'n'")
+    numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
+    assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}

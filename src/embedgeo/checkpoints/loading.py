@@ -65,11 +65,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
                 raise ValueError(f"config.json: {key} must be at most {_MOST_LAYERS}; got {value}.")
         return dict(pairs)
 
-    with reading("config.json"):
-        text = (folder / "config.json").read_text()
-        if not isinstance(json.loads(text), dict):
-            raise TypeError("it must be an object")
-    json.loads(text, object_pairs_hook=require_harmless)
+    json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
     with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder and not may_be_both:
@@ -78,6 +74,15 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, may_be_both: b
             "embedgeo.observe."
         )
     return config
+
+
+def _read_object(path: Path) -> bytes:
+    """The content of a JSON file, which must be an object."""
+    with reading(path.name):
+        content = path.read_bytes()
+        if not isinstance(json.loads(content), dict):
+            raise TypeError("it must be an object")
+    return content
 
 
 @contextmanager
@@ -91,13 +96,13 @@ def _naming_keys(path: Path, *, is_trusted: bool, errors: type[Exception] = Exce
         with suppress(OSError, ValueError):
             values = dict(json.loads(path.read_text()))
         is_of_model = path.name == "config.json"
-        is_known = is_of_model and values.get("model_type") in CONFIG_MAPPING
+        kind = values.get("model_type", "none")
+        is_known = is_of_model and isinstance(kind, str) and kind in CONFIG_MAPPING
         if "auto_map" in values and not is_trusted and (not is_known or "trust_remote_code" in message):
             why = "auto_map names code that comes with the model, which is not run; --trust-remote-code runs it"
         elif not is_of_model or message.startswith("config.json"):
             raise
         elif not is_known and "auto_map" not in values:
-            kind = values.get("model_type", "none")
             why = f"model_type must be one that transformers {version('transformers')} knows; got {kind}"
         else:
             named = [key for key, value in _entries(values) if _is_about(error, key, value)]
@@ -282,7 +287,10 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
     if file == path:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=parsed)
     else:
-        with _naming_keys(path / "tokenizer_config.json", is_trusted=trust_remote_code):
+        config = path / "tokenizer_config.json"
+        if config.is_file():
+            _read_object(config)
+        with _naming_keys(config, is_trusted=trust_remote_code):
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     tokenizer.model_max_length = 10**12  # documents are cut into sequences afterwards: no warning about their length
     return tokenizer

@@ -122,7 +122,7 @@ def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
     backend = None if "cpu:" in config else f"cpu:gloo,{config}"  # what ranks tell each other is on the CPU
     members = [list(each) for each in groups]
     assert dist.group.WORLD is not None
-    timeout = dist.group.WORLD.get_group_store().timeout  # that of the default group
+    timeout = dist.group.WORLD.get_group_store().timeout  # type: ignore[attr-defined]  # that of the default group
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend=backend)
     return OwnGroup(group)
 

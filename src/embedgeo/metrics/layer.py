@@ -182,9 +182,9 @@ class LayerMetrics:
                 metric.to(device)
             metric._to_sync = False  # that is left to `_in_sync`
             metric._should_unsync = False
-            group = self._process_group
-            is_own = isinstance(metric, GeometryMetric) or not isinstance(group, OwnGroup)
-            metric.process_group = group if is_own else group.original
+            metric.process_group = self._process_group
+            if isinstance(self._process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
+                metric.process_group = self._process_group.original
         return metrics
 
     def _in_sync(self, metrics: Sequence[Metric]) -> ExitStack:

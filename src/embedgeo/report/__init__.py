@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from embedgeo.drawing import style
-from embedgeo.formatting import listed
+from embedgeo.formatting import did_you_mean, listed
 from embedgeo.glossary import in_order
 from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own
+from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
 
 _MARK = '<meta name="generator" content="embedgeo report">'
@@ -39,28 +40,30 @@ def write_report(
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
-        out: the folder to write to; default: ``report`` in the folder. Several folders have none.
+        out: the folder to write to; default: ``report`` in the folder. Several folders, and a history itself, have
+            none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
     """
     console = Console(stderr=True)
-    if out is None and len(dirs) > 1:
+    if out is None and (len(dirs) > 1 or is_history(dirs[0])):
+        what = "several folders" if len(dirs) > 1 else "a history itself"
         raise ValueError(
-            f"a report of several folders needs a folder of its own; got {len(dirs)} and no out. Give --out FOLDER."
+            f"a report of {what} needs a folder of its own; got {listed(dirs, 2)} without one. Give --out FOLDER."
         )
-    home = dirs[0] if dirs[0].is_dir() else dirs[0].parent  # of a history that is given itself
-    out = out or home / "report"
+    out = out or dirs[0] / "report"
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = read_runs(dirs, groups)
         if names is not None:
             tokens.require_examples(runs, names)
-        measured = in_order(metric for run in runs for metric in run.metrics)
-        if unknown := [metric for metric in metrics if metric not in measured]:
+        varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+        if unknown := [metric for metric in metrics if metric not in varying]:
             raise ValueError(
-                f"metrics must be some of those measured at layers, {listed(measured, 60)}; got {', '.join(unknown)}."
+                f"metrics must be some of those that have several values at layers, {listed(varying, 5) or 'none here'}"
+                f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
             )
         progress.remove_task(reading)
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))

@@ -47,7 +47,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
     errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
     named = term(metric)
-    figure, (ax,), groups = _comparison(f"{named.name} against step", f"{named.unit}; mean over blocks", curves)
+    figure, (ax,), groups = _comparison(f"{named.name} against step", f"mean over blocks; {named.unit}", curves)
     _draw(ax, metric, curves)
     step_axis(ax, *(run.steps for run in runs))
     numbers, bands_text = with_errors(values, errors, is_spread=any(each.is_spread for each in bands))
@@ -60,9 +60,9 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     """Models, and runs at their last steps, against relative depth: 0 enters the first block, 1 leaves the last one."""
     curves, is_spread = _profiles(runs, metric)
     named = term(metric)
-    figure, (ax,), groups = _comparison(f"{named.name} over relative depth", f"{named.unit}{_last_step(runs)}", curves)
+    figure, (ax,), groups = _comparison(f"{named.name} over relative depth", f"{_last_step(runs)}{named.unit}", curves)
     _draw(ax, metric, curves)
-    ax.set(xlabel="relative depth (1: output of the last block)", xlim=(-0.02, 1.02))
+    ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers, bands_text = with_errors(*_columns(curves, metric), is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
     return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_trends(curves)}{bands_text}{groups}")
@@ -72,7 +72,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     """C.V. of Q, and slope and R² of V on M, over token types, of all models against relative depth."""
     profiles = {metric: _profiles(runs, metric) for metric in OVER_TYPES}
     labels = profiles[OVER_TYPES[0]][0]
-    subtitle = f"over the token types in the regressions{_last_step(runs)}"
+    subtitle = f"{_last_step(runs)}over the token types in the regressions"
     figure, axes, groups = _comparison("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
@@ -97,7 +97,9 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     logged = [run for run in runs if len(losses.get(run.label, ()))]
     if not logged:
         return
-    curves = {run.label: Curve(losses[run.label], losses[run.label] * np.nan, run.group, {}) for run in logged}
+    curves = {
+        run.label: Curve(losses[run.label], losses[run.label] * np.nan, run.group, run.differences) for run in logged
+    }
     title = named.name.capitalize()
     if len(curves) > 1:
         figure, (ax,), groups = _comparison(title, named.unit, curves)
@@ -105,8 +107,6 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
         figure, (ax,) = new_figure(title, named.unit)
         groups = ""
     _draw(ax, "training_loss", curves)
-    for line in ax.lines:
-        line.set_marker("")  # of every step there may be one
     step_axis(ax, *(run.steps for run in logged), *(list(losses[run.label].index) for run in logged))
     alt = "Training loss against optimizer step, a line a run."
     yield FigureData("training-loss", figure, pd.DataFrame(losses), alt, f"{_trends(curves)}{groups}")
@@ -140,7 +140,7 @@ def _columns(curves: Curves, metric: str) -> list[pd.DataFrame]:
 
 def _last_step(runs: Sequence[Run]) -> str:
     training = [run.has_steps for run in runs]
-    return "; last step" if all(training) else "; runs at their last step" if any(training) else ""
+    return "last step; " if all(training) else "runs at their last step; " if any(training) else ""
 
 
 def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
@@ -177,10 +177,9 @@ def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     count = len(curves)  # no colour twice
     colours = RUNS if count <= len(RUNS) else [hls_to_rgb(i / count, 0.4, 0.8) for i in range(count)]
     looks = {}
-    are_apart = any(curve.differences for curve in curves.values())
-    for label, colour, marker, dashes in zip(curves, colours, cycle("osD^vPX*<>"), cycle(DASHES), strict=False):
+    for label, colour, marker in zip(curves, colours, cycle("osD^vPX*<>"), strict=False):
         is_apart = bool(curves[label].differences)
-        ls = by_group.get(curves[label].group, DASHES[is_apart] if are_apart else dashes)
+        ls = by_group.get(curves[label].group, DASHES[is_apart])
         looks[label] = {"color": colour, "marker": marker, "ls": ls, "ms": 3.5, "lw": 1.3}
         looks[label] |= {"mfc": "white"} if is_apart else {}
     return looks, by_group

@@ -32,7 +32,7 @@ _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "token_tables", "spectrum", "extra"),
-    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by"),
+    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
 )
 SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
@@ -317,11 +317,13 @@ def _monitored(monitored: MonitoredRun) -> Run:
     loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
-    return replace(run, model=model, settings=_settings(monitored.origin), date=_date([path]))
+    return replace(run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path]))
 
 
-def _date(paths: Sequence[Path]) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(max(path.stat().st_mtime for path in paths)))
+def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
+    """The recorded date; where there is none, that of the files, which a copy of them may have changed."""
+    written = time.gmtime(max(path.stat().st_mtime for path in paths))
+    return str(recorded.get("date") or time.strftime("%Y-%m-%d", written))
 
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
@@ -331,19 +333,19 @@ def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
     return texts | {name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts}
 
 
-def _settings_of_sweep(sweep: SweepFolder) -> dict[str, str]:
-    """The settings that its values depend on, and the text, as the manifest has them."""
+def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
+    """The settings that the values of a model depend on, and the text, as the manifest has them."""
     manifest = sweep.manifest()
     asked = dict(manifest.get("asked", {}))
     if isinstance(asked.get("metrics"), list):  # of `Geometry.save`, which has them in another form
         del asked["metrics"]
     text = manifest.get("text", {})
-    entries = [text] if "sha256" in text else [*text.values()]
-    used = max((entry["num_tokens"] for entry in entries), default=0)
+    of_model = text if "sha256" in text else text.get(model, {})
+    used = of_model.get("num_tokens", 0)
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
-    if shorter := [entry["seq_len"] for entry in entries if "seq_len" in entry]:
-        asked["seq_len"] = min(shorter)  # of models with fewer positions than were asked for by default
+    if "seq_len" in of_model:
+        asked["seq_len"] = of_model["seq_len"]  # of a model with fewer positions than were asked for by default
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):
@@ -363,7 +365,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
-    settings = _settings_of_sweep(sweep)
     cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
@@ -391,8 +392,8 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
             other_models=other_models if series in other_models else {},
-            settings=settings,
-            date=_date([sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
+            settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
+            date=_date(sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
         )
         failures = {}
 

@@ -205,7 +205,8 @@ def apart(runs: Sequence[Run]) -> str:
             values[name] = list(dict.fromkeys([*values.get(name, [first]), own]))
     settings = "; ".join(f"{name} {', '.join(each[:-1])} and {each[-1]}" for name, each in values.items())
     labels = listed([run.label for run in others], 4)
-    return f"These runs are not measured alike: {settings}. The curves of {labels} are dashed beside those of others."
+    look = "have hollow marks" if any(run.group for run in runs) else "are dashed"
+    return f"These runs are not measured alike: {settings}. The curves of {labels} {look} beside those of others."
 
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:

@@ -3,9 +3,10 @@
 import os
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedgeo.extras import require_extra
+from embedgeo.results.records import MEANS, block_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
 
     Returns:
         A table with the columns ``run`` (name of the training run or model; of a monitored run that of its own folder,
-        and the prefix of its monitor unless it is ``geometry``), ``model``, ``revision``, ``step``, ``commit``,
+        with as many of those around it as tell it from others, and the prefix of its monitor unless it is
+        ``geometry``), ``model``, ``revision``, ``step``, ``commit``,
         ``series``, ``weights_sha256``, ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value``
         and ``stderr``: always these, sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are
         int64, ``value`` and ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error
@@ -62,18 +64,17 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
 
 
 def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
-    """Records of a run, and those of its means over blocks where they are not among them."""
+    """Records of a run, and those of its means over blocks: a history may have them at some of its steps alone."""
     import pandas as pd
 
-    from embedgeo.layer_names import blocks_by_side
-
-    parts = [records]
-    for side, blocks in blocks_by_side(records["layer"].unique()).items():
-        of_blocks = records[records["layer"].isin(blocks)]
-        if f"{side}mean" not in set(records["layer"]) and len(of_blocks):
-            at = ["step", "metric", *({"model", "revision"} & {*records})]
-            grouped = of_blocks.groupby(at, sort=False, dropna=False)
-            means = grouped.last().reset_index()
-            values = grouped["value"].agg(lambda column: column.sum() / len(column) if column.notna().all() else nan)
-            parts.append(means.assign(layer=f"{side}mean", layer_index=-1, value=values.to_numpy(), stderr=nan))
-    return pd.concat(parts, ignore_index=True)
+    of_layers = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
+    layers = {*of_layers["layer"]}  # one of them may have the name of a mean
+    at = ["step", *({"model", "revision"} & {*records})]
+    measurements: Any = of_layers.groupby(at, sort=False, dropna=False)
+    means = [
+        mean
+        for _, measured in measurements
+        for mean in block_means(measured.to_dict("records"))
+        if mean["layer"] not in layers
+    ]
+    return pd.concat([of_layers, pd.DataFrame(means)], ignore_index=True) if means else of_layers

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from math import nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,21 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
 
 
 def read_training_loss(folder: Path) -> dict[int, float]:
-    """Read the training loss by step, in order, from the event files below a folder; empty where none was logged."""
-    losses: dict[int, float] = {}
+    """Read the training loss by step, in order, from the event files below a folder; empty where none was logged.
+
+    Of several runs it is the last one's, and before its first step that of the one that it goes on with.
+    """
+    logged: list[Any] = []
     for each in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
         events = _events(each)
         tag = next((tag for tag in _LOSSES if tag in events.Tags()["scalars"]), None)
-        losses |= {event.step: event.value for event in events.Scalars(tag)} if tag else {}
-    return dict(sorted(losses.items()))
+        logged += events.Scalars(tag) if tag else []
+    losses: dict[int, float] = {}
+    for event in sorted(logged, key=attrgetter("wall_time")):
+        while losses and next(reversed(losses)) >= event.step:  # another run has taken this step again
+            losses.popitem()
+        losses[event.step] = event.value
+    return losses
 
 
 def _events(folder: Path) -> Any:

@@ -23,6 +23,7 @@ from embedgeo.results.parquet import (
     read_records,
     read_table,
     to_records,
+    today,
     write_parquet,
 )
 from embedgeo.results.records import MODEL
@@ -85,7 +86,7 @@ class SweepFolder:
             written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in (*TABLES, "samples")))
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             if not self.manifest():
-                self._write_manifest({"asked": dict(settings), **entries}, keep=True)
+                self._write_manifest({"asked": dict(settings), "date": today(), **entries}, keep=True)
         except OSError as error:
             raise OSError(f"{self.path} must be a folder that can be written; it is not ({error}).") from error
         self.require_settings(settings)  # another process may have made it meanwhile

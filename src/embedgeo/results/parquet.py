@@ -4,6 +4,7 @@ import atexit
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import count
 from math import nan
 from pathlib import Path
@@ -97,6 +98,11 @@ def _with_terms(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms}) if terms else table
 
 
+def today() -> str:
+    """The date, in universal time, as results record it."""
+    return datetime.now(UTC).date().isoformat()
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Texts in a Parquet file beside its columns, by name."""
     return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
@@ -152,17 +158,24 @@ class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
 
     Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. Where
-    there are none the file is another run's, which is kept beside it as ``history.1.parquet`` (the next free number).
-    It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else the interpreter's
-    exit. ``origin`` says what the values depend on, in texts by name, which are in the file's metadata.
+    there are none, or the run ``is_new``, the file is another run's, which is kept beside it as ``history.1.parquet``
+    (the next free number). It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or
+    else the interpreter's exit. ``origin`` says what the values depend on, in texts by name, which are in the file's
+    metadata, with the date.
     """
 
     def __init__(
-        self, folder: Path, prefix: str = "geometry", origin: Mapping[str, str] = MappingProxyType({})
+        self,
+        folder: Path,
+        prefix: str = "geometry",
+        origin: Mapping[str, str] = MappingProxyType({}),
+        *,
+        is_new: bool = False,
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         self.path = folder / f"history{suffix}.parquet"
-        self._metadata = {_ORIGIN: json.dumps(dict(origin)), _PREFIX: prefix}
+        self._metadata = {_ORIGIN: json.dumps({"date": today(), **origin}), _PREFIX: prefix}
+        self._is_new = is_new
         self._is_other_runs = False  # the file at the path
         self._tables: list[pa.Table] = []
         self._num_written = 0
@@ -175,7 +188,7 @@ class HistoryFile:
             return None
         if not self._tables and self.path.exists():
             written = read_parquet(self.path, HISTORY.names)
-            earlier = written[written["step"] < records[0]["step"]]
+            earlier = written[:0] if self._is_new else written[written["step"] < records[0]["step"]]
             self._is_other_runs = earlier.empty and not written.empty
             self._tables.append(pa.Table.from_pandas(earlier, HISTORY, preserve_index=False))
         self._tables.append(pa.Table.from_pylist(records, HISTORY))
@@ -212,12 +225,6 @@ class MonitoredRun(NamedTuple):
     records: pd.DataFrame
     path: Path
     origin: dict[str, str]  # see `HistoryFile`
-
-
-def read_histories(folder: Path) -> Iterator[tuple[Path, str, pd.DataFrame]]:
-    """The folder, prefix and records of monitors, from the files in a folder or else in the folders inside it."""
-    for path, prefix in _histories(folder):
-        yield path.parent, prefix, _read_history(path)
 
 
 def _histories(source: Path) -> Iterator[tuple[Path, str]]:
@@ -272,18 +279,19 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
     """The monitored runs in a folder, or of one history, from histories or else from event files.
 
     A run has the name of its own folder, from wherever it is read, and its prefix unless that is the default one.
-    Folders of one name have what is before it in their paths, as far as that tells them apart.
+    Folders of one name have what is before it in their paths, as far as that tells them apart: names are longer where
+    several such folders are read together. ``files``, in which W&B keeps those of a run, is no name.
     """
     found = [(path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)]
     if not found:
         folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
         found = [(each, prefix, pd.DataFrame(own), each) for each in folders for prefix, own in read_events(each)]
-    every = {folder.resolve().parts for folder, *_ in found}
+    folders = [folder.resolve() for folder, *_ in found]
+    every = [(folder.parent if folder.name == "files" else folder).parts for folder in folders]
     runs = []
-    for folder, prefix, records, path in found:
-        parts = folder.resolve().parts
+    for parts, (_, prefix, records, path) in zip(every, found, strict=True):
         lengths = range(1, len(parts))
-        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in every) == 1), len(parts))
+        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1), len(parts))
         name = "/".join(parts[-length:])
         origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
         named = records if "model" in records else records.assign(model=origin.get("model", ""))

@@ -370,7 +370,7 @@ def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[st
     """The charts by key: lines of defined values; of too many steps some are left out evenly, never the last one."""
     lines: dict[str, dict[str, dict[int, float]]] = {}
     for record in history:
-        if math.isfinite(record["value"]):
+        if math.isfinite(record["value"]) and record["layer_index"] >= 0:  # no mean
             line = lines.setdefault(record["metric"], {}).setdefault(record["layer"], {})
             line[record["step"]] = record["value"]
     for metric in (metric for metric in charts.metrics if metric in lines):
@@ -511,10 +511,10 @@ class MLflow(Adapter):
         run = mlflow.active_run()
         return cls(mlflow.MlflowClient(), run.info.run_id) if run else None
 
-    def folder(self) -> str:
-        """Folder of the run's artifacts on this machine, or their address elsewhere."""
-        uri = self._client.get_run(self._run_id).info.artifact_uri
-        return url2pathname(urlsplit(uri).path) if uri.startswith("file:") else uri
+    def artifact_uri(self) -> str:
+        """Address of the run's artifacts: a folder on this machine, or elsewhere."""
+        uri: str = self._client.get_run(self._run_id).info.artifact_uri
+        return uri
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         self._client.log_text(self._run_id, markdown, f"{_artifact_name(tag)}.md")
@@ -588,11 +588,17 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
         if run is not None and not run.disabled:
             folders.insert(0, _first_wandb_folder(run))
         elif (of_mlflow := MLflow.of(first)) is not None:
-            folders.insert(0, of_mlflow.folder())
-    for folder in folders:
-        if isinstance(folder, str | Path) and "://" not in str(folder):
-            return Path(folder)
-    return None
+            folders.insert(0, of_mlflow.artifact_uri())
+    local = (_local_folder(str(folder)) for folder in folders if isinstance(folder, str | Path))
+    return next((folder for folder in local if folder is not None), None)
+
+
+def _local_folder(place: str) -> Path | None:
+    """The folder that a path or a ``file:`` URI names; None for other URIs, also such as ``dbfs:/runs``."""
+    uri = urlsplit(place)
+    if uri.scheme == "file":
+        return Path(url2pathname(uri.path))
+    return None if uri.scheme else Path(place)
 
 
 def _first_wandb_folder(run: Any) -> Path:

@@ -116,6 +116,7 @@ class TrainingRun:
     writes_files: bool = True
     folder: Path | None = None  # in which the trainer writes its results
     is_followed: bool = False  # by decisions of the trainer, so that values cannot be late
+    first_step: int = 0  # at most, of a run that is not resumed
 
 
 class PendingMeasurement(NamedTuple):
@@ -342,17 +343,19 @@ class Monitor(ABC):
         self._probe_size: tuple[int, int] | None = None  # batches, and rows of this rank, at the first measurement
         self._failed = False
         self._cannot_write = False
+        self._is_new = False  # not resumed, and without a record yet
 
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty before the start."""
         if self._last_step is None:
             return {}
-        place = {"last_step": self._last_step, "window_start": self._window_start}
+        place = {"last_step": self._last_step, "window_start": self._window_start, "is_new": self._is_new}
         return place if self._drift is None else {**place, "drift": self._drift.state()}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
+        self._is_new = state.get("is_new", False)
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
 
@@ -376,6 +379,7 @@ class Monitor(ABC):
             if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
                 self._warn_of_eager_steps("it was not called")
         if self._last_step is None:
+            self._is_new = step <= run.first_step
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
@@ -387,7 +391,7 @@ class Monitor(ABC):
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
 
-                self._file = HistoryFile(Path(folder), prefix, self._geometry.origin())
+                self._file = HistoryFile(Path(folder), prefix, self._geometry.origin(), is_new=self._is_new)
             path = None if self._file is None else self._file.path
             described = opening(
                 self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
@@ -679,6 +683,7 @@ class Monitor(ABC):
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
             measured.append(vars(dated))
         self.history += measured
+        self._is_new = False
         if self._file is not None:
             self._write(partial(self._file.add, measured))
         self._log(step, records)

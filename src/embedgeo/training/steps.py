@@ -217,6 +217,7 @@ class StepMonitor(Monitor):
                 process_group=self._process_group,
                 writes_files=current_rank() == 0,
                 folder=self._log_folder,
+                first_step=1,  # where a loop counts from 1
             )
             self._start(run, step)
         if self._last_step is not None and step < self._last_step:
