@@ -64,6 +64,15 @@ def test_a_metric_with_other_arguments_is_not_merged():
             other.merge_state(metric)
 
 
+def test_a_state_of_samples_from_before_the_sizes_of_batches_were_kept_is_merged():
+    metric, other = (updated(IntrinsicDimension(DIM), rows(seed)[0]) for seed in (0, 1))
+    saved = {name: state for name, state in other.metric_state.items() if name != "batches"}
+    metric.merge_state(saved)
+    whole = updated(IntrinsicDimension(DIM), rows(0)[0])
+    whole.merge_state(other)
+    assert_values(metric.compute(), whole.compute(), rtol=0)
+
+
 class Largest(NamedTuple):
     """The largest coordinates of the rows: a state of the test's own, with a setting."""
 

@@ -589,11 +589,13 @@ def test_values_of_float64_rows_at_any_scale_are_right_or_are_none(kind):
         key: round(math.log2(twice[key] / value)) if value and not math.isnan(value) else 0
         for key, value in usual.items()
     }
-    for exponent in (*range(-1000, 1001, 250), -532, -514, -268, -134, 125, 266, 505, 509):
+    for exponent in (*range(-1000, 1001, 250), -532, -514, -268, -134, 125, 266, 505, 509, 520):
         for key, value in values_at(kind, 2.0**exponent).items():
             if "_freq_" in key:  # regressions of a logarithm of 1 + Q depend on the scale
                 continue
-            if abs(exponent) > 125 and not math.isfinite(value):
+            if abs(exponent) > 125 and math.isnan(value):
                 continue
-            expected = math.ldexp(usual[key], powers[key] * exponent)
+            mantissa, power = math.frexp(usual[key])
+            power += powers[key] * exponent
+            expected = math.ldexp(mantissa, power) if power <= 1024 else math.copysign(math.inf, mantissa)
             assert value == pytest.approx(expected, rel=1e-9, abs=0, nan_ok=True), (key, exponent)

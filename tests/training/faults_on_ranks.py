@@ -1,7 +1,10 @@
 """What two processes do while a failure is injected on one of them, at each collective of a monitor."""
 
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
 from unittest import mock
 
 import torch
@@ -11,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 
 from embedgeo import StepMonitor
+from embedgeo.functional.distributed import own_group
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
 
@@ -70,6 +74,27 @@ class OtherDigits(MeanOfBatches):
 
     def compute(self):
         return {"other_digits": super().compute()["mean_of_batches"].double() + 1e-12 * dist.get_rank()}
+
+
+class SumOfRanks(MeanOfBatches):
+    """A metric that has a collective of its own, and computes copies of itself and of one of this package."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def compute(self):
+        copied = self if self.process_group else self.clone()  # torch's groups cannot be copied
+        total = copied.mean_value.clone()
+        dist.all_reduce(total, group=self.process_group)
+        return {"sum_of_ranks": total}
+
+
+class Cloned(TokenMoments):
+    """A metric of this package's kind that computes a copy of itself."""
+
+    def compute(self):
+        return {"cloned": TokenMoments.compute(self.clone())["n"]}
 
 
 def some_metrics(dim):
@@ -193,15 +218,53 @@ def saved_on(rank, savers, **options):
     return {"saved": here, "all": measured_steps(first), "then": measured_steps(then), "warned": of_monitors(caught)}
 
 
-def without_group(rank, folder):
-    """Runs whose process group is destroyed before they are closed."""
+def with_collectives(rank):
+    """Numbers of metrics that have collectives or copies of their own, and the monitors' warnings."""
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     outcomes = {}
-    for name, options in {"": {}, "background": {"background": True}, "nothing left": {"measure_last": False}}.items():
+    ways = {"world": {}, "group": {"process_group": dist.new_group([0, 1])}, "mesh": {"device_mesh": mesh}}
+    for way, options in ways.items():
+        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim), Cloned(dim)], **options)
+        outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
+    return outcomes
+
+
+def seconds_alone(rank, folder):
+    """How long rank 0 waits in a group of the monitors' own where others have a timeout of two seconds."""
+    dist.destroy_process_group()
+    start = partial(dist.init_process_group, "gloo", rank=rank, world_size=2)
+    start(init_method=f"file://{folder}/short", timeout=timedelta(seconds=2))
+    group = own_group()
+    before = monotonic()
+    if rank:
+        sleep(6)
+    else:
+        with suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group.process_group)
+    seconds = monotonic() - before
+    dist.destroy_process_group()
+    start(init_method=f"file://{folder}/after short")
+    return seconds
+
+
+def without_group(rank, folder):
+    """Runs whose process group is destroyed before their state is taken and they are closed."""
+    outcomes = {}
+    ways = {
+        "": {},
+        "background": {"background": True},
+        "nothing left": {"measure_last": False},
+        "mesh": {"background": True, "measure_last": False},
+    }
+    for name, options in ways.items():
+        if name == "mesh":
+            options["device_mesh"] = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         model, monitor = monitored(**options)
-        go_on(model, monitor, rank, range(4 if name == "nothing left" else 3))
+        go_on(model, monitor, rank, range(3 if options.get("measure_last", True) else 4))
         dist.destroy_process_group()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            monitor.state_dict()
             monitor.close()
         outcomes[name] = measured_steps(monitor), of_monitors(caught)
         dist.init_process_group("gloo", f"file://{folder}/after {name}", rank=rank, world_size=2)
@@ -211,8 +274,10 @@ def without_group(rank, folder):
 def at_the_ends(rank, folder):
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return {
+        "with collectives": with_collectives(rank),
         "saved on all": saved_on(rank, (0, 1)),
         "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh, background=True),
         "saved on one": saved_on(rank, (0,)),
+        "seconds alone": seconds_alone(rank, folder),
         "without group": without_group(rank, folder),
     }

@@ -1,12 +1,17 @@
 """history.parquet: whole, in the folder of the run, readable by `embedgeo report`, also of a run that broke off."""
 
 import errno
+import importlib.metadata
+import json
 import logging
 import pickle
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError
 from itertools import count
 from math import isnan
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -20,8 +25,9 @@ from embedgeo import GeometryMonitor, StepMonitor, load_results, observe
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY, HistoryFile, monitored_runs
-from tests.models import gpt_neox, token_batch
+from tests.models import VOCABULARY, gpt_neox, token_batch
 from tests.records import layer_records
+from tests.training.loops import loop
 from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
 
 
@@ -338,6 +344,49 @@ def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_
     assert steps(monitor) == [0, 2, 4, 5]
     assert list(read(tmp_path)) == ["loss"]
     assert "its history is in" not in caplog.text
+
+
+def named_model(name):
+    """A model by hand, whose config takes any name."""
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, 4))
+    model.config = SimpleNamespace(name_or_path=name)
+    return model
+
+
+def run_by_hand(monitor, model):
+    with monitor:
+        for step in range(3):
+            with monitor.step(step):
+                model(token_batch()["input_ids"])
+
+
+def test_a_models_name_that_is_a_path_is_in_the_file_as_text(tmp_path):
+    monitor = StepMonitor(model := named_model(Path("checkpoints") / "mine"), 2, layers="0", folder=tmp_path)
+    run_by_hand(monitor, model)
+    origin = json.loads(parquet.read_metadata(tmp_path / "history.parquet")["origin"])
+    assert origin["model"] == str(Path("checkpoints") / "mine")
+
+
+def test_without_the_packages_metadata_the_file_is_written_as_always(tmp_path, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", missing)
+    _, monitor = loop(2, every_n_steps=2, metrics=moments, folder=tmp_path)
+    assert steps(monitor) == [0, 2]
+    assert sorted(read(tmp_path)["step"].unique()) == [0, 2]
+
+
+def test_an_origin_that_cannot_be_told_turns_monitoring_off_and_leaves_training(tmp_path):
+    class Nameless:
+        def __str__(self):
+            raise RuntimeError("no name")
+
+    monitor = StepMonitor(model := named_model(Nameless()), 2, layers="0", folder=tmp_path)
+    with pytest.warns(UserWarning, match="is off for the rest of this run.*no name") as caught:
+        run_by_hand(monitor, model)
+    assert len(caught) == 1
+    assert monitor.history == []
 
 
 def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monkeypatch):

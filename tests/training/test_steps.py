@@ -349,6 +349,28 @@ def test_a_resumed_loop_goes_on_in_the_schedule():
     assert steps(monitor) == [0, 2]
 
 
+def go_on(monitor, model):
+    with monitor:
+        for step in range(5, 10):
+            with monitor.step(step, token_batch()):
+                model(**token_batch())
+
+
+def test_a_run_that_goes_on_in_a_window_but_finds_no_memory_is_left_alone():
+    def full(dim):
+        if not model.training:  # when the run begins, not when the monitor is made
+            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
+        return [EmbeddingMoments(dim)]
+
+    monitor = StepMonitor(model := gpt_neox(), 4, metrics=full, window=3)
+    monitor.load_state_dict({"last_step": 4, "window_start": 4})
+    model.eval()
+    with pytest.warns(UserWarning, match="is off for the rest of this run.*1.5 EiB") as caught:
+        go_on(monitor, model)
+    assert len(caught) == 1
+    assert monitor.history == []
+
+
 def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation():
     _, expected = loop(3, every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
     made, monitor = loop(3, close=False, every_n_steps=2, metrics=moments, on_error="raise")

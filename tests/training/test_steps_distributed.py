@@ -187,9 +187,22 @@ def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(ends
     assert second["warned"] == []
 
 
+def test_metrics_of_others_have_collectives_and_copies_of_their_own(ends):
+    for rank in ends:
+        expected, _ = rank["with collectives"]["world"]
+        assert len(expected) == 4
+        for way, (values, warned) in rank["with collectives"].items():
+            assert warned == [], way
+            assert values == expected
+
+
+def test_groups_of_the_monitors_own_have_the_timeout_of_the_default_group(ends):
+    assert ends[0]["seconds alone"] < 5
+
+
 def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(ends):
     for rank in ends:
         for name, (measured, warned) in rank["without group"].items():
-            assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name
+            assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name  # mesh: 2 is pending
             assert len(warned) == (name != "nothing left")
             assert all("process group must be there until" in warning for warning in warned)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
-from typing import TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,12 +31,18 @@ class OwnGroup:
     have come to it; one that has failed, wherever it was, says so instead, and no rank waits for another. Where a
     collective itself raises, nobody knows which ranks have it behind them: the group ends, its connections are closed,
     and the collectives of the others raise, too.
+
+    ``original`` is the group of which it is a copy, None for the world: for collectives of others.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self.original: dist.ProcessGroup | None = None
         self._process_group: dist.ProcessGroup | None = process_group
         self._has_failed = False  # what ranks do together, and all of them know it
         self._why_ended = ""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self  # that of a metric which is copied
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -103,6 +109,7 @@ class OwnGroup:
         """Close the connections to the other ranks."""
         self._why_ended = self._why_ended or why
         group, self._process_group = self._process_group, None
+        self.original = None
         with suppress(ValueError, AssertionError, KeyError):  # the world has been destroyed, and the group with it
             if group is not None:
                 dist.destroy_process_group(group)
@@ -113,15 +120,19 @@ def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
     groups = [range(dist.get_world_size())] if ranks is None else ranks
     config = dist.get_backend_config()
     backend = None if "cpu:" in config else f"cpu:gloo,{config}"  # what ranks tell each other is on the CPU
-    group, _ = dist.new_subgroups_by_enumeration([list(each) for each in groups], backend=backend)
+    members = [list(each) for each in groups]
+    assert dist.group.WORLD is not None
+    timeout = dist.group.WORLD.get_group_store().timeout  # type: ignore[attr-defined]  # that of the default group
+    group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout, backend=backend)
     return OwnGroup(group)
 
 
 def own_copy(process_group: dist.ProcessGroup, ranks: OwnGroup) -> OwnGroup:
     """A new group of the ranks of this one, of which those in ``ranks`` each give theirs."""
-    return own_group(
-        sorted({tuple(each) for each in all_gather_object(dist.get_process_group_ranks(process_group), ranks)})
-    )
+    every = all_gather_object(dist.get_process_group_ranks(process_group), ranks)
+    copied = own_group(sorted({tuple(each) for each in every}))
+    copied.original = process_group
+    return copied
 
 
 def together(group: Group) -> AbstractContextManager[None]:

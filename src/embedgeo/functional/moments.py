@@ -175,9 +175,10 @@ def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or out of range."""
+    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or either out of range."""
     quotient = numerator / denominator
-    return torch.where(is_normal(denominator.to(quotient.dtype)), quotient, torch.nan)
+    is_defined = is_normal(denominator.to(quotient.dtype)) & ~numerator.isinf()
+    return torch.where(is_defined, quotient, torch.nan)
 
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:

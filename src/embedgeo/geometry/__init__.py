@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from html import escape
-from importlib.metadata import version
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
@@ -304,10 +304,10 @@ class Geometry:
     def origin(self) -> dict[str, str]:
         """Model, settings and versions that the values depend on, as histories record them."""
         inner = measured_model(self.model)
-        model = getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__
+        model = str(getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__)
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
         kept = {key: str(self.settings[key]) for key in ("rows", "skip_first_positions", "ignore_token_ids")}
-        versions = {name: version(name) for name in ("embedgeo", "torch")}
+        versions = {"embedgeo": __version__, "torch": str(torch.__version__)}
         return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
 
     def silent_layers(self) -> list[str]:

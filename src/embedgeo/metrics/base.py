@@ -329,6 +329,8 @@ class GeometryMetric(Metric):
             if type(incoming_state) is not type(self) or width != self.dim:
                 got = f"{type(incoming_state).__name__} with dim={width}"
                 raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
+        added = {name: empty for name, empty in self._defaults.items() if name == "batches"}  # to the state of samples
+        states = {**added, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.distributed import Group, all_gather, current_rank, num_ranks
+from embedgeo.functional.distributed import Group, OwnGroup, all_gather, current_rank, num_ranks
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
@@ -84,7 +84,7 @@ class LayerMetrics:
         values: ValuePairs = {}
         failure: Exception | None = None
         for metric, copies in self._with_their_copies():
-            with _in_sync([metric, *copies]):
+            with self._in_sync([metric, *copies]):
                 try:
                     with named(metric):
                         if self._num_groups and isinstance(metric, GeometryMetric):
@@ -119,19 +119,19 @@ class LayerMetrics:
 
     def sync(self) -> ExitStack:
         """Give all metrics the rows of all ranks, until what is returned is closed; every rank must call this."""
-        return _in_sync(self.with_copies)
+        return self._in_sync(self.with_copies)
 
     def reduce(self) -> None:
         """Give all metrics the rows of all ranks for good, which frees the memory of their own ones."""
         for metric in self.with_copies:
-            metric.sync(all_gather)
+            metric.sync(all_gather, self._process_group)
             metric._cache = None
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
         """Yield the metrics of this package's kind that are wanted, each with the rows of all ranks."""
         for metric in self._metrics:
             if isinstance(metric, GeometryMetric) and is_wanted(metric):
-                with _in_sync([metric]):
+                with self._in_sync([metric]):
                     yield metric
 
     @property
@@ -154,6 +154,7 @@ class LayerMetrics:
         self.set_unembedding(None)
         for metric in self.with_copies:
             metric.reset()
+            metric.process_group = None  # one that a metric holds stays open
 
     def _with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
         by_group = [self._copies[group] for group in sorted(self._copies)]
@@ -174,7 +175,18 @@ class LayerMetrics:
             metric._to_sync = False  # that is left to `_in_sync`
             metric._should_unsync = False
             metric.process_group = self._process_group
+            if isinstance(self._process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
+                metric.process_group = self._process_group.original
         return metrics
+
+    def _in_sync(self, metrics: Sequence[Metric]) -> ExitStack:
+        """Give metrics the rows of all ranks; unlike `sync_context`, what it returns ends it after exceptions too."""
+        with ExitStack() as stack:
+            for metric in metrics:
+                if not metric._is_synced:
+                    metric.sync(all_gather, self._process_group)
+                    stack.callback(metric.unsync, should_unsync=metric._is_synced)
+            return stack.pop_all()
 
 
 def require_num_groups(jackknife: int) -> None:
@@ -183,16 +195,6 @@ def require_num_groups(jackknife: int) -> None:
         raise ValueError(
             f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}."
         )
-
-
-def _in_sync(metrics: Sequence[Metric]) -> ExitStack:
-    """Give metrics the rows of all ranks; unlike `sync_context`, what is returned also ends this after an exception."""
-    with ExitStack() as stack:
-        for metric in metrics:
-            if not metric._is_synced:
-                metric.sync(all_gather)
-                stack.callback(metric.unsync, should_unsync=metric._is_synced)
-        return stack.pop_all()
 
 
 @contextmanager

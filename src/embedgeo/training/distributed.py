@@ -58,7 +58,9 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
             f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; got one of "
             f"{mesh.size()}. Give the whole mesh, or process_group=, the ranks that have different rows."
         )
-    return _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
+    group = _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
+    group.original = group.process_group  # a mesh may have none of these ranks
+    return group
 
 
 def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:

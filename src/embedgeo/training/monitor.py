@@ -11,7 +11,6 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from importlib.metadata import version
 from inspect import currentframe, signature
 from itertools import chain, islice, pairwise
 from operator import length_hint
@@ -373,6 +372,7 @@ class Monitor(ABC):
         self._run = run
         self._first_step = step
         if self._geometry is None:
+            self._window_start = None
             return
         if self.compiled == "stable":
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
@@ -386,13 +386,13 @@ class Monitor(ABC):
         self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
         prefix = self._file_prefix()
         folder = self.folder or run.folder
-        if run.writes_files and folder is not None and not missing_for_history():
-            from embedgeo.results.parquet import HistoryFile
-
-            self._file = HistoryFile(Path(folder), prefix, self._geometry.origin(), is_new=self._is_new)
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
-        path = None if self._file is None else self._file.path
         with self._guarded():
+            if run.writes_files and folder is not None and not missing_for_history():
+                from embedgeo.results.parquet import HistoryFile
+
+                self._file = HistoryFile(Path(folder), prefix, self._geometry.origin(), is_new=self._is_new)
+            path = None if self._file is None else self._file.path
             described = opening(
                 self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
             )
@@ -499,7 +499,8 @@ class Monitor(ABC):
     def _leave_out_last(self, step: int) -> None:
         """Drop what is not computed yet, which would be of this rank's rows alone."""
         is_last_due = self.measure_last and step not in (self._first_step, self._measured_step)
-        if self._geometry is not None and (self._window_start is not None or is_last_due):
+        is_due = is_last_due or self._window_start is not None or self._waits_for_ranks()
+        if self._geometry is not None and is_due:
             self._warn(
                 "the process group must be there until the last measurement is complete; it was destroyed before, and "
                 "what was not complete is left out. End training, or call close(), before destroy_process_group()."
@@ -795,7 +796,7 @@ def _require_compiled(compiled: str) -> None:
         try:
             importlib.import_module("embedgeo.capture.graph_hooks")  # which takes names that torch may change
         except Exception as error:
-            cause = f"does not work with torch {version('torch')} ({reason(error)})"
+            cause = f"does not work with torch {torch.__version__} ({reason(error)})"
             raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
-from embedgeo.functional.distributed import Group, current_rank, has_other_ranks
+from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
@@ -153,7 +153,7 @@ class StepMonitor(Monitor):
         """
         start = self._window_start
         is_due = start is not None and self._has_stepped and self._now + 1 >= start + self.schedule.window
-        if self._ranks is not None and (is_due or self._waits_for_ranks()):
+        if self._ranks is not None and is_distributed() and (is_due or self._waits_for_ranks()):
             all_save = False
             occasion = f"state at step {self._now}" + (", the last of a measurement" if is_due else "")
             with self._guarded():
