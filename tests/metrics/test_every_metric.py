@@ -546,7 +546,7 @@ def test_the_order_of_rows_does_not_matter(seed):
     x, ids = token_rows(40, DIM, seed=seed)  # no more than are sampled
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
     before, got = all_values(x, ids), all_values(x[order], ids[order])
-    of_batches = ("anisotropy_batch", "intrinsic_dimension", "n_points_")  # or of one row of a type, the first drawn
+    of_batches = ("anisotropy_batch", "intrinsic_dimension", "n_points_", "same_")  # which the order of the rows makes
     assert_values(got, {key: v for key, v in before.items() if not key.startswith(of_batches)}, rtol=1e-9, atol=1e-12)
 
 
