@@ -72,7 +72,7 @@ _TERMS = {
             "How much of the embeddings' size is what the token itself does, of exactly the rows seen."),
     ),
     **in_group("size and variance", 225,
-        V_W_text_over_V_W=Term("V_W between texts", "share of V_W, from pairs in one and in different sequences",
+        V_W_text_over_V_W=Term("V_W between texts / V_W", "share of V_W, from pairs in one and in different sequences",
             "How much of what context does is the text as a whole: 0 where two occurrences of a token differ as "
             "much in one text as in two, 1 where they are alike in one text.", gaussian=0.0),
         V_W_local=Term("V_W within texts", f"estimate from pairs in one sequence, {SQUARED}",
