@@ -136,55 +136,47 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
     assert sorted(load_results(tmp_path / "history.2.parquet")["step"].unique()) == [0, 2]
 
 
+def looped(folder, model, steps, every=2, state=None):
+    """The state of a monitor after a loop over these steps, which it has written into the folder."""
+    monitor = StepMonitor(model, every, metrics=moments, folder=folder, measure_last=False, on_error="raise")
+    if state is not None:
+        monitor.load_state_dict(state)
+    for step in steps:
+        with monitor.step(step):
+            model(**token_batch())
+    state = monitor.state_dict()
+    monitor.close()
+    return state
+
+
 @pytest.mark.parametrize("with_state", [False, True])
 def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(tmp_path, with_state):
-    def run(steps, state=None):
-        monitor = StepMonitor(model, 2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
-        if state is not None:
-            monitor.load_state_dict(state)
-        for step in steps:
-            with monitor.step(step):
-                model(**token_batch())
-        state = monitor.state_dict()
-        monitor.close()
-        return state
-
     def written(name="history.parquet"):
         return sorted(read(tmp_path, name)["step"].unique())
 
     model = gpt_neox()
-    state = run(range(5))
-    run(range(5, 9), state if with_state else None)
+    state = looped(tmp_path, model, range(5))
+    looped(tmp_path, model, range(5, 9), state=state if with_state else None)
     assert (written(), len(list(tmp_path.iterdir()))) == ([0, 2, 4, 6, 8], 1)
-    run(range(1, 4))  # another one, that counts from 1
+    looped(tmp_path, model, range(1, 4))  # another one, that counts from 1
     assert (written(), written("history.1.parquet")) == ([2], [0, 2, 4, 6, 8])
-    run(range(4))
+    looped(tmp_path, model, range(4))
     assert (written(), written("history.2.parquet")) == ([0, 2], [2])
 
 
 def test_a_loop_that_counts_from_1_loses_no_measurement_of_the_one_before(tmp_path, caplog):
     caplog.set_level(logging.INFO, "lightning.pytorch")
 
-    def run(steps, every, state=None):
-        monitor = StepMonitor(model, every, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
-        monitor.load_state_dict(state or {})
-        for step in steps:
-            with monitor.step(step):
-                model(**token_batch())
-        state = monitor.state_dict()
-        monitor.close()
-        return state
-
     def written():
         return {path.name: sorted(read(tmp_path, path.name)["step"].unique()) for path in tmp_path.iterdir()}
 
     model = gpt_neox()
-    run(range(1, 9), 2)
-    state = run(range(1, 2), 5)  # broken off before its first measurement
+    looped(tmp_path, model, range(1, 9), 2)
+    state = looped(tmp_path, model, range(1, 2), 5)  # broken off before its first measurement
     assert written() == {"history.parquet": [2, 4, 6, 8]}
-    run(range(2, 11), 5, state)
+    looped(tmp_path, model, range(2, 11), 5, state)
     assert written() == {"history.parquet": [5, 10], "history.1.parquet": [2, 4, 6, 8]}
-    run(range(1, 6), 5)
+    looped(tmp_path, model, range(1, 6), 5)
     assert written()["history.2.parquet"] == [5, 10]
     kept = [message for message in caplog.messages if "of an earlier run is kept" in message]
     assert [message.rpartition("/")[2] for message in kept] == ["history.1.parquet.", "history.2.parquet."]
