@@ -125,11 +125,9 @@ class Sample(NamedTuple):
         lengths, num_batches, seen = all_gather_cat(torch.cat((counts, self.seen[None])), group).view(num_streams, 3).T
         batches = all_gather_cat(self.batches, group)
         sizes = (batches & _IN_STREAM).split(num_batches.tolist())
-        own = self
-        if bool((batches >> _STREAM_BITS == num_streams).all()) and torch.stack([each.sum() for each in sizes]).equal(
-            seen
-        ):
-            own = self._numbered(sizes)
+        num_rows = torch.stack([each.sum() for each in sizes])
+        are_known = bool((batches >> _STREAM_BITS == num_streams).all()) and num_rows.equal(seen)
+        own = self._numbered(sizes) if are_known else self
         keys, labels, positions = (all_gather_cat(each.flatten(), group) for each in own[1:4])
         labels = labels.view(-1, *own.labels.shape[1:])
         offset = int(lengths[: current_rank(group)].sum())
