@@ -24,12 +24,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 import embedgeo
 
@@ -73,26 +73,41 @@ FILLING = {aten.fill_, aten.masked_fill, aten.masked_fill_}
 VALUES_ON_HOST = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
+class Asked(NamedTuple):
+    """Totals of what a GPU would be asked for."""
+
+    launches: float
+    waits: float
+    copies: float  # to the device
+    bytes_to_host: float
+
+
 class Count:
-    """Launches, waits, bytes to the host and copies from it; at which lines of the package."""
+    """What has been asked of the device since the last `clear`: by line of the package, and operation."""
 
     def __init__(self) -> None:
-        self.launches, self.waits, self.bytes_to_host, self.copies = (Counter[str]() for _ in range(4))
+        self.launches, self.waits, self.copies, self.bytes_to_host = (Counter[str]() for _ in Asked._fields)
         self._lock = threading.Lock()
 
-    def add(self, *, launches: int = 0, waits: int = 0, bytes_to_host: int = 0, copies: int = 0) -> None:
-        line = _line()
+    def add(
+        self, operation: object, *, launches: int = 0, waits: int = 0, copies: int = 0, bytes_to_host: int = 0
+    ) -> None:
+        place = f"{_line()} {operation}"
         with self._lock:
-            self.launches[line] += launches
-            self.waits[line] += waits
-            self.bytes_to_host[line] += bytes_to_host
-            self.copies[line] += copies
+            self.launches[place] += launches
+            self.waits[place] += waits
+            self.copies[place] += copies
+            self.bytes_to_host[place] += bytes_to_host
 
     def clear(self) -> None:
-        """Count from zero."""
         with self._lock:
-            for each in (self.launches, self.waits, self.bytes_to_host, self.copies):
+            for each in (self.launches, self.waits, self.copies, self.bytes_to_host):
                 each.clear()
+
+    def asked(self) -> Asked:
+        """The totals."""
+        with self._lock:
+            return Asked(*(each.total() for each in (self.launches, self.waits, self.copies, self.bytes_to_host)))
 
 
 def _line() -> str:
@@ -159,17 +174,39 @@ class _Mode(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return CPU if self.is_backward else GPU
         kwargs = kwargs or {}
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        on_gpu = [each for each in tensors if isinstance(each, OnGPU)]
-        asked = kwargs.get("device")
-        if not on_gpu and (asked is None or asked.type != "cuda"):
-            return func(*args, **kwargs)
-        given = {id(each.memory if isinstance(each, OnGPU) else each): each for each in tensors}
+        tensors = []
 
         def on_cpu(value):
-            if isinstance(value, torch.device):
-                return CPU
-            return value.memory if isinstance(value, OnGPU) else value
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                return value.memory if isinstance(value, OnGPU) else value
+            return CPU if isinstance(value, torch.device) else value
+
+        on_cpu_args = _map(on_cpu, args)
+        on_cpu_kwargs = {name: _map(on_cpu, value) for name, value in kwargs.items()}
+        num_on_gpu = sum(isinstance(each, OnGPU) for each in tensors)
+        asked = kwargs.get("device")
+        if not num_on_gpu and (asked is None or asked.type != "cuda"):
+            return func(*args, **kwargs)
+        kind = func.overloadpacket
+        is_copy = kind in (aten._to_copy, aten.copy_)
+        if num_on_gpu < len(tensors) and not (is_copy or self.is_backward):
+            _require_one_device(func, tensors)
+        result = _compute(func, on_cpu_args, on_cpu_kwargs)
+        is_other_view = torch.Tag.inplace_view in func.tags
+        if is_other_view:
+            with torch._C._DisableTorchDispatch():  # the sizes that the tensor itself has
+                func(*args, **kwargs)
+        stays = self.is_backward or asked is None or asked.type == "cuda"
+        if kind is aten.copy_:
+            stays = isinstance(args[0], OnGPU)
+        if is_copy and stays != isinstance(tensors[-1], OnGPU):
+            size = 0 if stays else tensors[-1].nbytes
+            self.count.add(func, launches=1, waits=not stays, copies=stays, bytes_to_host=size)
+        else:
+            is_free = func.is_view or is_other_view or kind in WITHOUT_LAUNCH
+            self.count.add(func, launches=not is_free, waits=_must_wait(func, args, kwargs))
+        given = {id(each.memory if isinstance(each, OnGPU) else each): each for each in tensors}
 
         def on_device(value):
             if not isinstance(value, Tensor):
@@ -181,26 +218,12 @@ class _Mode(TorchDispatchMode):
                 raise NotImplementedError(f"{func} gives a tensor on the pretended device another size in place")
             return before
 
-        kind = func.overloadpacket
-        stays = self.is_backward or asked is None or asked.type == "cuda"
-        if kind is aten.copy_:
-            stays = isinstance(args[0], OnGPU)
-        elif len(on_gpu) < len(tensors) and kind is not aten._to_copy and not self.is_backward:
-            _require_one_device(func, tensors)
-        moves = kind in (aten._to_copy, aten.copy_) and stays != isinstance(args[-1], OnGPU)
-        result = _compute(func, *tree_map(on_cpu, (args, kwargs)))
-        is_seen_otherwise = torch.Tag.inplace_view in func.tags
-        if is_seen_otherwise:
-            with torch._C._DisableTorchDispatch():  # of the sizes that the tensor itself has
-                func(*args, **kwargs)
-        is_free = func.is_view or is_seen_otherwise or kind in WITHOUT_LAUNCH
-        if moves and stays:
-            self.count.add(launches=1, copies=1)
-        elif moves:
-            self.count.add(launches=1, waits=1, bytes_to_host=args[-1].nbytes)
-        else:
-            self.count.add(launches=not is_free, waits=_must_wait(func, args, kwargs))
-        return tree_map(on_device, result)
+        return _map(on_device, result)
+
+
+def _map(change, value):
+    """The value, or each of those in lists and tuples, changed."""
+    return type(value)([_map(change, each) for each in value]) if isinstance(value, list | tuple) else change(value)
 
 
 def _require_one_device(func, tensors) -> None:
@@ -271,7 +294,7 @@ def pretended() -> Iterator[Count]:
             run(thread)
 
     def wait(*_):
-        count.add(waits=1)
+        count.add("synchronize", waits=1)
 
     def stream(*_):
         return SimpleNamespace(wait_stream=lambda _: None, synchronize=wait)
