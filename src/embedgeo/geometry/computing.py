@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
-from threading import Semaphore
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.metrics.layer import LayerMetrics, ValuePairs
+from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
 from embedgeo.results.records import Record
 
 
@@ -26,35 +25,32 @@ class MeasuredLayer(NamedTuple):
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
-    On a CPU with several threads several layers are computed at a time, each in its share of the threads, so that
-    numbers do not depend on how many these are; at most these layers hold the rows of all ranks beside their own. The
-    thread that calls this issues all collectives. An error of a layer is raised once all have been computed.
+    All layers get the rows of all ranks in one exchange. On a CPU with several threads several are then computed at a
+    time, each in its share of the threads, so that numbers do not depend on how many these are. An error of a layer is
+    raised once all have been computed.
     """
+    with in_sync([each.metrics for each in layers]):
+        return _records(layers, _computed(layers))
+
+
+def _computed(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
     if num_threads in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            return _records(layers, _values(layers))
+            return _values(layers)
     num_workers = min(all_threads, len(layers))
     is_inference = torch.is_inference_mode_enabled()
-    free = Semaphore(num_workers)
 
-    def work(layer: MeasuredLayer, in_sync: ExitStack) -> list[ValuePairs | Exception]:
-        try:
-            with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
-                return _values([layer])
-        finally:
-            free.release()
+    def work(layer: MeasuredLayer) -> list[ValuePairs | Exception]:
+        with torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
+            return _values([layer])
 
     try:
         with ThreadPoolExecutor(num_workers, "embedgeo", torch.set_num_threads, (num_threads,)) as pool:
-            futures = list[Future[list[ValuePairs | Exception]]]()
-            for each in layers:
-                free.acquire()
-                futures.append(pool.submit(work, each, each.metrics.sync()))
-            return _records(layers, [values for future in futures for values in future.result()])
+            return [values for of_layer in pool.map(work, layers) for values in of_layer]
     finally:
         torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
 
@@ -65,8 +61,7 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     The states get the rows of all ranks now, and are freed layer after layer. The thread issues no collectives, and
     leaves random states and what is set for the whole process alone. On a GPU it has a stream of its own.
     """
-    for each in layers:
-        each.metrics.reduce()
+    reduce([each.metrics for each in layers])
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
