@@ -201,7 +201,7 @@ class GeometryMetric(Metric):
         return {}
 
     def samples(self) -> Table:
-        """Rows and their moments to save: any of ``rows`` with ``positions``, ``mean`` and ``eigenvalues``."""
+        """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and ``eigenvalues``."""
         return {}
 
     @property
