@@ -26,7 +26,7 @@ Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"  # None: the world, or 
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
-_NUM_TOLD = 1 << 10  # integers, 8 KiB, that have room beside those by which ranks tell that they have come
+_NUM_TOLD = 1 << 11  # integers, 16 KiB, that have room beside those by which ranks tell that they have come
 _MOST_BYTES = 1 << 26  # that are reduced at a time
 
 
@@ -64,6 +64,7 @@ class OwnGroup:
         self._process_group: dist.ProcessGroup | None = process_group
         self._has_failed = False  # what ranks do together, and all of them know it
         self._why_ended = ""
+        self._when = ""  # the ranks meet next
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # that of a metric which is copied
@@ -76,24 +77,31 @@ class OwnGroup:
         return self._process_group
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Context that all ranks enter, and that ends with an exception on all of them or on none."""
+    def together(self, when: str = "") -> Iterator[None]:
+        """Context that all ranks enter, and that ends with an exception on all of them or on none.
+
+        Within another one of this group, an exception is told to the others at once, and what ends is the outer one.
+        ``when`` it begins is in what ranks raise where another one is not there, because it has failed before.
+        """
+        is_outer = _TOGETHER.get() is not self
         before, had_failed = _TOGETHER.set(self), self._has_failed
-        self._has_failed = False
+        if is_outer:
+            self._has_failed = False
+            self._when = when
         try:
             yield
-            self.agree()
+            if is_outer:
+                self.agree()
         except Exception:
             with suppress(Exception):
                 self.agree(failed=True)
             raise
         finally:
             _TOGETHER.reset(before)
-            self._has_failed = had_failed
+            if is_outer:
+                self._has_failed = had_failed
 
-    def agree(
-        self, when: str = "", nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None
-    ) -> None:
+    def agree(self, nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None) -> None:
         """Raise OtherRankError on all ranks if one has failed, or is about to exchange another number of bytes.
 
         ``told`` are a few integers, which become the largest ones of all ranks.
@@ -112,6 +120,7 @@ class OwnGroup:
             return state[:3].tolist()
 
         failures, last, first = self.issue(exchanged)
+        when, self._when = self._when, ""
         self._has_failed = bool(failures) or last != -first
         if failures:
             raise OtherRankError(f"it failed on another rank {when}".strip())
@@ -169,9 +178,9 @@ def own_copy(process_group: dist.ProcessGroup, ranks: OwnGroup) -> OwnGroup:
     return copied
 
 
-def together(group: Group) -> AbstractContextManager[None]:
+def together(group: Group, when: str = "") -> AbstractContextManager[None]:
     """`OwnGroup.together`, if it is one."""
-    return group.together() if isinstance(group, OwnGroup) else nullcontext()
+    return group.together(when) if isinstance(group, OwnGroup) else nullcontext()
 
 
 def meet() -> None:

@@ -25,6 +25,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     Group,
+    OwnGroup,
     all_reduce_max,
     all_reduce_sum,
     current_rank,
@@ -424,8 +425,9 @@ class Geometry:
         agreed = Future[list[Record]]()
         try:
             with together(self._stage_group):
+                is_told = isinstance(self._stage_group, OwnGroup)
                 failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-                others_failed = bool(all_reduce_max(failed, self._stage_group))
+                others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
                 records = own_records.result()
                 if not others_failed:
                     if self._group is not self._stage_group:
@@ -503,8 +505,9 @@ def _of_first_rank(records: list[Record], device: torch.device, process_group: G
     if not records:
         return records
     own = torch.tensor([(record["value"], record["stderr"]) for record in records], dtype=torch.float64)
-    bits = own.view(torch.int64) if current_rank(process_group) == 0 else torch.zeros(own.shape, dtype=torch.int64)
-    values = all_reduce_sum(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    least = torch.full(own.shape, torch.iinfo(torch.int64).min)
+    bits = own.view(torch.int64) if current_rank(process_group) == 0 else least
+    values = all_reduce_max(bits.to(device), process_group).cpu().view(torch.float64).tolist()
     return [
         Record(**{**record, "value": value, "stderr": stderr})
         for record, (value, stderr) in zip(records, values, strict=True)
