@@ -45,7 +45,7 @@ from embedgeo.functional.rows import (
     row_ids,
 )
 from embedgeo.geometry import export
-from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
+from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread, threads_for
 from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES, defaults
 from embedgeo.metrics.base import GeometryMetric
@@ -357,11 +357,14 @@ class Geometry:
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
-        known = [(0, 0.0) if metrics is None else (metrics.dim, metrics.expected_Q) for metrics in reached]
+        known = [
+            (0, 0.0, 0) if metrics is None else (metrics.dim, metrics.expected_Q, metrics.num_bytes)
+            for metrics in reached
+        ]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
             known = all_reduce_max(of_this_rank, self._stage_group).tolist()
-        for layer, (dim, expected) in zip(self.layers, known, strict=True):
+        for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
@@ -379,7 +382,7 @@ class Geometry:
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
-            MeasuredLayer(layer.name, index, self._metrics[layer.name])
+            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(known[index][2]))
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
@@ -441,8 +444,11 @@ class Geometry:
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
-        if self._is_off:
-            return
+        if not self._is_off:
+            with threads_for(hidden.numel()):
+                self._update_layer(layer, hidden, tokens)
+
+    def _update_layer(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])

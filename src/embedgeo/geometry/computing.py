@@ -1,17 +1,22 @@
 """The numbers of all layers of a measurement: at once, or in a thread while training goes on."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import is_distributed
 from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
 from embedgeo.results.records import Record
+
+_MOST_BYTES = 1 << 30  # of states that are exchanged together, beside which the rows of all ranks are held
+_FEW_NUMBERS = 2**18  # an operation on so many takes about as long as a thread of a busy machine needs to join in
 
 
 class MeasuredLayer(NamedTuple):
@@ -20,21 +25,34 @@ class MeasuredLayer(NamedTuple):
     name: str
     layer_index: int  # in forward order
     metrics: LayerMetrics
+    num_bytes: int  # of its states, on the rank where these are the largest
 
 
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
-    All layers get the rows of all ranks in one exchange. On a CPU with several threads several are then computed at a
-    time, each in its share of the threads, so that numbers do not depend on how many these are. An error of a layer is
-    raised once all have been computed.
+    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on each rank. On a CPU
+    with several threads several are then computed at a time, each in its share of the threads, so that numbers do not
+    depend on how many these are, or in one if it is small. An error of a layer is raised once all have been computed.
     """
-    with in_sync([each.metrics for each in layers]):
-        return _records(layers, _computed(layers))
+    values = list[ValuePairs | Exception]()
+    for some in _exchanged_together(layers):
+        with in_sync([each.metrics for each in some]):
+            values += _computed(some, _threads_a_layer(layers))
+    return _records(layers, values)
 
 
-def _computed(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
-    num_threads = _threads_a_layer(layers)
+def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
+    """Layers in turn, several at a time; on all ranks the same ones."""
+    if not is_distributed():
+        yield layers
+        return
+    ends = accumulate(each.num_bytes for each in layers)
+    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _MOST_BYTES):
+        yield [layer for layer, _ in some]
+
+
+def _computed(layers: Sequence[MeasuredLayer], num_threads: int | None) -> list[ValuePairs | Exception]:
     all_threads = torch.get_num_threads()
     if num_threads in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
@@ -61,7 +79,8 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     The states get the rows of all ranks now, and are freed layer after layer. The thread issues no collectives, and
     leaves random states and what is set for the whole process alone. On a GPU it has a stream of its own.
     """
-    reduce([each.metrics for each in layers])
+    for some in _exchanged_together(layers):
+        reduce([each.metrics for each in some])
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
@@ -93,6 +112,24 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     future = pool.submit(work)
     pool.shutdown(wait=False)
     return future
+
+
+@contextmanager
+def threads_for(size: int) -> Iterator[None]:
+    """Context for operations on so many numbers: one thread where they are few, on a CPU.
+
+    Threads of a team wait for each other at the end of every operation. Where other processes keep a processor busy,
+    that takes longer than the operation. The model outside of the context has the threads that it had.
+    """
+    num_threads = torch.get_num_threads()
+    if size > _FEW_NUMBERS or num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def can_start_threads() -> bool:
@@ -132,6 +169,9 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
     """Threads in which each of several layers is computed on a CPU; None where states are on other devices."""
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
+    metrics = [each.metrics for each in layers]
+    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in metrics):
+        return 1
     return max(1, torch.get_num_threads() // max(1, len(layers)))
 
 

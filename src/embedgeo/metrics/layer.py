@@ -142,6 +142,12 @@ class LayerMetrics:
         return [*self._metrics, *(copy for _, copies in self._with_their_copies() for copy in copies)]
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the states that are tensors."""
+        states = [state for metric in self.with_copies for state in metric.metric_state.values()]
+        return sum(state.nbytes for state in states if isinstance(state, Tensor))
+
+    @property
     def device(self) -> torch.device:
         return next((metric.device for metric in self._metrics), torch.device("cpu"))
 
