@@ -25,7 +25,7 @@ class MeasuredLayer(NamedTuple):
     name: str
     layer_index: int  # in forward order
     metrics: LayerMetrics
-    num_bytes: int  # of its states, on the rank where these are the largest
+    num_bytes: int = 0  # of its states, on the rank where these are the largest
 
 
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
