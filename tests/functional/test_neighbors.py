@@ -190,7 +190,7 @@ def test_no_setting_of_the_process_is_changed(cloud):
         with torch.autocast("cpu", dtype=torch.bfloat16), Settings() as settings:
             twonn_dimension(CLOUDS[cloud].float())
             nearest_distances(CLOUDS[cloud].float(), 5)
-            top_eigenvalue(torch.diag(torch.arange(1.0, 65.0, dtype=torch.float64)))
+            top_eigenvalue(torch.diag(torch.arange(1.0, 201.0, dtype=torch.float64)))
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(settings.seen) == 1

@@ -23,6 +23,7 @@ _GRAM_COLUMNS = 128  # columns of the scatter computed at a time: only the block
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
+_SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
 _TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
 _NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
@@ -194,8 +195,9 @@ def top_eigenvalue(s: Tensor) -> Tensor:
 
     Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
     converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
-    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), the full
-    decomposition is computed instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
+    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), and of a small
+    matrix, the full decomposition is computed instead. Beside that alone: lines "top eigenvalue" of
+    ``benchmarks/estimators.py``.
 
     Args:
         s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
@@ -206,7 +208,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     dim = s.shape[0]
     if not bool(s.sum().isfinite()):
         return s.new_tensor(torch.nan)
-    if dim <= 2 * _LANCZOS_STEPS:
+    if dim <= _SMALL_DIM:
         return torch.linalg.eigvalsh(s)[-1]
     scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
     if not bool(scale > 0):

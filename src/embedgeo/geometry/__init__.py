@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torchmetrics import Metric
 
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
@@ -148,6 +149,7 @@ class Geometry:
         self._warned_of_silence = False
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
+        self._empty = dict[tuple[str, int], list[Metric]]()  # by layer and width, of an earlier measurement
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
         self._unembedding = _unembedding(model) if needs_unembedding else None
@@ -333,8 +335,8 @@ class Geometry:
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
-        for metrics in self._metrics.values():
-            metrics.reset()
+        empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
+        self._empty |= {} if self._drift is not None else empty  # its metrics hold what they were compared with
         self._metrics.clear()
         self.probe.layers_without_gradients.clear()
 
@@ -473,7 +475,12 @@ class Geometry:
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)
         metrics = LayerMetrics(
-            make, dim, device=self.device, process_group=self._group, jackknife=self.settings["jackknife"]
+            make,
+            dim,
+            device=self.device,
+            process_group=self._group,
+            jackknife=self.settings["jackknife"],
+            metrics=self._empty.pop((layer_name, dim), None),
         )
         self._metrics[layer_name] = metrics
         return metrics

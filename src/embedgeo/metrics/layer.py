@@ -24,6 +24,8 @@ class LayerMetrics:
     G groups, ``jackknife``: sequence i of the S in batch b is in group b S + i modulo G, where the batches of R ranks
     are counted as one process would see them, those of rank r as r, r + R, r + 2 R …. A group has copies of the
     metrics from when it has a sequence; of more groups than sequences the empty ones have none.
+
+    ``metrics`` are some that `reset` has returned, which are made like new in a tenth of the time that ``make`` takes.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class LayerMetrics:
         device: torch.device,
         process_group: Group = None,
         jackknife: int = 0,
+        metrics: list[Metric] | None = None,
     ) -> None:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
@@ -44,7 +47,7 @@ class LayerMetrics:
         self._process_group = process_group
         self._num_batches = 0
         self._make = make
-        self._metrics = self._prepared(make(dim), device)
+        self._metrics = self._prepared(make(dim) if metrics is None else metrics, device)
         self._has_copies = [isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
 
@@ -149,12 +152,18 @@ class LayerMetrics:
             if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
                 metric.set_unembedding(weights)
 
-    def reset(self) -> None:
-        """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late."""
+    def reset(self) -> list[Metric]:
+        """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late.
+
+        Returns:
+            The metrics without rows, for another `LayerMetrics` of the same width.
+        """
         self.set_unembedding(None)
-        for metric in self.with_copies:
-            metric.reset()
-            metric.process_group = None  # one that a metric holds stays open
+        with torch.inference_mode(False):  # states made under it could not be added to outside of it
+            for metric in self.with_copies:
+                metric.reset()
+                metric.process_group = None  # one that a metric holds stays open
+        return self._metrics
 
     def _with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
         by_group = [self._copies[group] for group in sorted(self._copies)]
