@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from embedgeo.metrics.layer import LayerMetrics
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
 
-_ENOUGH = {
+_ENOUGH: dict[str, tuple[float, float]] = {
     "V_W_over_V_unbiased": (16_384, 64),
     "V_W_text_over_V_W": (8_192, 16),
     "M_over_Q": (4_096, 64),
@@ -388,12 +389,13 @@ def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
     if geometry.settings["rows"] != "tokens":
         return ""
     measured = measured_keys(geometry.make_metrics, token_ids=rows.num_types > 0)
-    few, others = [], []
+    few, others = list[str](), list[str]()
     for key, (num_rows, num_sequences) in _ENOUGH.items():
         if key in measured:
+            is_known = num_rows + num_sequences < inf
+            take = f"{num_rows:,} rows from {num_sequences:,} sequences" if is_known else "more than was tried"
             is_enough = rows.total >= num_rows and rows.num_sequences >= num_sequences
-            take = f"{key} (enough: {num_rows:,} rows from {num_sequences:,} sequences)"
-            (others if is_enough else few).append(key if is_enough else take)
+            (others if is_enough else few).append(key if is_enough else f"{key} (enough: {take})")
     parts = [f"more than 5 % of {listed(few, len(few))}"] if few else []
     parts += [f"at most 5 % of {listed(others, len(others))}"] if others else []
     return f"expect {'; '.join(parts)}" if parts else ""
