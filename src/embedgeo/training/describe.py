@@ -35,15 +35,15 @@ _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
 
 _ENOUGH: dict[str, tuple[float, float]] = {
-    "V_W_over_V_unbiased": (16_384, 64),
-    "V_W_text_over_V_W": (8_192, 16),
-    "M_over_Q": (4_096, 64),
-    "anisotropy": (4_096, 32),
-    "mean_cosine": (4_096, 64),
-    "effective_rank": (1_024, 16),
-    "intrinsic_dimension": (16_384, 256),
-    "intrinsic_dimension_between": (8_192, 64),
-    "intrinsic_dimension_within": (16_384, 128),
+    "V_W_over_V_unbiased": (4_096, 64),
+    "V_W_text_over_V_W": (8_192, 32),
+    "M_over_Q": (2_048, 64),
+    "anisotropy": (2_048, 16),
+    "mean_cosine": (2_048, 64),
+    "effective_rank": (1_024, 8),
+    "intrinsic_dimension": (inf, inf),
+    "intrinsic_dimension_between": (4_096, 256),
+    "intrinsic_dimension_within": (32_768, 256),
 }
 """Rows and sequences from which on the error of a number is at most 5 %: `python -m benchmarks.sampling`."""
 
@@ -385,19 +385,22 @@ def _expected_rows(
 
 
 def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
-    """The values to be expected with errors above 5 %, what would be enough for each, and the values without."""
+    """The values to be expected with errors of at most 5 %, the others, and what would be enough for each of these."""
     if geometry.settings["rows"] != "tokens":
         return ""
     measured = measured_keys(geometry.make_metrics, token_ids=rows.num_types > 0)
-    few, others = list[str](), list[str]()
+    small, large = list[str](), list[str]()
     for key, (num_rows, num_sequences) in _ENOUGH.items():
-        if key in measured:
+        if key in measured and rows.total >= num_rows and rows.num_sequences >= num_sequences:
+            small.append(key)
+        elif key in measured:
             is_known = num_rows + num_sequences < inf
-            take = f"{num_rows:,} rows from {num_sequences:,} sequences" if is_known else "more than was tried"
-            is_enough = rows.total >= num_rows and rows.num_sequences >= num_sequences
-            (others if is_enough else few).append(key if is_enough else f"{key} (enough: {take})")
-    parts = [f"more than 5 % of {listed(few, len(few))}"] if few else []
-    parts += [f"at most 5 % of {listed(others, len(others))}"] if others else []
+            large.append(f"{key} ({f'{num_rows:,} from {num_sequences:,}' if is_known else 'more than was tried'})")
+    parts = [f"at most 5 % of {listed(small, len(small))}"] if small else []
+    if large:
+        parts.append(
+            f"more than 5 % of {listed(large, len(large))}: in brackets the rows from sequences that are enough"
+        )
     return f"expect {'; '.join(parts)}" if parts else ""
 
 
