@@ -125,7 +125,7 @@ class RemoteWorkers:
         actors: Any = ray.remote(RayWorker).options(
             **options, resources=resources, max_concurrency=2, scheduling_strategy="SPREAD"
         )
-        environment = {  # by which workers reach the Hub, but for the token; they wait and take memory as this process
+        environment = {  # by which workers reach the Hub, but for the token; they wait, and take memory, as this one
             "HF_ENDPOINT": constants.ENDPOINT,
             "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
             "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
