@@ -148,7 +148,7 @@ def test_flags_are_in_plain_words(page: Page) -> None:
         assert words in text
 
 
-HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine")
+HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between", "mean_cosine")
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -17,7 +17,7 @@ OWN_TERMS = {metric: each for metric, each in known_terms().items() if metric in
 
 # the metrics of a group follow from their terms: these stand in this order, with others between them
 GROUPS = {
-    "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "mean_cosine"],
+    "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between", "mean_cosine"],
     "size and variance": [
         *("Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"),
         *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),

@@ -49,15 +49,15 @@ _NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimens
 
 # fmt: off
 _TERMS = {
-    "intrinsic_dimension": Term("intrinsic dimension", "dimensions, TwoNN",
-        "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
-        "number of rows, so compare estimates from equally many. It mixes rows of one token or text, which are near "
-        "each other, with others: see those between and within tokens.", ranges=True, group="at a glance", order=130,
-        spread="intrinsic_dimension_std"),
+    "intrinsic_dimension_between": Term("dimension between tokens", "dimensions, TwoNN, one row a token type",
+        "Dimension of the surface that rows of different tokens lie on, each in its context; types weigh equally. "
+        "It grows with the number of types.", ranges=True, group="at a glance", order=130),
     **in_group("shape", 330,
-        intrinsic_dimension_between=Term("dimension between tokens", "dimensions, TwoNN, one row a token type",
-            "Dimension of the surface that rows of different tokens lie on, each in its context; types weigh equally. "
-            "It grows with the number of types.", ranges=True, follows="intrinsic_dimension"),
+        intrinsic_dimension=Term("intrinsic dimension", "dimensions, TwoNN",
+            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
+            "number of rows, so compare estimates from equally many. It mixes rows of one token or text, which are "
+            "near each other, with others: see those between and within tokens.", ranges=True,
+            spread="intrinsic_dimension_std", follows="intrinsic_dimension_between"),
         intrinsic_dimension_within=Term("dimension within tokens", "dimensions, TwoNN among a token's occurrences",
             "Dimension of the surface that the occurrences of one token lie on, from those in different sequences; it "
             "grows with the number of occurrences.", ranges=True, follows="intrinsic_dimension"),
