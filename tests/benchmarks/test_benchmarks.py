@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare, estimators, long_runs, peers, scaling, steps, sweep, timing, workers
+from benchmarks import communication, compare, estimators, long_runs, peers, scaling, steps, sweep, timing, workers
 from benchmarks.timing import Line, Slope, report, spread, take_turns
 from benchmarks.workers import ROOT, Worker
 from tests.sweep.tiny import SIZES, local_run
@@ -193,3 +193,13 @@ def test_a_case_of_the_comparison_runs():
     case = estimators.cases()["update, 1 layer of 2 × 16 × 32"]()
     case()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.slow
+def test_a_measured_step_takes_as_few_collectives_however_many_layers():
+    found = [communication.traffic(2, layers, 8, 64) for layers in (1, 12)]
+    assert found[0].calls == found[1].calls <= communication.AT_MOST
+    for background in (communication.traffic(2, layers, 8, 64, background=True) for layers in (1, 12)):
+        assert background.calls <= communication.AT_MOST
+    holds(found[1])
+    holds(communication.extrapolated(found[1], 12, 8, 64))
