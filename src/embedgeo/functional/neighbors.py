@@ -399,7 +399,9 @@ def _candidate_pairs(
     two rows: those of a square are looked through by row and, off the diagonal, by column. They are compared as
     integers, which takes less time; those that rounding made negative are below all others, too.
     """
-    n, dtype, device = len(operand.norm), operand.rows.dtype, operand.rows.device
+    n = len(operand.norm)
+    dtype = operand.rows.dtype
+    device = operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
     smallest = torch.full((n, k), torch.inf, dtype=dtype, device=device)
@@ -442,12 +444,8 @@ def _candidate_pairs(
             farthest = operand.farthest(own, smallest[own].gather(1, ranks[own] - 1).squeeze(1))
             limit[own] = operand.limit(own, farthest).clamp(max=torch.finfo(dtype).max)
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
-            most = limit[own].view(integer)
-            i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
-            members = groups[i, :, group]
-            at, place = (members <= most[i, None]).nonzero(as_tuple=True)
-            found = members[at, place].view(dtype)
-            pairs.append((begin + i[at], offset + place * minima.shape[1] + group[at], found))
+            i, j, found = _up_to(limit[own].view(integer), groups, minima)
+            pairs.append((begin + i, offset + j, found.view(dtype)))
         if number == len(tiles) or sum(len(i) for i, _, _ in pairs) > room:
             i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
@@ -456,6 +454,14 @@ def _candidate_pairs(
             pairs = [(i[kept], j[kept], products[kept])]
             room = max(room, 2 * len(kept))
     return pairs[0], smallest.gather(1, ranks - 1).squeeze(1), is_crowded
+
+
+def _up_to(limit: Tensor, groups: Tensor, minima: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values of products, shape (m, 16, columns / 16), up to a limit of each row, shape (m,)."""
+    i, group = (minima <= limit[:, None]).nonzero(as_tuple=True)
+    members = groups[i, :, group]
+    at, place = (members <= limit[i, None]).nonzero(as_tuple=True)
+    return i[at], place * minima.shape[1] + group[at], members[at, place]
 
 
 def _measured(
