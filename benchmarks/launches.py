@@ -42,10 +42,10 @@ MONITORS: dict[str, dict[str, Any]] = {
     "all metrics, jackknife and drift": {"metrics": full_metrics, "jackknife": 4, "drift": True},
 }
 LIMITS = {
-    "default metrics: an update of a further layer": Asked(540, 32, 150, 8000),
-    "default metrics: values of a further layer": Asked(2300, 120, 25, 70_000),
-    "default metrics: values of 10 layers": Asked(24_000, 1250, 230, 650_000),
-    "default metrics: a measurement of 10 layers": Asked(29_000, 1400, 1700, 650_000),
+    "default metrics: an update of a further layer": Asked(450, 31, 53, 8000),
+    "default metrics: values of a further layer": Asked(1800, 100, 12, 70_000),
+    "default metrics: values of 10 layers": Asked(18_000, 1000, 120, 650_000),
+    "default metrics: a measurement of 10 layers": Asked(22_000, 1150, 600, 690_000),
 }
 """What stages may ask for at most."""
 
