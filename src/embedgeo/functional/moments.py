@@ -82,8 +82,11 @@ def merge_parts(parts: Sequence[Sequence[Tensor]], total: Reduction | None = Non
 
 
 def merged(parts: Sequence[R]) -> R:
-    """The state of the rows of all parts, which are stacked and then reduced over the leading axis."""
-    together = type(parts[0])(*map(torch.stack, zip(*parts, strict=True)))
+    """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the leading axis."""
+    shapes = [field.shape for field in parts[0]]
+    flat = torch.cat([field.reshape(-1) for part in parts for field in part]).view(len(parts), -1)
+    fields = flat.split([shape.numel() for shape in shapes], dim=1)
+    together = type(parts[0])(*(each.view(len(parts), *shape) for each, shape in zip(fields, shapes, strict=True)))
     return together.reduce(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
 
 
@@ -129,36 +132,62 @@ class Moments(NamedTuple):
         return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
 
     def reduce(self, total: Reduction, largest: Reduction) -> "Moments":
-        """The moments of the rows of all parts: see `merged`."""
+        """The moments of the rows of all parts: see `merged`. Norms are merged as one more coordinate."""
+        means, squares, sums = (
+            torch.cat((of_rows, of_norms[..., None]), -1)
+            for of_rows, of_norms in (
+                (self.mean, self.norm_mean),
+                (self.m2, self.norm_m2),
+                (self.direction_sum, self.direction_n),
+            )
+        )
+        n, means, squares = merge_parts([(self.n, means, squares)], total)
+        sums = total(sums)
         return Moments(
-            *merge_parts([self[:3]], total),
-            *merge_parts([(self.n, self.norm_mean, self.norm_m2)], total)[1:],
+            n,
+            means[..., :-1],
+            squares[..., :-1],
+            means[..., -1],
+            squares[..., -1],
             largest(self.norm_max),
-            total(self.direction_n),
-            total(self.direction_sum),
+            sums[..., -1],
+            sums[..., :-1],
         )
 
 
-def row_moments(x: Tensor) -> Moments:
-    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
+def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
+    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0.
+
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    """
     dtype = accumulator_dtype(x.device)
-    parts = [Moments.empty(x.shape[1], dtype=dtype, device=x.device)]
+    parts = list[Moments]()
     for chunk in row_chunks(x):
         rows = x[chunk].to(dtype, copy=True)
+        weight = None if weights is None else weights[chunk]
+        n = rows.new_full((), rows.shape[0]) if weight is None else weight.sum()
         norm = scaled_row_norms(rows, x.dtype)
-        mean, norm_mean = rows.mean(0), norm.mean()
-        direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
+        divisor = n.clamp(min=1)
+        mean, norm_mean = rows.sum(0) / divisor, norm.sum() / divisor
+        direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows
+        deviations = norm - norm_mean
+        rows.sub_(mean)
+        if weight is not None:
+            rows.mul_(weight[:, None])
+            deviations.mul_(weight)
         part = Moments(
-            n=rows.new_full((), rows.shape[0]),
+            n=n,
             mean=mean,
-            m2=rows.sub_(mean).square_().sum(0),
+            m2=rows.square_().sum(0),
             norm_mean=norm_mean,
-            norm_m2=(norm - norm_mean).square().sum(),
+            norm_m2=deviations.square_().sum(),
             norm_max=norm.max(),
-            direction_n=(norm > 0).sum().to(dtype),
+            direction_n=torch.count_nonzero(norm).to(dtype),
             direction_sum=direction_sum,
         )
         parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
+    if len(parts) < 2:
+        return parts[0] if parts else Moments.empty(x.shape[1], dtype=dtype, device=x.device)
     return merged(parts)
 
 

@@ -18,6 +18,11 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+def is_asynchronous(device: torch.device) -> bool:
+    """Tell if ``device`` computes while Python goes on, so that a look at a value waits: all but the CPU."""
+    return device.type != "cpu"
+
+
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64."""
     return torch.float64 if has_float64(device) else torch.float32
@@ -72,9 +77,12 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
 
     ``dtype`` is what the rows were before they were widened: the squares of others than float64 are in range.
     """
-    norms = row_norms(rows)
     if not dtype == rows.dtype == torch.float64:
-        return norms
+        return row_norms(rows)
+    if is_asynchronous(rows.device):  # there a look at the norms would wait
+        power = power_of_two(torch.linalg.vector_norm(rows, math.inf, dim=-1))
+        return torch.linalg.vector_norm(rows / power[..., None], dim=-1) * power
+    norms = row_norms(rows)
     finfo = torch.finfo(norms.dtype)
     is_off = ~((norms > (finfo.tiny / finfo.eps) ** 0.5) & (norms < math.inf))  # 0, too: squares may have vanished
     if bool(is_off.any()):

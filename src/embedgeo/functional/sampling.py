@@ -10,6 +10,7 @@ batches but the last have one size. Once its own differ, its rows get numbers th
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from embedgeo.functional.distributed import (
     current_rank,
     num_ranks,
 )
+from embedgeo.functional.precision import is_asynchronous
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
@@ -36,7 +38,7 @@ class Sample(NamedTuple):
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
-        keys: shape (m,), float64 in [0, 1).
+        keys: shape (m,), float64 in [0, 1); inf of rows that do not count, which `counted` leaves out.
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce` their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
@@ -55,6 +57,11 @@ class Sample(NamedTuple):
     size: int
     by_label: bool = False
     seed: int = 0
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """The fields that are held on the CPU."""
+        return "seen", "batches"
 
     @classmethod
     def empty(
@@ -79,6 +86,7 @@ class Sample(NamedTuple):
     ) -> "Sample":
         """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
 
+        Or ``x`` are all rows of the batch, those that are not marked among them: then a device is not waited for.
         ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
         in turn; of several, as the module says, unless the number of the ``first`` row of the batch is given.
         """
@@ -89,11 +97,14 @@ class Sample(NamedTuple):
         if num_streams > 1:
             batches = torch.cat((batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count)))
         number = self._next_number(batches, stream, num_streams) if first is None else first
-        keys = row_keys(number, count, seed=seed, device=device)
-        positions = stream_positions(self.seen, count, stream=stream, device=device)
+        start = (stream << _STREAM_BITS) + int(self.seen)
+        keys, positions = _of_batch(int(number), start, count, seed, device)
         if kept is not None:
             kept = kept.to(device)
-            keys, positions = keys[kept], positions[kept]
+            if len(x) == count:
+                keys = torch.where(kept, keys, torch.inf)
+            else:
+                keys, positions = keys[kept], positions[kept]
         labels = positions.new_zeros(len(positions), *self.labels.shape[1:]) if labels is None else labels.to(positions)
         rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
         return self.merge(rows)._replace(batches=batches, seed=seed)
@@ -104,14 +115,31 @@ class Sample(NamedTuple):
         keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
         if len(keys) > self.size:
             drawn = self._drawn(keys, labels)
-            num_own = int((drawn < len(self.keys)).sum())
             keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
-            places = drawn[:num_own], drawn[num_own:] - len(self.keys)
-            parts = [rows.index_select(0, each.to(rows.device)) for rows, each in zip(parts, places, strict=True)]
+            parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
         batches = self.batches if len(self.batches) else other.batches
         return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
+
+    def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
+        """The rows at these indices, ascending, among those of the sample and the ``others`` after them."""
+        num_held = len(self.keys)
+        if not is_asynchronous(drawn.device):
+            num_own = int((drawn < num_held).sum())
+            places = drawn[:num_own], drawn[num_own:] - num_held
+            pairs = zip((self.rows, others), places, strict=True)
+            return [rows.index_select(0, each.to(rows.device)) for rows, each in pairs]
+        new = others.index_select(0, (drawn - num_held).clamp(min=0))
+        if not num_held:
+            return [new]
+        own = self.rows.index_select(0, drawn.clamp(max=num_held - 1))
+        return [torch.where((drawn < num_held)[:, None], own, new)]
+
+    def counted(self) -> "Sample":
+        """The sample without the rows that do not count, of which a device did not know when it drew them."""
+        counts = self.keys < torch.inf
+        return self if bool(counts.all()) else self.select(counts.nonzero().flatten())
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
@@ -121,9 +149,10 @@ class Sample(NamedTuple):
     def all_reduce(self, group: Group = None) -> "Sample":
         """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
         num_streams = num_ranks(group)
-        counts = self.seen.new_tensor([len(self.keys), len(self.batches)])
-        lengths, num_batches, seen = all_gather_cat(torch.cat((counts, self.seen[None])), group).view(num_streams, 3).T
-        batches = all_gather_cat(self.batches, group)
+        device = self.keys.device
+        counts = torch.tensor([len(self.keys), len(self.batches), int(self.seen)], device=device)
+        lengths, num_batches, seen = all_gather_cat(counts, group).view(num_streams, 3).T
+        batches = all_gather_cat(self.batches.to(device), group)
         sizes = (batches & _IN_STREAM).split(num_batches.tolist())
         num_rows = torch.stack([each.sum() for each in sizes])
         are_known = bool((batches >> _STREAM_BITS == num_streams).all()) and num_rows.equal(seen)
@@ -134,11 +163,11 @@ class Sample(NamedTuple):
         drawn = self._drawn(keys, labels)
         order = drawn[keys[drawn].argsort(stable=True)]
         held = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
-        is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
+        is_double = bool(all_reduce_max(counts.new_tensor(self.rows.dtype == torch.float64), group))
         dtype = torch.float64 if is_double else torch.float32
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
         rows.index_copy_(0, held, self.rows.index_select(0, order[held] - offset).to(dtype))
-        rest = seen.sum(), batches[:0], *self[6:]
+        rest = seen.sum().cpu(), batches[:0].cpu(), *self[6:]
         return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], *rest)
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
@@ -161,7 +190,7 @@ class Sample(NamedTuple):
             _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
             is_whole = counts[label] < self.size
         else:
-            is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
+            is_whole = torch.as_tensor(int(self.seen) == len(self.keys) or len(self.keys) < self.size)
         numbers = row_numbers(self.positions, sizes)
         keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
@@ -182,6 +211,12 @@ def require_seed(seed: int) -> None:
         raise TypeError(f"seed must be an integer; got {seed!r}.")
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be at least 0 and less than 2**63; got {seed}.")
+
+
+@lru_cache(maxsize=4)  # samples of all layers draw from the same rows
+def _of_batch(number: int, start: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys of the next rows, of which ``number`` is the first one's, and positions, of which ``start`` is."""
+    return row_keys(number, count, seed=seed).to(device), stream_positions(start, count).to(device)
 
 
 def row_keys(

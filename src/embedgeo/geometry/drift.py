@@ -78,12 +78,13 @@ class ComparedRows(GeometryMetric):
         """Draw from the rows of a batch."""
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(rows.embeddings, rows.token_ids, rows.finite, stream=stream, num_streams=num_streams))
+        types = rows.ids.on(rows.x.device, "token_ids")
+        self.store(sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams))
 
     def drawn(self) -> Sample:
         """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""
         sample = self.load(Sample)
-        return sample.all_reduce(self.process_group) if is_distributed() else sample
+        return (sample.all_reduce(self.process_group) if is_distributed() else sample).counted()
 
     def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""

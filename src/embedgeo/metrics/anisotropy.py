@@ -154,10 +154,13 @@ class Anisotropy(GeometryMetric):
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        x = rows.embeddings
-        self.extend(row_scatter(x, small=self.spectrum) if self.sketch is None else row_sketch(x, self.sketch))
+        x, weights = rows.x, rows.weights
+        if self.sketch is None:
+            self.extend(row_scatter(x, weights, small=self.spectrum))
+        else:
+            self.extend(row_sketch(x, self.sketch, weights))
         if self.batch_size is not None:
-            self.store(self.load(AnisotropyBatches).extend(x))
+            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0

@@ -128,6 +128,7 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
+        self._on_cpu = set[str]()
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
@@ -175,19 +176,23 @@ class GeometryMetric(Metric):
             ValueError: a shape that does not match, a mask with other values than 0 and 1, or another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
-        if token_ids is not None and rows.token_ids is not None and has_rows_without_type(rows.token_ids):
+        if token_ids is not None and rows.ids.token_ids is not None and has_rows_without_type(rows.ids.token_ids):
             if not self._warned_of_rows_without_type:
                 warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
             self._warned_of_rows_without_type = True
-        if state_device(rows.embeddings.device) != self.device:
-            self.to(rows.embeddings.device)
+        if state_device(rows.x.device) != self.device:
+            self.to(rows.x.device)
         self.update_states(rows)
-        self.num_rows = self.num_rows + len(rows.embeddings)
+        self.num_rows = self.num_rows + rows.n
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
-        """Update the states with the rows of a batch that count, all of them finite."""
+        """Update the states with the rows of a batch that count, all of them finite.
+
+        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are what counts. Where no device is to be
+        waited for, take ``rows.x`` with ``rows.weights``, and ``rows.ids``, which are on the CPU: see `Rows`.
+        """
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
@@ -228,8 +233,12 @@ class GeometryMetric(Metric):
         return of_types + sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
 
     def declare(self, empty: State, prefix: str = "") -> None:
-        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows."""
+        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows.
+
+        Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
+        """
         self._declared[type(empty)] = prefix, empty
+        self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
         for field, value in empty._asdict().items():
             if isinstance(value, Tensor):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
@@ -334,7 +343,7 @@ class GeometryMetric(Metric):
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
-        states = {name: state.to(self.device) for name, state in states.items()}
+        states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
         merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
@@ -355,7 +364,7 @@ class GeometryMetric(Metric):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
-        return super()._apply(move, exclude_state)
+        return super()._apply(move, [*exclude_state, *self._on_cpu])
 
 
 def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:
