@@ -11,6 +11,8 @@ from embedgeo.functional.rows import row_ids
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import LayerMetrics
 
+DIMENSIONS = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_dimension_within"
+
 
 class TypedRows(NamedTuple):
     """Rows that are the sum of a part of their token type and one of their own, on subspaces of their own."""
@@ -107,7 +109,7 @@ def coverage(
         num_sequences: of a sample.
 
     Returns:
-        A row for each metric: the value of the population (for anisotropy and intrinsic dimension, which depend on the
+        A row for each metric: the value of the population (for anisotropy and the dimensions, which depend on the
         number of rows, the mean over runs), the mean and the standard deviation of the estimates, the mean of the
         standard errors, and the share of the intervals that hold the value.
     """
@@ -121,7 +123,8 @@ def coverage(
         values = metrics.compute()
         runs.append({key: pair.tolist() for key, pair in values.items()})
     population, rows = corpus.population(), {}
-    for key in (*population, "anisotropy", "intrinsic_dimension"):
+    dimensions = [key for key in DIMENSIONS if key in runs[0]]  # that within types needs sequences
+    for key in (*population, "anisotropy", *dimensions):
         value, error = np.array([run[key] for run in runs]).T
         truth = population.get(key, value.mean())
         rows[key] = [truth, value.mean(), value.std(ddof=1), error.mean(), (abs(value - truth) <= 1.96 * error).mean()]

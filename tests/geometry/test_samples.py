@@ -6,7 +6,7 @@ from torch import nn
 
 import embedgeo
 from embedgeo import Anisotropy, IntrinsicDimension, observe
-from embedgeo.functional import twonn_dimension
+from embedgeo.functional import RowLabels, labelled_dimensions, twonn_dimension
 from embedgeo.functional.spectrum import full_spectrum_values
 from tests.models import VOCABULARY, gpt_neox, token_batch
 
@@ -98,6 +98,13 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
         again = twonn_dimension(of_layer.rows)
         assert again.dimension == pytest.approx(recorded["intrinsic_dimension"], rel=1e-9, nan_ok=True)
         assert again.num_points == recorded["n_points"]
+        in_order = RowLabels(of_layer.token_ids, of_layer.sequence_ids, torch.arange(float(SIZE)))
+        by_label = labelled_dimensions(of_layer.rows, in_order)
+        for key, estimate in (("between", by_label.between), ("within", by_label.within)):
+            value = recorded[f"intrinsic_dimension_{key}"]
+            assert estimate.dimension == pytest.approx(value, rel=1e-9, nan_ok=True)
+            assert estimate.num_points == recorded[f"n_points_{key}"]
+        assert float(by_label.same_sequence[0]) == pytest.approx(recorded["same_sequence_neighbors"], rel=1e-9)
         metric = IntrinsicDimension(of_layer.rows.shape[1], batch_size=SIZE)
         metric.update(of_layer.rows)
         assert float(metric.compute()["duplicate_fraction"]) == recorded["duplicate_fraction"]

@@ -10,7 +10,7 @@ from embedgeo.functional.rows import row_ids
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics
 from tests import references
-from tests.simulations import Corpus, coverage
+from tests.simulations import DIMENSIONS, Corpus, coverage
 
 CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)
@@ -193,7 +193,9 @@ def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_s
     """Slow, about 8 s: samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""
     shares = coverage(24 if by_sequence else 10, Corpus(), by_sequence=by_sequence)["coverage"]
     if by_sequence:
-        assert shares.between(0.82, 1).all(), shares
+        is_dimension = shares.index.isin(DIMENSIONS)
+        assert shares[~is_dimension].between(0.82, 1).all(), shares
+        assert shares[is_dimension].between(0.66, 1).all(), shares  # of 200 samples: 0.90 to 0.95
     else:  # rows of a sequence are not independent
         assert shares["M_over_Q"] < 0.7
         assert shares["mean_cosine"] < 0.7

@@ -39,6 +39,13 @@ def to_state(sums: Sums) -> Sums:
     return type(sums)(*(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held))
 
 
+def on_one_device(state: Sums) -> Sums:
+    """A state with its fields that are held on the CPU where the others are: to be exchanged between ranks."""
+    names: tuple[str, ...] = getattr(state, "on_cpu", ())
+    device = next(each.device for name, each in state._asdict().items() if name not in names)
+    return state._replace(**{name: getattr(state, name).to(device) for name in names})
+
+
 def in_range(squares: Tensor) -> bool:
     """Tell if the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
     finfo = torch.finfo(squares.dtype)

@@ -462,6 +462,8 @@ def find_words(
     of_tokens = token_ids if types is None else types
     found = on_cpu(word_ids, sequence_ids, mask, of_tokens)
     words, sequences, marks, ids_of_tokens = (None if each is None else each.reshape(-1) for each in found)
+    assert words is not None
+    assert sequences is not None
     words, sequences = words.to(torch.int64), sequences.to(torch.int64)
     place = (words >= 0).nonzero().flatten()
     numbers, number = words[place].unique(return_inverse=True)

@@ -149,10 +149,9 @@ class Sample(NamedTuple):
     def all_reduce(self, group: Group = None) -> "Sample":
         """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
         num_streams = num_ranks(group)
-        device = self.keys.device
-        counts = torch.tensor([len(self.keys), len(self.batches), int(self.seen)], device=device)
-        lengths, num_batches, seen = all_gather_cat(counts, group).view(num_streams, 3).T
-        batches = all_gather_cat(self.batches.to(device), group)
+        counts = self.seen.new_tensor([len(self.keys), len(self.batches)])
+        lengths, num_batches, seen = all_gather_cat(torch.cat((counts, self.seen[None])), group).view(num_streams, 3).T
+        batches = all_gather_cat(self.batches, group)
         sizes = (batches & _IN_STREAM).split(num_batches.tolist())
         num_rows = torch.stack([each.sum() for each in sizes])
         are_known = bool((batches >> _STREAM_BITS == num_streams).all()) and num_rows.equal(seen)
@@ -163,11 +162,11 @@ class Sample(NamedTuple):
         drawn = self._drawn(keys, labels)
         order = drawn[keys[drawn].argsort(stable=True)]
         held = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
-        is_double = bool(all_reduce_max(counts.new_tensor(self.rows.dtype == torch.float64), group))
+        is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
         dtype = torch.float64 if is_double else torch.float32
         rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
         rows.index_copy_(0, held, self.rows.index_select(0, order[held] - offset).to(dtype))
-        rest = seen.sum().cpu(), batches[:0].cpu(), *self[6:]
+        rest = seen.sum(), batches[:0], *self[6:]
         return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], *rest)
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
@@ -190,7 +189,7 @@ class Sample(NamedTuple):
             _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
             is_whole = counts[label] < self.size
         else:
-            is_whole = torch.as_tensor(int(self.seen) == len(self.keys) or len(self.keys) < self.size)
+            is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
         numbers = row_numbers(self.positions, sizes)
         keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)

@@ -84,7 +84,7 @@ class TokenTable(NamedTuple):
 
     def all_reduce(self, group: Group = None) -> "TokenTable":
         """The table of the rows of all ranks, with every token type that any of them has."""
-        types = all_gather_cat(self.token_ids.to(self.n.device), group).unique().to(self.token_ids.device)
+        types = all_gather_cat(self.token_ids, group).unique()
         here, summed = self.reindex(types), partial(all_reduce_sum, group=group)
         return TokenTable(types, *merge_parts([here[1:4]], summed), *summed(torch.stack(here[4:])))
 

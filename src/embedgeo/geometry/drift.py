@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -84,7 +85,8 @@ class ComparedRows(GeometryMetric):
     def drawn(self) -> Sample:
         """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""
         sample = self.load(Sample)
-        return (sample.all_reduce(self.process_group) if is_distributed() else sample).counted()
+        drawn = on_one_device(sample).all_reduce(self.process_group) if is_distributed() else sample
+        return drawn.counted()
 
     def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""

@@ -16,7 +16,7 @@ from torchmetrics.metric import CompositionalMetric
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Group, all_reduce_sum
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
-from embedgeo.functional.precision import state_device, to_state
+from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
@@ -206,7 +206,7 @@ class GeometryMetric(Metric):
         return {}
 
     def samples(self) -> Table:
-        """Rows and their moments to save: any of ``rows`` with ``positions``, ``mean`` and ``eigenvalues``."""
+        """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and ``eigenvalues``."""
         return {}
 
     @property
@@ -254,7 +254,7 @@ class GeometryMetric(Metric):
         prefix, _ = self._declared[type(state)]
         for field, value in state._asdict().items():
             if isinstance(value, Tensor):
-                setattr(self, prefix + field, value)
+                setattr(self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value)
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
@@ -356,7 +356,7 @@ class GeometryMetric(Metric):
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         group = process_group or self.process_group
         for kind in self._declared:
-            self.store(self.load(kind).all_reduce(group))
+            self.store(on_one_device(self.load(kind)).all_reduce(group))
         counts = all_reduce_sum(torch.stack((self.num_rows, self.num_nonfinite)), group)
         self.num_rows, self.num_nonfinite = counts.unbind()
 

@@ -24,7 +24,7 @@ from embedgeo.functional.dimension import (
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
-from embedgeo.functional.rows import RowIds, Rows
+from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
@@ -243,7 +243,10 @@ class IntrinsicDimension(GeometryMetric):
 
     def samples(self) -> Table:
         sample = self.sample()
-        return {"rows": sample.rows, "positions": sample.positions}
+        _, types, sequences = sample.labels.unbind(1)
+        ids = {"token_ids": types.where(types >= 0, NO_TYPE), "sequence_ids": sequences}
+        known = {name: of_rows for name, of_rows in ids.items() if bool((of_rows >= 0).any())}
+        return {"rows": sample.rows, "positions": sample.positions, **known}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

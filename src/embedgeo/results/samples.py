@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 VERSION = 1  # of the file's schema
 
 _NUMBERING = "position among the rows that count (not masked), in the order in which one process sees the batches"
-_TENSORS = ("rows", "row_numbers", "mean", "eigenvalues")
+_OF_ROWS = ("rows", "row_numbers", "token_ids", "sequence_ids")
+_TENSORS = (*_OF_ROWS, "mean", "eigenvalues")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class LayerSample:
             are in the order in which they were drawn: the first k are a sample of k rows.
         row_numbers: shape (m,), int64: the position of each among the rows that counted, from 0, in the order in which
             one process sees the batches; rows with a NaN or Inf have a number, too.
+        token_ids: their token types, shape (m,), int64, -100 of a row that has none; None without token ids, and in
+            files of earlier versions.
+        sequence_ids: equal numbers for rows of one sequence, shape (m,), int64; None where each row is one, and in
+            files of earlier versions.
         mean: mean of all n rows, shape (d,), float64.
         eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their sum is V.
     """
@@ -36,6 +41,8 @@ class LayerSample:
     n: int
     rows: "Tensor | None" = None
     row_numbers: "Tensor | None" = None
+    token_ids: "Tensor | None" = None
+    sequence_ids: "Tensor | None" = None
     mean: "Tensor | None" = None
     eigenvalues: "Tensor | None" = None
 
@@ -83,7 +90,7 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
 
 
 def read_sample(path: Path, most: int | None = None) -> SavedSample:
-    """Read a file that `write_sample` has written, or only the first ``most`` of its rows and their numbers."""
+    """Read a file that `write_sample` has written, or only the first ``most`` of its rows, their numbers and ids."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -95,11 +102,11 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
                     "version of embedgeo that wrote it, or measure again, into another folder."
                 )
             tensors = {
-                key: file.get_slice(key)[:most] if key.endswith(("/rows", "/row_numbers")) else file.get_tensor(key)
+                key: file.get_slice(key)[:most] if key.rpartition("/")[-1] in _OF_ROWS else file.get_tensor(key)
                 for key in set(file.keys())
             }
         layers = {
-            layer: LayerSample(facts["n"], *(tensors.get(f"{layer}/{key}") for key in _TENSORS))
+            layer: LayerSample(facts["n"], **{key: tensors.get(f"{layer}/{key}") for key in _TENSORS})
             for layer, facts in metadata["layers"].items()
         }
         return SavedSample(metadata["model"], metadata["revision"], metadata["step"], layers)
