@@ -15,7 +15,7 @@ from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_r
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
 _LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
-_MERGED_PARTS = 16  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
+_MERGED_PARTS = 4  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 
 
 Reduction = Callable[[Tensor], Tensor]  # over the parts of a state: a leading axis, or the ranks of a process group
@@ -160,27 +160,27 @@ def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
 
     ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
     """
-    dtype = accumulator_dtype(x.device)
+    dtype, dim = accumulator_dtype(x.device), x.shape[1]
     parts = list[Moments]()
     for chunk in row_chunks(x):
-        rows = x[chunk].to(dtype, copy=True)
-        weight = None if weights is None else weights[chunk]
-        n = rows.new_full((), rows.shape[0]) if weight is None else weight.sum()
-        norm = scaled_row_norms(rows, x.dtype)
-        divisor = n.clamp(min=1)
-        mean, norm_mean = rows.sum(0) / divisor, norm.sum() / divisor
-        direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows
-        deviations = norm - norm_mean
+        given = x[chunk]
+        rows = torch.empty(len(given), dim + 1, dtype=dtype, device=x.device)  # and their norms beside
+        rows[:, :dim] = given
+        norm = scaled_row_norms(rows[:, :dim], x.dtype)
+        rows[:, dim] = norm
+        n = rows.new_full((), len(given)) if weights is None else weights[chunk].sum()
+        mean = rows.sum(0) / n.clamp(min=1)
+        direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
         rows.sub_(mean)
-        if weight is not None:
-            rows.mul_(weight[:, None])
-            deviations.mul_(weight)
+        if weights is not None:
+            rows.mul_(weights[chunk, None])
+        m2 = rows.square_().sum(0)
         part = Moments(
             n=n,
-            mean=mean,
-            m2=rows.square_().sum(0),
-            norm_mean=norm_mean,
-            norm_m2=deviations.square_().sum(),
+            mean=mean[:dim],
+            m2=m2[:dim],
+            norm_mean=mean[dim],
+            norm_m2=m2[dim],
             norm_max=norm.max(),
             direction_n=torch.count_nonzero(norm).to(dtype),
             direction_sum=direction_sum,

@@ -272,9 +272,14 @@ class Rows:
         return len(self.x) if self.weights is None else torch.count_nonzero(self.weights)
 
     @property
+    def num_kept(self) -> int:
+        """Number of rows that the mask kept."""
+        return len(self.x if self.finite is None else self.finite)
+
+    @cached_property
     def num_nonfinite(self) -> int | Tensor:
         """Number of rows that the mask kept but that have a NaN or Inf."""
-        return (len(self.x) if self.finite is None else len(self.finite)) - self.n
+        return self.num_kept - self.n
 
     @cached_property
     def num_sequences(self) -> int | Tensor:

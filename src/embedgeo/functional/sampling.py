@@ -112,7 +112,9 @@ class Sample(NamedTuple):
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
         parts = [self.rows, other.rows]
-        keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
+        keys, labels, positions = other[1:4]
+        if len(self.keys):
+            keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
         if len(keys) > self.size:
             drawn = self._drawn(keys, labels)
             keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_sum
-from embedgeo.functional.moments import merge_parts, ratio, row_chunks, without_rounding
+from embedgeo.functional.moments import blocked, merge_parts, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
@@ -93,35 +93,38 @@ def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False
 
 
 def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatter:
-    """Mean and scatter of a chunk of rows, centred twice, also where the squares leave the range of ``dtype``.
+    """Mean and scatter of a chunk of rows, also where the squares leave the range of ``dtype``.
 
-    In float64 then; on a device that would be waited for to tell, rows are divided by their largest magnitude instead.
+    Rows are centred twice, and in float64 where squares are out of range. On a device that would be waited for to tell,
+    they are centred in float64 and then divided by their largest magnitude.
     """
     wide, dim = accumulator_dtype(x.device), x.shape[1]
+    is_ahead = is_asynchronous(x.device) and dtype != wide
     n = x.new_full((), len(x), dtype=wide) if weights is None else weights.sum()
     divisor = n.clamp(min=1)
-    center, gram = x.sum(0, dtype=dtype) / divisor, x.new_zeros(dim, dim, dtype=dtype)
-    total = torch.zeros_like(center)
-    has_unit = dtype != wide and is_asynchronous(x.device)
-    unit = n.new_ones(())
-    for part in x.split(len(x) if is_asynchronous(x.device) else _CENTRED_ROWS):
-        rows = part.to(dtype) - center
+    center = x.sum(0, dtype=wide if is_ahead else dtype) / divisor
+    gram = x.new_empty(dim, dim, dtype=dtype)
+    step = blocked(_GRAM_COLUMNS, x.device)
+    totals, unit = list[Tensor](), None
+    for number, part in enumerate(x.split(len(x) if is_asynchronous(x.device) else _CENTRED_ROWS)):
+        rows = ((part if is_ahead else part.to(dtype)) - center).to(dtype)
         if weights is not None:
             rows.mul_(weights[:, None])
-        if has_unit:
+        if is_ahead:
             unit = _to_unit(rows)
-        total += rows.sum(0)
-        for start in range(0, dim, _GRAM_COLUMNS):
-            gram[start : start + _GRAM_COLUMNS, start:].addmm_(
-                rows[:, start : start + _GRAM_COLUMNS].T, rows[:, start:]
-            )
-    for start in range(_GRAM_COLUMNS, dim, _GRAM_COLUMNS):
-        gram[start:, start - _GRAM_COLUMNS : start] = gram[start - _GRAM_COLUMNS : start, start:].T
-    if not has_unit and dtype != wide and not in_range(gram.diagonal()):
+        else:
+            totals.append(rows.sum(0))
+        for start in range(0, dim, step):
+            columns = rows[:, start : start + step]
+            gram[start : start + step, start:].addmm_(columns.T, rows[:, start:], beta=min(number, 1))
+    for start in range(step, dim, step):
+        gram[start:, start - step : start] = gram[start - step : start, start:].T
+    if unit is not None:
+        return Scatter(n, center, gram.to(wide).mul_(unit.square()))
+    if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x, weights)
-    rounding = total.to(wide) / divisor
-    scatter = gram.to(wide).addr_(n * rounding, rounding, alpha=-1)
-    return Scatter(n, center + rounding * unit, scatter.mul_(unit.square()) if has_unit else scatter)
+    rounding = sum(totals[1:], totals[0]).to(wide) / divisor
+    return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
 
 
 def _to_unit(rows: Tensor) -> Tensor:

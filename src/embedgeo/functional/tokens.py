@@ -1,7 +1,7 @@
 """Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -149,7 +149,8 @@ def token_table(
     """
     ids, sequences = on_cpu(token_ids, sequence_ids)
     assert ids is not None
-    return TypeRuns(ids, sequences, x.device).table(x, weights)
+    is_whole = weights is not None or is_asynchronous(x.device)
+    return TypeRuns(ids, sequences, x.device, is_whole=is_whole).table(x, weights)
 
 
 def type_table(rows: Rows) -> TokenTable | None:
@@ -158,7 +159,9 @@ def type_table(rows: Rows) -> TokenTable | None:
     token_ids = ids.token_ids
     if token_ids is None:
         return None
-    runs = ids.once(("type runs", device), lambda: TypeRuns(token_ids, ids.sequence_ids, device))
+    is_whole = is_asynchronous(device)
+    key = "type runs", device
+    runs = ids.once(key, lambda: TypeRuns(token_ids, ids.sequence_ids, device, is_whole=is_whole))
     return runs.table(rows.x, rows.weights)
 
 
@@ -167,8 +170,10 @@ class _Runs(NamedTuple):
 
     numbers: slice  # among all runs
     places: Tensor  # of their rows, run by run, shape (m,)
+    every: Tensor  # 0, 1, …, m - 1
     run: Tensor  # of each of these rows, counted from 0, shape (m,)
-    starts: Tensor  # place of the first row of each run among these rows, shape (r,)
+    first: Tensor  # the first row of each run among these rows, shape (r,)
+    last: Tensor
     lengths: Tensor  # number of rows of each, shape (r,)
 
 
@@ -181,54 +186,50 @@ class TypeRuns:
         token_ids: shape (n,), int64, on the CPU.
         sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
         device: of the rows.
+        is_whole: whether all types and sequences are runs, which takes fewer operations, and weights; or those alone
+            that say something new, which takes less work.
     """
 
-    def __init__(self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device) -> None:
+    def __init__(self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device, *, is_whole: bool) -> None:
         if sequence_ids is None:
             order = token_ids.argsort(stable=True)
         else:
             by_sequence = sequence_ids.argsort(stable=True)
             order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
         self.token_ids, counts = token_ids[order].unique_consecutive(return_counts=True)
-        types = torch.arange(len(counts))
-        is_repeated = counts > 1
         ends = counts.cumsum(0)
-        wide = accumulator_dtype(device)
-        n = counts.to(wide)
-        sequences, sequence_n2, is_apart = n, n, torch.ones_like(is_repeated)
-        segment, type_of_segment = None, None
-        orders, lengths = [order[is_repeated.repeat_interleave(counts)]], [counts[is_repeated]]
-        in_sequence = types[:0]
+        n = counts.to(accumulator_dtype(device))
+        is_single = (counts == 1) & (not is_whole)
+        sequences, sequence_n2 = n, n
+        is_apart = torch.ones_like(is_single)
+        orders, lengths = [order[~is_single.repeat_interleave(counts)]], [counts[~is_single]]
+        type_of_run = ends[:0]
         if sequence_ids is not None:
             is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
             is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
             first = is_other.nonzero().flatten()
             sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
-            segment = torch.empty_like(order).index_copy_(0, order, is_other.cumsum(0) - 1)
-            type_of_segment = torch.searchsorted(ends, first, right=True)
-            num_sequences = type_of_segment.bincount(minlength=len(types))
-            is_apart = num_sequences > 1
-            sequences = num_sequences.to(wide)
-            sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_segment, sizes.to(wide).square())
-            is_run = (sizes > 1) & is_apart[type_of_segment]
+            type_of_run = torch.searchsorted(ends, first, right=True)
+            counted = type_of_run.bincount(minlength=len(counts))
+            sequences, is_apart = counted.to(n.dtype), counted > 1
+            sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+            # of a type in one sequence all is known, and a row alone does not deviate from itself
+            is_run = (sizes > 1) & is_apart[type_of_run] | is_whole
             orders.append(order[is_run.repeat_interleave(sizes)])
             lengths.append(sizes[is_run])
-            in_sequence = type_of_segment[is_run]
+            type_of_run = type_of_run[is_run]
+        single = is_single.nonzero().flatten()
+        self._device = device
+        self._is_whole = is_whole
+        self._has_sequences = sequence_ids is not None
         self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
         self._chunks: dict[int, list[_Runs]] = {}
-        self._num_single = len(counts) - int(is_repeated.sum())
-        self._has_sequences = sequence_ids is not None
-        self._device = device
-        single = types[~is_repeated]
         self._n, self._sequences, self._sequence_n2, self._is_apart = (
             each.to(device) for each in (n, sequences, sequence_n2, is_apart)
         )
-        self._single, self._single_places, self._repeated, self._in_sequence = (
-            each.to(device) for each in (single, order[ends - 1][single], types[is_repeated], in_sequence)
+        self._single, self._single_places, self._repeated, self._type_of_run = (
+            each.to(device) for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
         )
-        type_of_row = torch.empty_like(order).index_copy_(0, order, types.repeat_interleave(counts))
-        self._segment = (type_of_row if segment is None else segment).to(device)
-        self._type_of_segment = (types if type_of_segment is None else type_of_segment).to(device)
 
     def table(self, x: Tensor, weights: Tensor | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of `token_table`."""
@@ -243,29 +244,31 @@ class TypeRuns:
     def _table_in(self, dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
         mean = torch.empty(len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-        for chunk in row_chunks(mean[: self._num_single]):
+        for chunk in row_chunks(mean[: len(self._single)]):
             rows = x.index_select(0, self._single_places[chunk])
             mean.index_copy_(0, self._single[chunk], rows.to(mean.dtype))
-        num_repeated = len(self._repeated)
-        parts = [(mean.new_zeros(0), mean.new_zeros(0))]
+        num_types = len(self._repeated)
+        parts = list[tuple[Tensor, Tensor]]()
         for runs in self._in_chunks(x.shape[1]):
             own = self._repeated[runs.numbers]  # the other runs are of one type and sequence
             means, m2, size = _run_moments(dtype, x, runs, len(own), weights)
             mean.index_copy_(0, own, means)
             parts.append((m2, size))
-        squares, sizes = (torch.cat(each) for each in zip(*parts, strict=True))
-        n, sequences, sequence_n2 = self._n, self._sequences, self._sequence_n2
-        if weights is not None:
-            n_of_each = weights.new_zeros(len(self._type_of_segment)).index_add_(0, self._segment, weights)
-            counts = torch.stack((n_of_each, (n_of_each > 0).to(n.dtype), n_of_each.square()))
-            n, sequences, sequence_n2 = n.new_zeros(3, len(n)).index_add_(1, self._type_of_segment, counts)
-        m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_repeated])
-        if not self._has_sequences:
-            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
-        # of a type in one sequence it is n m2, and a row alone does not deviate from itself
-        sequence_m2 = torch.where(self._is_apart, 0, n * m2)
-        sequence_m2.index_add_(0, self._in_sequence, squares[num_repeated:] * sizes[num_repeated:])
-        return TokenTable(self.token_ids, n, mean, m2, sequences, sequence_n2, sequence_m2)
+        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (mean[:, 0], mean[:, 0])
+        of_runs = squares[num_types:] * sizes[num_types:]
+        if self._is_whole:
+            n, size = sizes.tensor_split([num_types])
+            m2 = squares[:num_types]
+            if not self._has_sequences:
+                return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
+            sums = torch.stack(((size > 0).to(n.dtype), size.square(), of_runs))
+            return TokenTable(
+                self.token_ids, n, mean, m2, *n.new_zeros(3, num_types).index_add_(1, self._type_of_run, sums)
+            )
+        n = self._n
+        m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_types])
+        sequence_m2 = torch.where(self._is_apart, 0, n * m2).index_add_(0, self._type_of_run, of_runs)
+        return TokenTable(self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2)
 
     def _in_chunks(self, width: int) -> list[_Runs]:
         """The runs, those of types first, in chunks of rows of this width."""
@@ -281,10 +284,16 @@ class TypeRuns:
         number = 0
         sizes, places = self._lengths.split(runs.tolist()), self._order.split(num_rows.tolist())
         for size, place in zip(sizes, places, strict=True):
-            run = torch.arange(len(size)).repeat_interleave(size, output_size=len(place))
-            held = (each.to(self._device) for each in (place, run, size.cumsum(0) - size, size))
+            every = torch.arange(len(place))
+            run = every[: len(size)].repeat_interleave(size, output_size=len(place))
+            end = size.cumsum(0)
+            held = (each.to(self._device) for each in (place, every, run, end - size, end - 1, size))
             yield _Runs(slice(number, number + len(size)), *held)
             number += len(size)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def _run_moments(
@@ -292,32 +301,32 @@ def _run_moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and n of all of them.
 
-    Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences, whose rest corrects the
-    mean: so float32 rows need no float64 copy, and identical rows vary by exactly 0.
+    Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the rest of a narrow
+    dtype's mean corrects both: so float32 rows need no float64 copy, and identical rows vary by exactly 0.
     """
-    rows = x.index_select(0, runs.places).to(dtype)
-    weight = None if weights is None else weights.index_select(0, runs.places)
-    size = runs.lengths
-    if weight is not None:
-        size = weight.new_zeros(len(size)).index_add_(0, runs.run, weight)
-    divisor = size[:, None].clamp(min=1)
-
-    def centred_on(point: Tensor) -> Tensor:
-        """The mean of the rows that count, once a point for each run is taken off them."""
-        rows.sub_(point.index_select(0, runs.run))
-        if weight is not None:
-            rows.mul_(weight[:, None])
-        return embedding_bag(every, rows, runs.starts, mode="sum").div_(divisor)
-
-    every = torch.arange(len(rows), device=x.device)
-    origin = rows.index_select(0, runs.starts + (runs.lengths - 1))
-    offset = centred_on(origin)
-    rest = centred_on(offset)
     wide = accumulator_dtype(x.device)
-    m2 = row_norms(rows).square()
-    m2 = m2.new_zeros(len(size)).index_add_(0, runs.run, m2).sub_(size * rest.square().sum(1))
-    means = origin[:num_means].to(wide).add_(offset[:num_means]).add_(rest[:num_means])
-    return means, m2, size.to(wide)
+    rows = x.index_select(0, runs.places).to(dtype)
+    weight = None if weights is None else weights.index_select(0, runs.places).to(dtype)
+    size = runs.lengths if weight is None else weight.new_zeros(len(runs.last)).index_add_(0, runs.run, weight)
+    divisor = size.clamp(min=1)[:, None]
+
+    def means() -> Tensor:
+        return embedding_bag(runs.every, rows, runs.first, mode="sum", per_sample_weights=weight).div_(divisor)
+
+    origin = rows.index_select(0, runs.last)
+    rows.sub_(origin.index_select(0, runs.run))
+    offset = means()
+    rows.sub_(offset.index_select(0, runs.run))
+    squares = row_norms(rows).square()
+    if weight is not None:
+        squares.mul_(weight)
+    m2 = squares.new_zeros(len(runs.last)).index_add_(0, runs.run, squares)
+    mean = origin[:num_means].to(wide).add_(offset[:num_means])
+    if dtype != wide:
+        rest = means()
+        m2.sub_(size * rest.square().sum(1))
+        mean.add_(rest[:num_means])
+    return mean, m2, size.to(wide)
 
 
 class SequenceCount(NamedTuple):

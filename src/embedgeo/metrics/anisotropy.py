@@ -198,7 +198,7 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        held = {"mean": self.mean.where(self.num_rows > 0, torch.nan)}
+        held = {"mean": self.mean.where(self.num_finite > 0, torch.nan)}
         return held if self.sketch is not None else {**held, "eigenvalues": self.eigenvalues()}
 
     @staticmethod
@@ -221,7 +221,7 @@ class Anisotropy(GeometryMetric):
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)
-        return {"index": index, "eigenvalue": self.eigenvalues(), "n": self.num_rows.expand(self.dim)}
+        return {"index": index, "eigenvalue": self.eigenvalues(), "n": self.num_finite.expand(self.dim)}
 
 
 @cache

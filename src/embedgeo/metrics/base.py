@@ -113,8 +113,8 @@ class GeometryMetric(Metric):
 
     _warned_of_rows_without_type = False
     settings: Tensor
-    num_rows: Tensor
-    num_nonfinite: Tensor
+    num_rows: Tensor  # number of rows that masks have kept; on the CPU
+    num_nonfinite: Tensor  # number of those of them that had a NaN or Inf
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
@@ -128,7 +128,7 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
-        self._on_cpu = set[str]()
+        self._on_cpu = {"num_rows"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
@@ -183,7 +183,7 @@ class GeometryMetric(Metric):
         if state_device(rows.x.device) != self.device:
             self.to(rows.x.device)
         self.update_states(rows)
-        self.num_rows = self.num_rows + rows.n
+        self.num_rows = self.num_rows + rows.num_kept
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
@@ -208,6 +208,11 @@ class GeometryMetric(Metric):
     def samples(self) -> Table:
         """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and ``eigenvalues``."""
         return {}
+
+    @property
+    def num_finite(self) -> Tensor:
+        """Number of rows seen that count: that masks have kept, without those with a NaN or Inf; scalar."""
+        return self.num_rows - self.num_nonfinite
 
     @property
     def label(self) -> str:
@@ -258,7 +263,8 @@ class GeometryMetric(Metric):
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
-        self.store(self.load(type(state)).merge(to_state(state)))
+        found = to_state(state)
+        self.store(self.load(type(state)).merge(found) if int(self.num_rows) else found)
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
@@ -278,7 +284,7 @@ class GeometryMetric(Metric):
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
         without.hold(self)
-        sizes = torch.stack([group.num_rows for group in groups])
+        sizes = torch.stack([group.num_finite for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
@@ -357,8 +363,8 @@ class GeometryMetric(Metric):
         group = process_group or self.process_group
         for kind in self._declared:
             self.store(on_one_device(self.load(kind)).all_reduce(group))
-        counts = all_reduce_sum(torch.stack((self.num_rows, self.num_nonfinite)), group)
-        self.num_rows, self.num_nonfinite = counts.unbind()
+        counts = all_reduce_sum(torch.stack((self.num_rows.to(self.device), self.num_nonfinite)), group)
+        self.num_rows, self.num_nonfinite = counts[0].cpu(), counts[1]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:

@@ -64,9 +64,8 @@ class LayerMetrics:
             self._num_batches += 1
             self._num_sequences += num_sequences
         rows = Rows.of(hidden, ids)
-        count = num_rows if ids.kept is None else len(ids.kept)
-        self.num_rows += count
-        if numbers is not None and len(numbers) == count:
+        self.num_rows += rows.num_kept
+        if numbers is not None and len(numbers) == rows.num_kept:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)

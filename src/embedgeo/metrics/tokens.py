@@ -171,8 +171,7 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.x, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            is_first = self.update_count == 1  # of which no value needs a look
-            if len(x) and (had_ids if ids is None else not (had_ids or is_first) and bool(self.load(Moments).n > 0)):
+            if len(x) and (had_ids if ids is None else not had_ids and int(self.num_rows) > 0):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )
