@@ -14,6 +14,7 @@ from benchmarks.timing import Record, arguments_parser, report
 def promises(rounds: int) -> Iterator[Record]:
     """The estimators beside their peers, and a measured step of each shape beside a plain one."""
     yield from estimators.all_twonn(rounds)
+    yield estimators.labelled(4096, 768, rounds)
     yield estimators.anisotropies(4096, 768, rounds)
     yield estimators.token_tables(65_536, 768, rounds)
     yield estimators.updates((8, 512), 512, 8, rounds)

@@ -10,7 +10,9 @@ from benchmarks.machine import floors
 from benchmarks.rows import Measurement, gaussian, manifold, zipf_tokens
 from benchmarks.timing import Line, clocked, take_turns
 from embedgeo.functional import (
+    RowLabels,
     anisotropy,
+    labelled_dimensions,
     merge_duplicates,
     nearest_distances,
     row_scatter,
@@ -40,6 +42,17 @@ def all_twonn(rounds: int) -> Iterator[Line]:
     for (n, d), at_least in TWONN.items():
         for kind in ROWS:
             yield twonn(n, d, kind, max(3, rounds // 2) if n > 4096 else rounds, at_least)
+
+
+def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:
+    """TwoNN of all rows, between and within Zipf distributed token types, and who their neighbours are."""
+    x, types = gaussian(n, d), zipf_tokens(n)
+    order = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = RowLabels(types, torch.arange(n) * num_sequences // n, order)
+    sides = {"all three": lambda: labelled_dimensions(x, labels), "TwoNN": lambda: twonn_dimension(x)}
+    seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
+    name = f"between and within {len(types.unique()):,} token types, too, {n:,} × {d}"
+    return Line(name, seconds, under="TwoNN", at_most=1.5)
 
 
 def anisotropies(n: int, d: int, rounds: int) -> Line:

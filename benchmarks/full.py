@@ -15,6 +15,7 @@ from benchmarks.timing import Record, arguments_parser, report
 
 def peers() -> Iterator[Record]:
     yield from estimators.all_twonn(rounds=11)
+    yield estimators.labelled(4096, 768, rounds=11)
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
     yield estimators.token_tables(65_536, 768, rounds=11)

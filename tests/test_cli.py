@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
@@ -24,6 +25,18 @@ def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "demo" in done.stdout
+
+
+@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="torch has another kind of threads")
+@pytest.mark.parametrize(("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_of_a_command_sleep_while_they_wait_unless_told_otherwise(
+    tmp_path: Path, chosen: dict[str, str], policy: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", **chosen}  # as torch's library of threads has found it
+    command = [Path(sys.executable).with_name("embedgeo"), "doctor", tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr.replace("[host] ", "")
 
 
 def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_folder(

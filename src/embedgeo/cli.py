@@ -67,7 +67,9 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; after ``--help`` and for a wrong option SystemExit is raised.
 
-    Without ``argv`` the arguments are those of this process, which Ctrl-C and SIGTERM then end at once.
+    Without ``argv`` the arguments are those of this process, which Ctrl-C and SIGTERM then end at once, and whose
+    threads sleep while they wait for each other, unless ``OMP_WAIT_POLICY`` says otherwise: beside other processes,
+    those that keep looking take the time of the ones that they wait for.
     """
     try:
         require_extra("report,sweep", "the command embedgeo", *COMMAND_MODULES)
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
     parsed = make_parser(ABOUT, COMMANDS).parse_args(sys.argv[1:] if argv is None else list(argv))
     name = parsed.subcommand
     options = parsed[name].as_dict()

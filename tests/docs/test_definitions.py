@@ -32,7 +32,13 @@ MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
 OTHERS = ("previous", "first", "below")
 SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2", "intrinsic_dimension_next_scale"}
 """The page gives no formula for these."""
-OF_TABLES = {"intrinsic_dimension", *(f"intrinsic_dimension_at_{scale}" for scale in SCALES)}
+OF_RANDOM_NEIGHBORS = {"same_type_neighbors", "same_sequence_neighbors"}
+"""The page names the keys that have these."""
+OF_TABLES = {
+    "intrinsic_dimension",
+    "intrinsic_dimension_between",
+    *(f"intrinsic_dimension_at_{scale}" for scale in SCALES),
+}
 """The page has tables of these."""
 OF_OTHERS = {
     *(key for kind in OTHER_METRICS for key in kind.terms),
@@ -214,12 +220,15 @@ def test_random_rows_show_the_values_of_the_last_column(draws):
     at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
     rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales)
     with_a_value = {key for key, text in GAUSSIAN.items() if text and key not in OF_OTHERS}
-    assert exact.keys() | rough.keys() | SIMULATED | OF_TABLES == with_a_value
+    assert exact.keys() | rough.keys() | SIMULATED | OF_RANDOM_NEIGHBORS | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()
     for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
         middle = draws[key].median() if key in MEDIANS else draws[key].mean()
         error = 4 * float(draws[key].std()) / math.sqrt(DRAWS) + tolerance * abs(value)
         assert float(middle) == pytest.approx(float(value), abs=max(float(error), 1e-12)), key
+    for key in OF_RANDOM_NEIGHBORS:
+        assert GAUSSIAN[key] == f"`{key}_null`"
+        assert float(draws[key].mean()) == pytest.approx(float(draws[f"{key}_null"].mean()), rel=0.1)
 
 
 def test_random_rows_show_the_baselines_of_other_metrics(draws):

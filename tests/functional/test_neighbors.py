@@ -1,6 +1,9 @@
 import math
+import os
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from embedgeo.functional import (
     two_nearest_distances,
     twonn_dimension,
 )
+from embedgeo.functional.precision import fastest_products
 from tests import references
 from tests.clouds import CLOUDS, manifold
 from tests.data import gaussian, generator
@@ -26,12 +30,35 @@ DTYPE = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bf
 FIRST_PRODUCTS = pytest.mark.usefixtures("first_products")
 
 
+class SlowProducts(TorchDispatchMode):
+    """Takes a while for a product in one dtype."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.mm and args[0].dtype == self.dtype:
+            time.sleep(0.1)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def fast_in(dtype):
+    """Makes products in the other dtype slow where it is measured which are fast."""
+    fastest_products.cache_clear()
+    with SlowProducts(torch.float32 if dtype == torch.bfloat16 else torch.bfloat16):
+        assert fastest_products() == dtype
+    yield
+    fastest_products.cache_clear()
+
+
 @pytest.fixture(params=["float32", "bfloat16"])
-def first_products(request, monkeypatch):
+def first_products(request):
     """The first products are taken in what the processor is fast in: each is tried on any."""
-    has = {"avx512_bf16": request.param == "bfloat16"}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
-    return getattr(torch, request.param)
+    dtype = getattr(torch, request.param)
+    with fast_in(dtype):
+        yield dtype
 
 
 def rogue(n=300, dim=64):
@@ -169,6 +196,18 @@ def test_no_setting_of_the_process_is_changed(cloud):
     assert len(settings.seen) == 1
 
 
+@pytest.mark.parametrize(
+    "x", [gaussian(600, 768).float(), manifold(3000, 64).float(), rogue().half()], ids=["gaussian", "manifold", "rogue"]
+)
+def test_distances_do_not_depend_on_what_the_processor_is_fast_in(x):
+    """The first products only tell which distances are taken from differences."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        with fast_in(dtype):
+            found.append(two_nearest_distances(x))
+    assert found[0].equal(found[1])
+
+
 @pytest.mark.parametrize("precision", ["medium", "highest"])
 @FIRST_PRODUCTS
 def test_distances_do_not_depend_on_the_process_settings(precision):
@@ -298,12 +337,12 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
 
 
 @pytest.mark.slow
-def test_a_process_does_not_grow_by_all_distances(first_products):
-    """Those of 8192 rows to each other would take 134 MB in bfloat16."""
-    program = f"""
+@pytest.mark.parametrize("instructions", ["AVX2", "ALL"])
+def test_a_process_does_not_grow_by_all_distances(instructions):
+    """Those of 8192 rows to each other would take 134 MB in bfloat16, and 268 in float32."""
+    program = """
 import resource, torch
 from embedgeo.functional import two_nearest_distances
-torch.cpu.get_capabilities = lambda: {{"avx512_bf16": {first_products == torch.bfloat16}}}
 torch.set_num_threads(1)
 x = torch.randn(8192, 8)
 two_nearest_distances(x[:512])
@@ -311,7 +350,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 two_nearest_distances(x)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    command = [sys.executable, "-c", program]
+    grown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     assert int(grown) * 1024 < 80e6
 
 
@@ -470,4 +511,14 @@ def test_neighbours_of_the_same_label(n, labels, k):
     x, together = 100 + gaussian(n, 12).float(), labels(n)
     for apart in (None, torch.arange(n) % 7):
         got, expected = nearest_distances(x, k, apart, together), allowed_distances(x, k, apart, together)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@FIRST_PRODUCTS
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS.keys())
+@pytest.mark.parametrize("n", [0, 1, 2, 20, 900, pytest.param(4500, marks=pytest.mark.slow)])
+def test_two_neighbours_of_the_same_label(n, labels):
+    x, together = 100 + gaussian(n, 12).float(), labels(n)
+    for apart in (None, torch.arange(n) % 7):
+        got, expected = two_nearest_distances(x, apart, together), allowed_distances(x, 2, apart, together)
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 from embedgeo import EmbeddingMoments, IntrinsicDimension, full_metrics, observe
 from tests.models import gpt_neox, token_batch
@@ -64,12 +65,27 @@ def test_layers_are_computed_side_by_side_in_their_share_of_the_threads(is_infer
     assert in_a_new_thread(torch.get_num_threads) == [2]
 
 
+class SeesUpdates(Sees):
+    """Notes it where rows come in, too."""
+
+    def update_states(self, rows):
+        if len(rows.embeddings):
+            self.seen.append(torch.get_num_threads())
+        super().update_states(rows)
+
+
 @pytest.mark.usefixtures("two_threads")
-def test_a_layer_alone_has_all_threads():
+@pytest.mark.parametrize(("num_rows", "num_threads"), [(64, 1), (2**18, 2)])
+def test_a_layer_alone_has_all_threads_unless_it_is_small_and_the_model_keeps_its_own(num_rows, num_threads):
     seen = []
-    observed(lambda dim: [Sees(dim, seen)], layers=["block.01"]).records()
-    ((in_another, num_threads, *_),) = seen
-    assert (in_another, num_threads) == (False, 2)
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    model[1].register_forward_pre_hook(lambda *call: seen.append(torch.get_num_threads()))
+    with observe(model, layers="0", metrics=lambda dim: [SeesUpdates(dim, seen)]) as geometry:
+        model(torch.randn(num_rows, 2))
+    geometry.records()
+    while_updated, beside, (_, while_computed, *_) = seen
+    assert (while_updated, beside, while_computed) == (num_threads, 2, num_threads)
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def measured() -> pd.DataFrame:
         rows = SCALE * torch.randn(N, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         values = {}
         for metric in (TokenMoments(DIM), Anisotropy(DIM, spectrum=True), IntrinsicDimension(DIM, batch_size=2048)):
-            metric.update(rows, token_ids=ids)
+            metric.update(rows, token_ids=ids, sequence_ids=torch.arange(N) // 100)
             values |= {key: value.item() for key, value in metric.compute().items()}
         draws.append(values)
     return pd.DataFrame(draws)
@@ -70,6 +70,7 @@ def baseline(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
         *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2")),
         *((key, 0.05) for key in ("Q_t_cv", "M_freq_slope")),
         ("V_freq_slope", 0.15),
+        *((key, 0.1) for key in ("same_type_neighbors", "same_sequence_neighbors", "intrinsic_dimension_between")),
     ],
 )
 def test_is_what_gaussian_rows_show(metric: str, tolerance: float, measured: pd.DataFrame, baseline: pd.Series) -> None:

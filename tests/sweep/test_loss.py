@@ -95,9 +95,19 @@ def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_p
         loss.add(states, ids, masked, mask)
     assert (loss.total[0] / loss.total[1]).item() == pytest.approx(want.item(), rel=1e-6)
     pieces = [tuple(each.shape) for each in seen if len(each.shape) == 2]
-    assert {types for _, types in pieces} == {2048, 904}  # of 5000
-    assert max(rows for rows, _ in pieces) == 1024 < int(loss.total[1])
+    assert {types for _, types in pieces} == {1024, 904}  # of 5000
+    assert max(rows for rows, _ in pieces) == 512 < int(loss.total[1])
 
 
 def test_the_loss_of_a_token_that_the_head_does_not_know_is_infinite():
     assert cross_entropy([torch.zeros(2, 3), torch.zeros(2, 1)], torch.tensor([3, 4])) == torch.inf
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e4, -torch.inf])
+def test_the_loss_is_that_of_all_logits_at_once_whatever_the_size_of_a_part(largest):
+    first, second = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    second = second + largest
+    target = torch.tensor([0, 1, 2, 3, 4, 0])
+    want = F.cross_entropy(torch.cat((first, second), 1).double(), target, reduction="sum")
+    found = cross_entropy([first.clone(), second], target)
+    torch.testing.assert_close(found, want, rtol=1e-6, atol=0)

@@ -17,10 +17,11 @@ from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
     distinct_nearest,
     distinct_rows,
+    few_nearest,
     merge_duplicates,
     nearest_distances,
+    rounded_rows,
     same_label_shares,
-    two_nearest_distances,
 )
 from embedgeo.functional.precision import is_normal
 
@@ -94,7 +95,7 @@ def twonn_dimension(
         The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to use, are left, where
         all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
     """
-    nearest, place = distinct_nearest(x, duplicate_tolerance)
+    nearest, place = distinct_nearest(x, duplicate_tolerance, rounded_rows(x))
     group = None if groups is None else point_groups(groups, place, len(nearest.distances))
     return _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
 
@@ -312,19 +313,25 @@ def labelled_dimensions(
         The estimates, and the shares of rows whose nearest distinct row is of their type and sequence.
     """
     sequences = labels.sequences if apart else None
+    operand = None if scales else rounded_rows(x)
     if scales:
         kept, place = distinct_rows(x, duplicate_tolerance)
         nearest = None
         distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
     else:
-        nearest, place = distinct_nearest(x, duplicate_tolerance, labels.order, sequences)
+        nearest, place = distinct_nearest(x, duplicate_tolerance, operand, labels.order, sequences)
         distances = nearest.distances
-    num_neighbors = 2 * max(scales, default=1)
 
     def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
         if scales:
             return _at_scales(distances, scales, group, num_groups)
         return _of_distances(distances, method, discard_fraction, group, num_groups)
+
+    def neighbors(rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
+        if not scales:
+            return few_nearest(x, 2, operand, among=rows, apart=apart, together=together).distances
+        apart, together = (None if each is None else each[rows] for each in (apart, together))
+        return nearest_distances(x[rows], 2 * max(scales), apart, together)
 
     def shares(of: Tensor | None) -> Tensor | None:
         return None if of is None or nearest is None else same_label_shares(nearest, place, of)
@@ -338,12 +345,11 @@ def labelled_dimensions(
         return found
     rows = _one_of_each_type(labels, place)
     group = None if groups is None else groups[rows]
-    distances = two_nearest_distances(x[rows]) if not scales else nearest_distances(x[rows], num_neighbors)
-    found = found._replace(between=estimate(distances, group))
+    found = found._replace(between=estimate(neighbors(rows), group))
     if labels.sequences is None:
         return found
     rows = _repeated(labels, place)
-    distances = nearest_distances(x[rows], num_neighbors, apart=labels.sequences[rows], together=labels.types[rows])
+    distances = neighbors(rows, labels.sequences, labels.types)
     has_all = distances.isfinite().all(1)
     group = None if groups is None else groups[rows][has_all]
     return found._replace(within=estimate(distances[has_all], group))

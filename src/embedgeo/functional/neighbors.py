@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms, search_dtype
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
-_BLOCK_ROWS = 128  # rows of several labels whose neighbours among their own label are looked for at a time
+_BLOCK_ROWS = 256  # rows of several labels whose neighbours among their own label are looked for at a time
 _STRIP_ROWS = 256  # rows whose products with others are taken at a time
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
@@ -44,12 +44,13 @@ class Nearest(NamedTuple):
     places: Tensor  # of these rows, shape (n, k), int64; any where there is none
 
 
-def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
+def two_nearest_distances(x: Tensor, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
     """Euclidean distances of every row to its nearest and second nearest other row: see `few_nearest`.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
         apart: labels, shape (n,), int64; rows of one label are not each other's neighbours. Default: all may be.
+        together: labels, shape (n,), int64; only rows of one label are each other's neighbours. Default: all may be.
 
     Returns:
         Shape (n, 2), float64 (float32 on a device without), ascending, within 1e-6 relative of a float64 brute force;
@@ -60,69 +61,101 @@ def two_nearest_distances(x: Tensor, apart: Tensor | None = None) -> Tensor:
             [1., 2.],
             [2., 3.]], dtype=torch.float64)
     """
-    return few_nearest(x, 2, apart=apart).distances
+    return few_nearest(x, 2, rounded_rows(x), apart=apart, together=together).distances
 
 
-def few_nearest(x: Tensor, k: int, far_sighted: Tensor | None = None, apart: Tensor | None = None) -> Nearest:
-    """The k nearest rows of every row, of those of another label ``apart`` where that is given; k is small.
+def few_nearest(
+    x: Tensor,
+    k: int,
+    operand: "Operand | None",
+    far_sighted: Tensor | None = None,
+    among: Tensor | None = None,
+    apart: Tensor | None = None,
+    together: Tensor | None = None,
+) -> Nearest:
+    """The k nearest rows of every row, of those of its label ``together`` and of another label ``apart``; k is small.
 
     Squared distances ‖a‖² + ‖b‖² - 2ab of rows rounded to bfloat16 give a limit to those of the nearest rows of each
     row. Distances to all that are not beyond it are then computed from the differences of the rows, in float32. Rows
     that have too many, or whose distances are too small for float32, are left to products in float64. Exact duplicates
     have distance 0. No setting of the process is changed, and none matters.
 
-    Of rows other than those at the indices ``far_sighted``, default all, two are looked for; the others are NaN.
+    Of rows other than those at the places ``far_sighted``, default all, two are looked for; the others are NaN.
 
     Beside products in float64, and all distances: lines "nearest two" of ``benchmarks/estimators.py``. Beyond ``x`` and
-    one copy of it, in bfloat16 or, where that does not do, in float64, the memory needed is bounded by a few numbers a
-    row; with ``apart`` rows are put in the order of their labels first, which takes another copy.
+    its operand the memory needed is bounded by a few numbers a row; with labels, or ``among``, there is a copy of the
+    operand, too.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+        k: number of neighbours.
+        operand: the `rounded_rows` of ``x``.
+        far_sighted: places among the rows that are looked at.
+        among: indices of the rows that are looked at, shape (m,); default: all. Places are among these.
+        apart: labels of ``x``, shape (n,), int64; default: all rows may be neighbours.
+        together: labels of ``x``, shape (n,), int64.
     """
-    x, n = x.detach(), len(x)
-    ranks = torch.full((n, 1), k if far_sighted is None else 2, device=x.device)
+    x = x.detach()
+    num_rows = len(x if among is None else among)
+    every = torch.arange(num_rows, device=x.device)
+    ranks = torch.full((num_rows, 1), k if far_sighted is None else 2, device=x.device)
     if far_sighted is not None:
         ranks[far_sighted] = k
-    if apart is None:
-        return _few_nearest(x, ranks, k, None)
-    order = apart.argsort(stable=True)
-    found = _few_nearest(x.index_select(0, order), ranks[order], k, apart[order])
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=x.device))
+    order, rows = every, among
+    if among is not None:
+        apart, together = (None if each is None else each[among] for each in (apart, together))
+    if apart is not None or together is not None:
+        for labels in (apart, together):
+            order = order if labels is None else order[labels[order].argsort(stable=True)]
+        apart, together = (None if each is None else each[order] for each in (apart, together))
+        ranks, rows = ranks[order], order if among is None else among[order]
+    found = _few_nearest(x, rows, operand, ranks, k, apart, together)
+    found.distances.masked_fill_(torch.arange(k, device=x.device) >= ranks, torch.nan)
+    if order is every:
+        return found
+    back = torch.empty_like(order).scatter_(0, order, every)
     return Nearest(found.distances[back], order[found.places[back]])
 
 
-def _few_nearest(x: Tensor, ranks: Tensor, k: int, apart: Tensor | None) -> Nearest:
-    """The nearest rows of rows in the order of their labels ``apart``, as many as their ``ranks``, shape (n, 1)."""
-    n = len(x)
-    every = torch.arange(n, device=x.device)
-    is_unasked = torch.arange(k, device=x.device) >= ranks
-    if n <= _FEW_ROWS:
-        return _masked(_nearest_by_products(x, every, k, apart), is_unasked)
-    is_known = x.device.type == "cpu" and hasattr(torch.cpu, "get_capabilities")  # not in older versions of torch
-    has_bfloat16 = is_known and torch.cpu.get_capabilities().get("avx512_bf16")
-    operand = Operand.of(x, torch.bfloat16 if has_bfloat16 else torch.float32, rounded=True)
+def _few_nearest(
+    x: Tensor,
+    rows: Tensor | None,
+    operand: "Operand | None",
+    ranks: Tensor,
+    k: int,
+    apart: Tensor | None,
+    together: Tensor | None,
+) -> Nearest:
+    """The nearest of the rows of ``x`` at these indices, default all, in the order of their labels.
+
+    As many as their ``ranks``, shape (m, 1), count; places are among these rows.
+    """
+    if operand is None or len(ranks) <= _FEW_ROWS:
+        every = torch.arange(len(ranks), device=x.device)
+        return _nearest_by_products(x if rows is None else x.index_select(0, rows), every, k, apart, together)
+    operand = operand if rows is None else operand.part(rows)
+    pairs, is_pending = _candidate_pairs(operand, ranks, k, apart, together)
+    nearest = _measured(x, rows, operand, *pairs, ranks, k)
+    nearest.distances.masked_fill_(nearest.distances.isinf(), torch.nan)
     finfo = torch.finfo(torch.float32)
-    if not bool(operand.largest.square() < finfo.max / 8):  # a squared distance may overflow
-        return _masked(_nearest_by_products(x, every, k, apart), is_unasked)
-    pairs, is_pending = _candidate_pairs(operand, ranks, k, apart)
-    nearest = _measured(x, operand, *pairs, ranks, k)
     # what underflows in float32 is negligible beside the other squares
     is_pending |= (nearest.distances[:, :2].square() <= x.shape[1] * finfo.tiny / finfo.eps).any(1)
     pending = is_pending.nonzero().flatten()
-    del operand
-    if len(pending) <= _FEW_PENDING:
-        found = _compare_with_all(x, pending, k, apart)
-    else:
-        found = _nearest_by_products(x, pending, k, apart)
-    for of_all, of_pending in zip(nearest, found, strict=True):
-        of_all[pending] = of_pending
-    return _masked(nearest, is_unasked)
-
-
-def _masked(nearest: Nearest, is_unasked: Tensor) -> Nearest:
-    return nearest._replace(distances=nearest.distances.masked_fill_(is_unasked, torch.nan))
+    if len(pending):
+        del operand
+        compare = _compare_with_all if len(pending) <= _FEW_PENDING else _nearest_by_products
+        found = compare(x if rows is None else x.index_select(0, rows), pending, k, apart, together)
+        for of_all, of_pending in zip(nearest, found, strict=True):
+            of_all[pending] = of_pending
+    return nearest
 
 
 def distinct_nearest(
-    x: Tensor, tolerance: float, order: Tensor | None = None, apart: Tensor | None = None
+    x: Tensor,
+    tolerance: float,
+    operand: "Operand | None",
+    order: Tensor | None = None,
+    apart: Tensor | None = None,
 ) -> tuple[Nearest, Tensor]:
     """The four nearest of the distinct rows, and for each row the place of its copy: `few_nearest`, `distinct_rows`.
 
@@ -130,14 +163,15 @@ def distinct_nearest(
     the rows, shape (n,); of the others they are NaN. Without ``order`` these are spread evenly over the rows.
 
     Where no rows look like copies by a few of their coordinates, the distances of all tell if there are any: line
-    "copies" of ``benchmarks/estimators.py``. Of copies with different labels the one that is kept counts.
+    "copies" of ``benchmarks/estimators.py``. Of copies with different labels the one that is kept counts. ``operand``
+    is the `rounded_rows` of ``x``.
     """
     every = torch.arange(len(x), device=x.device)
     order = every * _GOLDEN % 1 if order is None else order
     few = x[:, :_FEW_COORDINATES].to(accumulator_dtype(x.device))
     few = few[few.sum(1).argsort()]
     if len(x) > 2 and apart is None and not bool((few.diff(dim=0).abs() <= tolerance * few.std(0)).all(1).any()):
-        nearest = few_nearest(x, 4, order.argsort()[:FAR_SIGHTED])
+        nearest = few_nearest(x, 4, operand, order.argsort()[:FAR_SIGHTED])
         norms = torch.cat([fast_row_norms(x[chunk]) for chunk in row_chunks(x)])
         scale = norms.square().mean().sqrt() + (x.shape[1] * torch.finfo(torch.float32).tiny) ** 0.5  # what vanished
         # median distances from the mean are at most √2 scale
@@ -145,8 +179,8 @@ def distinct_nearest(
             return nearest, every
     kept, place = distinct_rows(x, tolerance)
     least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
-    points = x if len(kept) == len(x) else x[kept]
-    return few_nearest(points, 4, least.argsort()[:FAR_SIGHTED], None if apart is None else apart[kept]), place
+    among = None if len(kept) == len(x) else kept
+    return few_nearest(x, 4, operand, least.argsort()[:FAR_SIGHTED], among, apart), place
 
 
 def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
@@ -217,15 +251,34 @@ def nearest_distances(x: Tensor, k: int, apart: Tensor | None = None, together: 
         return _nearest_by_products(x, every, k, apart).distances
     order = together.argsort(stable=True)
     nearest = torch.full((len(x), k), torch.nan, dtype=accumulator_dtype(x.device), device=x.device)
-    start, end = 0, 0
-    for count in [*together[order].unique_consecutive(return_counts=True)[1].tolist(), 0]:
-        if end > start and (end - start + count > _BLOCK_ROWS or not count):
-            rows = order[start:end]
-            labels = (None if each is None else each[rows] for each in (apart, together))
-            nearest[rows] = _nearest_by_products(x.index_select(0, rows), every[: len(rows)], k, *labels).distances
-            start = end
-        end += count
+    for start, end in _spans(together[order]):
+        rows = order[start:end]
+        labels = (None if each is None else each[rows] for each in (apart, together))
+        nearest[rows] = _nearest_by_products(x.index_select(0, rows), every[: len(rows)], k, *labels).distances
     return nearest
+
+
+def _spans(labels: Tensor) -> list[tuple[int, int]]:
+    """Starts and ends of spans of rows, whose ``labels``, shape (n,), ascend, that have all rows of their labels."""
+    spans = [(0, 0)]
+    for count in labels.unique_consecutive(return_counts=True)[1].tolist():
+        start, end = spans[-1]
+        if end - start + count <= _BLOCK_ROWS:
+            spans[-1] = (start, end + count)
+        else:
+            spans.append((end, end + count))
+    return [(start, end) for start, end in spans if end > start]
+
+
+def rounded_rows(x: Tensor) -> "Operand | None":
+    """The rows of ``x``, shape (n, d), as `few_nearest` looks for candidates; None where it does not.
+
+    Those are few rows, and such that a squared distance may overflow in float32.
+    """
+    if len(x) <= _FEW_ROWS:
+        return None
+    operand = Operand.of(x.detach(), search_dtype(x.device), rounded=True)
+    return operand if bool(operand.largest.square() < torch.finfo(torch.float32).max / 8) else None
 
 
 class Operand(NamedTuple):
@@ -234,8 +287,7 @@ class Operand(NamedTuple):
     Their products with (-2a, ones, ‖a‖² in parts) are, so that nothing larger than these is rounded to ``dtype``.
     """
 
-    # shape (n or more, d + parts + ones); those beyond n fill up the last group: they are infinitely far away
-    rows: Tensor
+    rows: Tensor  # shape (n + 16, d + parts + ones); those beyond n fill up the last group: infinitely far away
     norm: Tensor  # ‖b‖, shape (n,)
     lost: Tensor  # at least the norm of what rounding took from b, shape (n,)
     largest: Tensor  # the largest ‖b‖
@@ -248,7 +300,7 @@ class Operand(NamedTuple):
         summed = torch.promote_types(dtype, torch.float32)
         digits = torch.bfloat16 if rounded else dtype
         center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
-        y = torch.empty(-(-n // _GROUP) * _GROUP, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
+        y = torch.empty(n + _GROUP, dim + 2 * _NORM_PARTS, dtype=dtype, device=x.device)
         norm = torch.zeros(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.zeros_like(norm)
         for chunk in row_chunks(x, blocked(CHUNK_ELEMENTS // 2, x.device)):
@@ -270,28 +322,35 @@ class Operand(NamedTuple):
         y[:, -_NORM_PARTS:] = 1
         return cls(y, norm, lost, norm.max(), rounding)
 
-    def squared(self, rows: Tensor, first: int = 0, last: int | None = None, *, is_mirrored: bool = False) -> Tensor:
-        """Squared distances of the rows with these indices to those from ``first`` on; of a row to itself infinite.
+    def part(self, rows: Tensor) -> Self:
+        """Some of the rows, those at these indices."""
+        filled = torch.cat((rows, torch.arange(len(self.norm), len(self.rows), device=rows.device)))
+        norm = self.norm[rows]
+        return self._replace(
+            rows=self.rows.index_select(0, filled), norm=norm, lost=self.lost[rows], largest=norm.max()
+        )
 
-        Mirrored are those of rows in order to themselves: each is one product, in two places.
+    def left(self, rows: Tensor | slice) -> Tensor:
+        """(-2a, ones, ‖a‖² in parts) of the rows a at these indices, (m, d + ones + parts)."""
+        left = self.rows[rows] * -2
+        left[:, -_NORM_PARTS:] = self.rows[rows, -2 * _NORM_PARTS : -_NORM_PARTS]
+        left[:, -2 * _NORM_PARTS : -_NORM_PARTS] = 1
+        return left
+
+    def squared(self, left: Tensor, first: int, last: int, *, is_mirrored: bool = False) -> Tensor:
+        """Squared distances of the rows that ``left`` is of to those from ``first`` to before ``last``.
+
+        Mirrored are those of rows to themselves, each one product in two places; of a row to itself it is infinite.
         """
-        dim, n = self.rows.shape[1] - 2 * _NORM_PARTS, len(rows)
-        left = self.rows.index_select(0, rows)
-        norm2 = left[:, dim:-_NORM_PARTS].clone()
-        left[:, :dim] *= -2
-        left[:, dim:-_NORM_PARTS] = 1
-        left[:, -_NORM_PARTS:] = norm2
-        right = self.rows[first:last]
+        right, n = self.rows[first:last], len(left)
         squared = right.new_empty(n, len(right) + _SPARE)[:, : len(right)]
+        if not is_mirrored:
+            return torch.mm(left, right.T, out=squared)  # which autocast leaves alone
         for start in range(0, n, _STRIP_ROWS):
             strip = slice(start, min(start + _STRIP_ROWS, n))
-            begin = start if is_mirrored else 0
-            torch.mm(left[strip], right[begin:].T, out=squared[strip, begin:])  # which autocast leaves alone
-            if is_mirrored:
-                squared[strip.stop :, strip] = squared[strip, strip.stop : n].T
-        own = rows - first
-        inside = ((own >= 0) & (own < len(right))).nonzero().flatten()
-        squared[inside, own[inside]] = torch.inf
+            torch.mm(left[strip], right[start:].T, out=squared[strip, start:])
+            squared[strip.stop :, strip] = squared[strip, strip.stop : n].T
+        squared.diagonal().fill_(torch.inf)
         return squared
 
     def limit(self, rows: Tensor | slice, distances: Tensor) -> Tensor:
@@ -326,38 +385,46 @@ class Operand(NamedTuple):
 
 
 def _candidate_pairs(
-    operand: Operand, ranks: Tensor, k: int, apart: Tensor | None
+    operand: Operand, ranks: Tensor, k: int, apart: Tensor | None, together: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Pairs (i, j) of a row and one that may be among its nearest, with their products; and marks of rows left out.
 
-    ``apart`` is ascending; rows of a label that more than half of all rows have are left out. Each product serves two
-    rows: those of a square are looked through by row and, off the diagonal, by column. They are compared as integers,
-    which takes less time; those that rounding made negative are below all others, too.
+    ``together`` is ascending, and so is ``apart`` among rows with the same; rows of a label ``apart`` that more than
+    half of all rows have are left out. Each product serves two rows: those of a square are looked through by row and,
+    off the diagonal, by column. They are compared as integers, which takes less time; those that rounding made negative
+    are below all others, too.
     """
     n = len(operand.norm)
-    dtype = operand.rows.dtype
-    device = operand.rows.device
+    dtype, device = operand.rows.dtype, operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
     smallest = torch.full((n, k), torch.inf, dtype=dtype, device=device)
     limit = smallest[:, 0].clone()
     is_crowded = torch.zeros(n, dtype=torch.bool, device=device)
     if apart is not None:
-        place, counts = apart.unique_consecutive(return_inverse=True, return_counts=True)[1:]
+        place, counts = apart.unique(return_inverse=True, return_counts=True)[1:]
         is_crowded = (2 * counts > n)[place]
     pairs = [(torch.arange(0, device=device), torch.arange(0, device=device), limit[:0])]
     room = _KEPT_PAIRS * n
-    for start, first in [(row, column) for row in range(0, n, side) for column in range(row, n, side)]:
-        rows = torch.arange(start, min(start + side, n), device=device)
-        squared = operand.squared(rows, first, first + side, is_mirrored=first == start)
-        if apart is not None and bool(apart[rows[-1]] >= apart[first]):
-            others = apart[first : first + side]
-            squared[:, : len(others)].masked_fill_(apart[rows, None] == others, torch.inf)
+    tiles = [
+        (row, column, end)
+        for start, end in ([(0, n)] if together is None else _spans(together))
+        for row in range(start, end, side)
+        for column in range(row, end, side)
+    ]
+    for number, (start, first, end) in enumerate(tiles, 1):
+        if first == start:
+            left = operand.left(slice(start, min(start + side, end)))
+        last = first + -(-min(side, end - first) // _GROUP) * _GROUP
+        squared = operand.squared(left, first, last, is_mirrored=first == start)
+        own, others = slice(start, start + len(left)), slice(first, min(last, n))
+        if together is not None or (apart is not None and bool(apart[own][-1] >= apart[first])):
+            _exclude(squared[:, : others.stop - first], own, others, apart, together)
         squared = squared.view(integer)
         by_row = squared.unflatten(1, (_GROUP, -1))
         sides = [(start, first, by_row, by_row.amin(1))]
         if first > start:
-            by_column = squared[:, : n - first].unflatten(0, (_GROUP, -1))
+            by_column = squared[:, : end - first].unflatten(0, (_GROUP, -1))
             sides.append((first, start, by_column.movedim(2, 0), by_column.amin(0).T.contiguous()))
         for begin, offset, groups, minima in sides:
             own = slice(begin, begin + len(minima))
@@ -376,7 +443,7 @@ def _candidate_pairs(
             at, place = (members <= most[i, None]).nonzero(as_tuple=True)
             found = members[at, place].view(dtype)
             pairs.append((begin + i[at], offset + place * minima.shape[1] + group[at], found))
-        if start + side >= n or sum(len(i) for i, _, _ in pairs) > room:
+        if number == len(tiles) or sum(len(i) for i, _, _ in pairs) > room:
             i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
             limit.masked_fill_(is_crowded, -torch.inf)
@@ -386,15 +453,28 @@ def _candidate_pairs(
     return pairs[0], is_crowded
 
 
-def _measured(x: Tensor, operand: Operand, i: Tensor, j: Tensor, products: Tensor, ranks: Tensor, k: int) -> Nearest:
-    """The k nearest of each row in the pairs (i, j) with these products; infinitely far where there are none."""
+def _measured(
+    x: Tensor,
+    rows: Tensor | None,
+    operand: Operand,
+    i: Tensor,
+    j: Tensor,
+    products: Tensor,
+    ranks: Tensor,
+    k: int,
+) -> Nearest:
+    """The k nearest of each row in the pairs (i, j) with these products; infinitely far where there are none.
+
+    Row i is that of ``x`` at rows[i], default at i.
+    """
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
-    limit = _smallest(products.to(distances.dtype), i, len(x), k)[0].gather(1, ranks - 1).squeeze(1)
+    limit = _smallest(products.to(distances.dtype), i, len(ranks), k)[0].gather(1, ranks - 1).squeeze(1)
     nearest, at = distances, i
     for _ in range(2):  # first pairs with a row's smallest products, then those that may be nearer
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
-        distances[chosen] = pair_distances(x, i[chosen], j[chosen], torch.float32)
-        nearest, at = _smallest(distances, i, len(x), k)
+        near, far = (each[chosen] if rows is None else rows[each[chosen]] for each in (i, j))
+        distances[chosen] = pair_distances(x, near, far, torch.float32)
+        nearest, at = _smallest(distances, i, len(ranks), k)
         limit = operand.limit(slice(None), nearest.gather(1, ranks - 1).squeeze(1))
     return Nearest(nearest, torch.cat((j, j.new_zeros(1)))[at])
 
@@ -424,15 +504,15 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) 
     return distances
 
 
-def _compare_with_all(x: Tensor, rows: Tensor, k: int, apart: Tensor | None) -> Nearest:
+def _compare_with_all(x: Tensor, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None) -> Nearest:
     """The k nearest of these rows, shape (m,), among all other rows, by differences alone."""
     wide = accumulator_dtype(x.device)
     left = x.index_select(0, rows).to(wide)
     mode = "donot_use_mm_for_euclid_dist"
     parts = [torch.cdist(left, x[chunk].to(wide), compute_mode=mode) for chunk in row_chunks(x)]
-    distances = _without_others(torch.cat(parts, dim=1), rows, apart)
+    distances = _without_others(torch.cat(parts, dim=1), rows, apart, together)
     nearest, places = distances.topk(k, largest=False)
-    return Nearest(nearest if apart is None else nearest.masked_fill(nearest.isinf(), torch.nan), places)
+    return Nearest(nearest.masked_fill_(nearest.isinf(), torch.nan), places)
 
 
 def _nearest_by_products(
@@ -449,7 +529,7 @@ def _nearest_by_products(
     step = chunk_length(len(operand.rows) * wide.itemsize, blocked(BLOCK_BYTES, x.device))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
-        squared = _without_others(operand.squared(block)[:, : len(x)], block, apart, together)
+        squared = _without_others(operand.squared(operand.left(block), 0, len(x)), block, apart, together)
         least, place = squared.topk(found, largest=False)
         distances = least.clamp(min=0).sqrt()
         farthest = operand.farthest(block.unsqueeze(1), least)
@@ -469,16 +549,20 @@ def _nearest_by_products(
     return Nearest(nearest, places)
 
 
-def _without_others(
-    distances: Tensor, rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
-) -> Tensor:
+def _without_others(distances: Tensor, rows: Tensor, apart: Tensor | None, together: Tensor | None) -> Tensor:
     """Distances of these rows, shape (m,), to all rows, infinite where these may not be their neighbours; in place."""
-    distances.scatter_(1, rows.unsqueeze(1), torch.inf)
-    if apart is not None:
-        distances.masked_fill_(apart[rows].unsqueeze(1) == apart, torch.inf)
-    if together is not None:
-        distances.masked_fill_(together[rows].unsqueeze(1) != together, torch.inf)
+    _exclude(distances.scatter_(1, rows.unsqueeze(1), torch.inf), rows, slice(None), apart, together)
     return distances
+
+
+def _exclude(
+    distances: Tensor, rows: Tensor | slice, others: slice, apart: Tensor | None, together: Tensor | None
+) -> None:
+    """Make distances of rows to others infinite, in place, where by their labels they are not neighbours."""
+    if apart is not None:
+        distances.masked_fill_(apart[rows].unsqueeze(1) == apart[others], torch.inf)
+    if together is not None:
+        distances.masked_fill_(together[rows].unsqueeze(1) != together[others], torch.inf)
 
 
 def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:

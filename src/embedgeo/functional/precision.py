@@ -1,13 +1,19 @@
 """Arithmetic that does not depend on autocast or on the process's matmul-precision setting."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+_MEASURED = (256, 512)  # rows, and their width, whose products tell what the processor is fast in
+_ROUNDS = 3  # of these products
+_MEASURING = Lock()  # one thread measures, without the others beside it
 _SUMMED_COLUMNS = 128  # number of columns whose squares are summed in float32 at a time
 
 Sums = TypeVar("Sums", bound=NamedTuple)
@@ -44,6 +50,31 @@ def on_one_device(state: Sums) -> Sums:
     names: tuple[str, ...] = getattr(state, "on_cpu", ())
     device = next(each.device for name, each in state._asdict().items() if name not in names)
     return state._replace(**{name: getattr(state, name).to(device) for name in names})
+
+
+def search_dtype(device: torch.device) -> torch.dtype:
+    """Dtype of first products of rows, whose rounding is then looked after: the one with the least time on a CPU."""
+    if device.type != "cpu":
+        return torch.float32
+    with _MEASURING:
+        return fastest_products()
+
+
+@cache
+def fastest_products() -> torch.dtype:
+    """The dtype, of float32 and bfloat16, in which the processor takes products in less time, as measured once."""
+    return min(torch.float32, torch.bfloat16, key=_seconds_of_product)
+
+
+def _seconds_of_product(dtype: torch.dtype) -> float:
+    rows = torch.ones(_MEASURED, dtype=dtype, device="cpu")
+    products = rows.new_empty(len(rows), len(rows))
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        torch.mm(rows, rows.T, out=products)  # which autocast leaves alone
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def in_range(squares: Tensor) -> bool:

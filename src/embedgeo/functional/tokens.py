@@ -508,7 +508,8 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Values over token types: the spread of Q, and regressions of V on M, and of Q, M and V on frequency.
 
     Args:
-        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`. Q, M and V may be of
+            several sets of rows with the same counts, shape (..., T); values are then of each set.
 
     Returns:
         ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of variation of Q, NaN for
@@ -528,13 +529,15 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:
-    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``; NaN if there are none."""
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n); NaN for none."""
+    if not x.numel():
+        return x.new_full(x.shape[:-1], torch.nan)
     x, _ = scaled(x)
-    return ratio(x.std(correction=0), x.mean()) if x.numel() else x.new_tensor(torch.nan)
+    return ratio(x.std(-1, correction=0), x.mean(-1))
 
 
 def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,).
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,), or of several lines, (..., n).
 
     The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
 
@@ -542,12 +545,13 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     (tensor(2.), tensor(1.))
     """
     if x.numel() == 0:
-        return x.new_tensor(torch.nan), x.new_tensor(torch.nan)
-    n = x.new_tensor(x.numel())
+        return (y.new_full(y.shape[:-1], torch.nan),) * 2
+    n = x.new_tensor(x.shape[-1])
     (x, x_unit), (y, y_unit) = scaled(x), scaled(y)
-    dx, dy = x - x.mean(), y - y.mean()
-    xx, yy = without_rounding(dx @ dx, n, x.mean()), without_rounding(dy @ dy, n, y.mean())
-    xy = dx @ dy
+    means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
+    dx, dy = x - means[0], y - means[1]
+    xx, yy = (without_rounding(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True))
+    xy = (dx * dy).sum(-1)
     return ratio(xy, xx) * (y_unit / x_unit), ratio(xy.square(), xx * yy)
 
 

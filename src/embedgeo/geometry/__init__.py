@@ -44,7 +44,7 @@ from embedgeo.functional.rows import (
     row_ids,
 )
 from embedgeo.geometry import export
-from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread
+from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread, threads_for
 from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES, defaults
 from embedgeo.metrics.base import GeometryMetric
@@ -439,8 +439,11 @@ class Geometry:
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden
-        if self._is_off:
-            return
+        if not self._is_off:
+            with threads_for(hidden.numel()):
+                self._update_layer(layer, hidden, tokens)
+
+    def _update_layer(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])

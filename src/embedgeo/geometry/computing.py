@@ -1,9 +1,9 @@
 """The numbers of all layers of a measurement: at once, or in a thread while training goes on."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from threading import Semaphore
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from embedgeo.metrics.layer import LayerMetrics, ValuePairs
 from embedgeo.results.records import Record
+
+_FEW_NUMBERS = 2**18  # an operation on so many takes about as long as a thread of a busy machine needs to join in
 
 
 class MeasuredLayer(NamedTuple):
@@ -27,8 +29,9 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
     On a CPU with several threads several layers are computed at a time, each in its share of the threads, so that
-    numbers do not depend on how many these are; at most these layers hold the rows of all ranks beside their own. The
-    thread that calls this issues all collectives. An error of a layer is raised once all have been computed.
+    numbers do not depend on how many these are, or in one if it is small; at most these layers hold the rows of all
+    ranks beside their own. The thread that calls this issues all collectives. An error of a layer is raised once all
+    have been computed.
     """
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
@@ -100,6 +103,24 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     return future
 
 
+@contextmanager
+def threads_for(size: int) -> Iterator[None]:
+    """Context for operations on so many numbers: one thread where they are few, on a CPU.
+
+    Threads of a team wait for each other at the end of every operation. Where other processes keep a processor busy,
+    that takes longer than the operation. The model outside of the context has the threads that it had.
+    """
+    num_threads = torch.get_num_threads()
+    if size > _FEW_NUMBERS or num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def can_start_threads() -> bool:
     """Tell whether threads can be started, which no interpreter does that is about to exit."""
     return threading.main_thread().is_alive()
@@ -137,6 +158,8 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
     """Threads in which each of several layers is computed on a CPU; None where states are on other devices."""
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
+    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for _, _, each in layers):
+        return 1
     return max(1, torch.get_num_threads() // max(1, len(layers)))
 
 

@@ -31,6 +31,7 @@ from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
+_BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
 _KINDS = (
     ("", "", "the embeddings"),
@@ -254,6 +255,10 @@ class IntrinsicDimension(GeometryMetric):
         return {
             **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
             **rows.simulated(_at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
+            **rows.simulated(
+                _BETWEEN, lambda n, dim: _gaussian_between(_power(n), dim), rows.value("n_points_between")
+            ),
+            **{f"same_{kind}_neighbors": rows.value(f"same_{kind}_neighbors_null") for kind in ("type", "sequence")},
         }
 
     def compute(self) -> dict[str, Tensor]:
@@ -369,6 +374,16 @@ def _gaussian_twonn(power: int, dim: int) -> dict[str, float]:
     found = twonn_dimension(rows)
     values = zip(_OF_TWONN, (found.dimension, found.next_scale), strict=True)
     return {key: float(f"{value:.4g}") for key, value in values}
+
+
+@cache
+def _gaussian_between(power: int, dim: int) -> dict[str, float]:
+    """The mean over clouds of 2**power rows, of as many rows in all as the largest has."""
+    generator = torch.Generator().manual_seed(0)
+    found = [
+        twonn_dimension(torch.randn(2**power, dim, generator=generator)).dimension for _ in range(2 ** (12 - power))
+    ]
+    return dict.fromkeys(_BETWEEN, float(f"{sum(found) / len(found):.4g}"))
 
 
 @cache

@@ -317,14 +317,11 @@ def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Arra
             {key: torch.from_numpy(x[is_regressed]) for key, x in _gaussian_types(counts, int(width), seed).items()}
             for seed in range(_DRAWS)
         ]
-        n = torch.from_numpy(counts[is_regressed])
-        at_sizes = []
-        for size in np.exp(grid):
-            scaled = ({"n": n, **{key: x * size for key, x in types.items()}} for types in draws)
-            drawn = [{key: float(value) for key, value in type_regressions(types).items()} for types in scaled]
-            at_sizes.append(pd.DataFrame(drawn).mean())
-        for key, values in pd.DataFrame(at_sizes).items():
-            column = expected.setdefault(str(key), np.full(len(Q), np.nan))
+        n, sizes = torch.from_numpy(counts[is_regressed]), torch.from_numpy(np.exp(grid))[:, None]
+        drawn = [type_regressions({"n": n, **{key: x * sizes for key, x in types.items()}}) for types in draws]
+        for key in drawn[0]:
+            values = torch.stack([each[key].expand(len(grid)) for each in drawn]).nanmean(0)
+            column = expected.setdefault(key, np.full(len(Q), np.nan))
             column[rows] = np.interp(scale[rows], grid, values)
     return expected
 

@@ -191,6 +191,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     checkpoints = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     checkpoints = checkpoints.reindex(columns=_OF_CHECKPOINT).astype(object)
     checkpoints = checkpoints.where(checkpoints.notna(), "")
+    places = at_layers[["layer", "metric"]].drop_duplicates()
     revisions = checkpoints["revision"]
     checkpoints["revision"] = revisions.where(revisions != "", "step" + checkpoints.index.astype(str))
     return Run(
@@ -201,7 +202,7 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         widths=widths.where(widths > 0),
         baseline=values * np.nan,
         model=_wide(records[of_model], ["step"]),
-        recorded=frozenset(zip(at_layers["layer"], at_layers["metric"], strict=True)),
+        recorded=frozenset(zip(places["layer"], places["metric"], strict=True)),
         checkpoints=checkpoints,
     )
 

@@ -40,8 +40,8 @@ from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
-_TOKEN_TYPES = 2048  # whose logits are computed at so many positions at a time: the processor's cache holds them
-_POSITIONS = 1024
+_TOKEN_TYPES = 1024  # whose logits are computed at so many positions at a time: the processor's cache holds them
+_POSITIONS = 512
 _POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
 _METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
 
@@ -342,7 +342,10 @@ class TokenLoss:
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target is none of them."""
+    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target is none of them.
+
+    Logits in float32 are overwritten.
+    """
     sums = []
     chosen = torch.full(target.shape, -torch.inf, device=target.device)
     start = 0
@@ -351,7 +354,9 @@ def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
         place = (target - start).clamp(0, part.shape[1] - 1)
         wide = part.float().to(target.device)
         chosen = torch.where(inside, wide.gather(1, place[:, None])[:, 0], chosen)
-        sums.append(wide.logsumexp(1))
+        top = wide.amax(1, keepdim=True)
+        top.masked_fill_(top.isinf(), 0)
+        sums.append(wide.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))  # in place: twice as fast as logsumexp
         start += part.shape[1]
     return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
