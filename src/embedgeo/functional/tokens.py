@@ -254,19 +254,21 @@ class TypeRuns:
             means, m2, size = _run_moments(dtype, x, runs, len(own), weights)
             mean.index_copy_(0, own, means)
             parts.append((m2, size))
-        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (mean[:, 0], mean[:, 0])
+        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (mean[:0, 0], mean[:0, 0])
         of_runs = squares[num_types:] * sizes[num_types:]
         if self._is_whole:
             n, size = sizes.tensor_split([num_types])
             m2 = squares[:num_types]
-            if not self._has_sequences:
-                return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
+        else:
+            n = self._n
+            m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_types])
+        if not self._has_sequences:
+            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
+        if self._is_whole:
             sums = torch.stack(((size > 0).to(n.dtype), size.square(), of_runs))
             return TokenTable(
                 self.token_ids, n, mean, m2, *n.new_zeros(3, num_types).index_add_(1, self._type_of_run, sums)
             )
-        n = self._n
-        m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_types])
         sequence_m2 = torch.where(self._is_apart, 0, n * m2).index_add_(0, self._type_of_run, of_runs)
         return TokenTable(self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2)
 

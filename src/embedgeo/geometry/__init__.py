@@ -336,6 +336,7 @@ class Geometry:
         for metrics in self._metrics.values():
             metrics.reset()
         self._metrics.clear()
+        self.norms.reset()
         self.probe.layers_without_gradients.clear()
 
     def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
@@ -356,7 +357,10 @@ class Geometry:
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
-        known = [(0, 0.0) if metrics is None else (metrics.dim, metrics.expected_Q) for metrics in reached]
+        known = [
+            (0, 0.0) if metrics is None else (metrics.dim, metrics.expected_Q or self.norms.expected_size(layer))
+            for layer, metrics in zip(self.layers, reached, strict=True)
+        ]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
             known = all_reduce_max(of_this_rank, self._stage_group).tolist()
@@ -447,7 +451,7 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
-            metrics.expected_Q = self.norms.expected_size(layer, hidden, tokens.mask)
+            self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]

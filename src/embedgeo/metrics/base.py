@@ -128,7 +128,7 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
-        self._on_cpu = {"num_rows"}
+        self._on_cpu = {"num_rows", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
@@ -251,8 +251,10 @@ class GeometryMetric(Metric):
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         prefix, empty = self._declared[kind]
-        held = self.metric_state if tensors is None else tensors
-        return empty._replace(**{field: held[prefix + field] for field in empty._fields if prefix + field in held})
+        held: Mapping[str, Any] = self.metric_state if tensors is None else tensors
+        fields = {field: prefix + field for field in empty._fields if prefix + field in held}
+        devices = {name: "cpu" if name in self._on_cpu else self.device for name in fields.values()}
+        return empty._replace(**{field: held[name].to(devices[name]) for field, name in fields.items()})
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
@@ -370,7 +372,10 @@ class GeometryMetric(Metric):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
-        return super()._apply(move, [*exclude_state, *self._on_cpu])
+        stay = set(self._on_cpu)
+        if not int(self.num_rows):  # those of no rows are moved by `load`, where they are not replaced before
+            stay |= {prefix + field for prefix, empty in self._declared.values() for field in empty._fields}
+        return super()._apply(move, [*exclude_state, *stay])
 
 
 def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:
